@@ -1,0 +1,344 @@
+"""Runs on disk: one JSON object per line, raw values only; and the one place where everything shown is derived.
+
+A file holds a Run (what was asked, by whom, on what), a World for each process group, a Record per case, and an End.
+Every line is flushed when its case ends, so a crash costs the case under way. A file without an End was cut short.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from collbench import stats
+from collbench.errors import CannotRun, UsageError
+from collbench.suite import Case, Policy, Suite
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
+
+Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", omit_defaults=True):
+    pass
+
+
+class Run(_Line, tag="run"):
+    """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed description."""
+
+    id: str
+    started: str
+    command: list[str]
+    suite: Suite
+    policy: Policy
+    environment: dict[str, Any]
+    schema: int = SCHEMA
+    tag: str = ""
+
+
+class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a rank lives: host, process, the CPUs it may use and the device that holds its buffers."""
+
+    rank: int
+    host: str
+    pid: int
+    cpus: list[int]
+    device: str = "cpu"
+    numa: int = -1
+
+
+class World(_Line, tag="world"):
+    """One process group. Records name it by ``index``; times in nanoseconds."""
+
+    index: int
+    backend: str
+    n: int
+    env: tuple[tuple[str, str], ...]
+    launcher: str
+    ranks: list[RankInfo]
+    oversubscribed: bool
+    same_clock: bool
+    clock_ns: int = 0
+    library: str = ""
+    init_ns: int = 0
+
+
+class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The first element that differs: rank, index in its receive buffer, and both values with their bits."""
+
+    rank: int
+    index: int
+    got: str
+    expected: str
+    when: str = ""
+
+
+class Record(_Line, tag="record"):
+    """The outcome of one case.
+
+    ``times_ns[i]`` is the duration of sample i on its slowest rank, for ``inner`` calls; ``per_rank[r][i]`` the same
+    for each rank and ``starts_ns[r][i]`` its start after the earliest rank's (first 200 samples; starts only where all
+    ranks read one clock, as for ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start).
+    ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value.
+    ``rotation`` is how many buffer pairs took turns; ``cache`` is "shrunk" where memory allowed fewer than cold needs.
+    ``overhead_ns`` is the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
+    """
+
+    case: Case
+    status: Status
+    world: int = -1
+    note: str = ""
+    started: str = ""
+    times_ns: list[int] = []
+    per_rank: list[list[int]] = []
+    starts_ns: list[list[int]] = []
+    glob_ns: list[int] = []
+    skew_ns: list[int] = []
+    submit_ns: list[int] = []
+    inner: int = 1
+    setup_ns: int = 0
+    warmup: int = 0
+    steady: bool = True
+    stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
+    sync: Literal["", "window", "barrier", "none"] = ""
+    overhead_ns: int = 0
+    invalid: dict[str, int] = {}
+    rotation: int = 1
+    cache: Literal["", "cold", "hot", "shrunk"] = ""
+    checked: int = 0
+    wrong: int | None = None
+    first_wrong: FirstWrong | None = None
+    seconds: float = 0.0
+
+
+class End(_Line, tag="end"):
+    """The last line of a run that was not cut short."""
+
+    exit: int
+    ended: str
+    note: str = ""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record says, derived. Times in nanoseconds per call, bandwidths in GB/s (1e9), None where undefined.
+
+    ``lo`` and ``hi`` bound the median at 95 %; ``p95`` and ``p99`` are None with too few samples to bound them.
+    ``gateable`` is false where the protocol was broken so far that no verdict may rest on the row.
+    """
+
+    samples: int
+    n_eff: float
+    median: float
+    lo: float
+    hi: float
+    min: float
+    mean: float
+    max: float
+    mad: float
+    p95: float | None
+    p99: float | None
+    t_glob: float | None
+    skew: float | None
+    overhead: float
+    algbw: float
+    busbw: float | None
+    severe_outliers: int
+    late_rank: int | None
+    modes: tuple[float, float] | None
+    flags: tuple[str, ...]
+    gateable: bool
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A run read back: its lines by kind."""
+
+    run: Run
+    worlds: list[World]
+    records: list[Record]
+    end: End | None
+    path: Path
+
+
+class Writer:
+    """Appends lines to a run's file, each flushed before ``write`` returns. The file is private (0600) to its owner."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path = path
+        self._encoder = msgspec.json.Encoder()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        except OSError as e:
+            raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place with -o, or --no-save") from e
+        self.write(run)
+
+    def write(self, line: Run | World | Record | End) -> None:
+        """Raises CannotRun when the disk is full or the file went away; lines written before stay."""
+        try:
+            self._file.write(self._encoder.encode(line) + b"\n")
+            self._file.flush()
+        except OSError as e:
+            raise CannotRun(f"cannot write {self.path}: {e.strerror}", "finished cases before this one are kept") from e
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def home() -> Path:
+    """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
+    if os.environ.get("COLLBENCH_HOME"):
+        return Path(os.environ["COLLBENCH_HOME"]).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "collbench"
+
+
+def saved() -> list[Path]:
+    """All saved runs, oldest first."""
+    return sorted((home() / "runs").glob("*.jsonl"))
+
+
+def find(name: str) -> Path:
+    """The file a person means by a path, ``@last``, ``@last~1`` …, a run's id (or its beginning), or a tag."""
+    if Path(name).is_file():
+        return Path(name)
+    runs = saved()
+    back = re.fullmatch(r"@last(?:~(\d+))?", name)
+    if back:
+        position = int(back[1] or 0)
+        if position < len(runs):
+            return runs[-1 - position]
+        raise UsageError(f"{name}: only {len(runs)} runs are saved under {home()}", "collbench runs lists them")
+    matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if read_run(p).tag == name]
+    if matching:
+        return matching[-1]
+    raise UsageError(f"no run called '{name}'", "a path, @last, @last~1, an id or a tag; collbench runs lists them")
+
+
+def read_run(path: Path) -> Run:
+    """The first line of a run's file."""
+    with path.open("rb") as f:
+        return msgspec.json.decode(f.readline(), type=Run)
+
+
+def read(path: Path) -> RunFile:
+    """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is a UsageError."""
+    worlds: list[World] = []
+    records: list[Record] = []
+    run: Run | None = None
+    end: End | None = None
+    for line in _lines(path):
+        match line:
+            case Run():
+                run = line
+            case World():
+                worlds.append(line)
+            case Record():
+                records.append(line)
+            case End():
+                end = line
+    if run is None:
+        raise UsageError(f"{path} is not a collbench run", "a run's first line describes it; see collbench runs")
+    return RunFile(run=run, worlds=worlds, records=records, end=end, path=path)
+
+
+def _lines(path: Path) -> Iterator[Run | World | Record | End]:
+    decoder = msgspec.json.Decoder(Run | World | Record | End)
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            yield decoder.decode(line)
+        except msgspec.DecodeError as e:
+            if number == len(lines):
+                return
+            raise UsageError(f"{path}, line {number}: {e}", "the file was written by another version, or edited") from e
+
+
+def derive(record: Record, world: World | None = None) -> Row | None:
+    """Everything shown of a record that was measured or predicted; None for one that was not."""
+    if not record.times_ns:
+        return None
+    import numpy as np
+
+    times = np.asarray(record.times_ns, dtype=float) / record.inner
+    n_eff = stats.n_eff(times)
+    median, lo, hi = stats.median_interval(times, n_eff)
+    skew = float(np.median(record.skew_ns)) / record.inner if record.skew_ns else None
+    late = stats.straggler(record.per_rank) if record.case.row.synchronising and world and not world.oversubscribed else None
+    modes = stats.modes(times)
+    overhead = record.overhead_ns / record.inner
+    flags = _flags(record, world, median, skew, overhead, late, modes)
+    algbw = record.case.moved / median if median else 0.0
+    no_bus = record.case.n == 1 or record.case.collective == "barrier"
+    return Row(
+        samples=len(times), n_eff=n_eff, median=median, lo=lo, hi=hi,
+        min=float(times.min()), mean=float(times.mean()), max=float(times.max()), mad=stats.mad(times),
+        p95=stats.quantile(times, 0.95), p99=stats.quantile(times, 0.99),
+        t_glob=float(np.median(record.glob_ns)) / record.inner if record.glob_ns else None,
+        skew=skew, overhead=overhead, algbw=algbw,
+        busbw=None if no_bus else algbw * record.case.row.busbw(record.case.n),
+        severe_outliers=stats.outliers(times)[1], late_rank=late, modes=modes, flags=flags,
+        gateable=not {"oversubscribed", "skewed!", "overhead!", "invalid!", "n<6"} & set(flags),
+    )  # fmt: skip
+
+
+def _flags(
+    record: Record, world: World | None, median: float, skew: float | None, overhead: float,
+    late: int | None, modes: tuple[float, float] | None,
+) -> tuple[str, ...]:  # fmt: skip
+    """Short words for what a reader must know; ``!`` marks the grade at which a row may not gate (MEASURING limits)."""
+    replaced = sum(record.invalid.values())
+    dropped = replaced / (replaced + len(record.times_ns))
+    found = {
+        "predicted": record.status == "predicted",
+        "oversubscribed": bool(world and world.oversubscribed),
+        "n<6": len(record.times_ns) < 6 and record.status == "ok",
+        "unconverged": record.stop in ("budget", "max_n"),
+        "unsteady": not record.steady,
+        _graded("skewed", (skew or 0) / median): (skew or 0) > 0.05 * median,
+        _graded("overhead", overhead / median): overhead > 0.05 * median,
+        _graded("invalid", dropped, 0.25): dropped > 0.05,
+        "bimodal": modes is not None,
+        f"late:{late}": late is not None,
+        "few-buffers": record.cache == "shrunk",
+    }
+    return tuple(flag for flag, holds in found.items() if holds)
+
+
+def _graded(flag: str, share: float, severe: float = 0.20) -> str:
+    return flag + "!" if share > severe else flag
+
+
+def frame(files: Sequence[RunFile]) -> pd.DataFrame:
+    """One line per record of every run: case fields, status, and every derived column of Row."""
+    import pandas as pd
+
+    table = []
+    for file in files:
+        worlds = {w.index: w for w in file.worlds}
+        for record in file.records:
+            row = derive(record, worlds.get(record.world))
+            table.append(
+                {
+                    "run": file.run.id,
+                    **msgspec.structs.asdict(record.case),
+                    "implementation": record.case.label,
+                    "count": record.case.count,
+                    "size": record.case.size,
+                    "status": record.status,
+                    "note": record.note,
+                    "wrong": record.wrong,
+                    "rotation": record.rotation,
+                    "sync": record.sync,
+                    **(msgspec.structs.asdict(row) if row else {}),
+                }
+            )
+    return pd.DataFrame(table)

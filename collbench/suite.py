@@ -1,0 +1,268 @@
+"""What to run: sizes, cases, policy, and the product of axes with a reason for every combination left out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from collbench import splits
+from collbench.collectives import COLLECTIVES, OPS, Collective, collective
+from collbench.dtypes import DTYPES, DType, dtype
+from collbench.errors import UsageError
+
+Mode = Literal["isolated", "streaming", "graph", "host"]
+MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+DURATIONS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One point of a sweep. ``nbytes`` is the size asked for; ``size`` what is really moved, in whole elements.
+
+    ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests prints them.
+    """
+
+    collective: str
+    backend: str
+    n: int
+    nbytes: int
+    algorithm: str = "native"
+    dtype: str = "float"
+    op: str = "none"
+    root: int = -1
+    in_place: bool = False
+    mode: Mode = "isolated"
+    env: tuple[tuple[str, str], ...] = ()
+    splits: str = ""
+    align: int = 1
+    cycle: int = 0
+
+    @property
+    def row(self) -> Collective:
+        return COLLECTIVES[self.collective]
+
+    @property
+    def type(self) -> DType:
+        return DTYPES[self.dtype]
+
+    @property
+    def count(self) -> int:
+        """Elements named in the library call: per rank for the divided collectives, else the whole buffer."""
+        whole = self.nbytes // self.type.size
+        if not self.row.total:
+            return whole
+        step = max(1, self.align // self.type.size)
+        return whole // self.n // step * step
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Largest number of elements any rank sends and receives."""
+        if self.splits:
+            table = splits.matrix(self.splits, self.n, self.nbytes, self.type.size)
+            return int(table.sum(1).max()), int(table.sum(0).max())
+        return self.row.counts(self.n, self.count)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the larger buffer: the ``size`` column, and what algbw is computed from (but see ``moved``)."""
+        return max(self.counts) * self.type.size
+
+    @property
+    def moved(self) -> int:
+        """The S of busbw = factor * S / t: the size, or for all_to_allv the bytes through the busiest port."""
+        if not self.splits:
+            return self.size
+        return splits.busiest(splits.matrix(self.splits, self.n, self.nbytes, self.type.size)) * self.type.size
+
+    @property
+    def key(self) -> str:
+        """What two runs are joined on: everything that says what was measured, nothing of how it came out."""
+        parts = [self.collective, self.label, f"n{self.n}", str(self.nbytes), self.dtype, self.op, f"r{self.root}"]
+        parts += ["in" if self.in_place else "out", self.mode, self.splits, *(f"{k}={v}" for k, v in self.env)]
+        return "/".join(p for p in parts if p)
+
+    @property
+    def label(self) -> str:
+        """Implementation: ``gloo`` for a library's own choice, ``ring@gloo`` for a reference algorithm."""
+        return self.backend if self.algorithm == "native" else f"{self.algorithm}@{self.backend}"
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How each case is measured; times in seconds. None means: decide by the data (see README, How numbers are made)."""
+
+    iters: int | None = None
+    warmup: int | None = None
+    precision: float | None = None
+    max_seconds: float = 10.0
+    min_seconds: float = 0.2
+    min_iters: int = 20
+    max_iters: int = 2000
+    batch: int = 20
+    sync: Literal["auto", "window", "barrier"] = "auto"
+    cache: Literal["cold", "hot"] = "cold"
+    order: Literal["auto", "size", "shuffled"] = "auto"
+    check: int = 1
+    seed: int = 1
+    agg_iters: int = 1
+    unalign: int = 0
+    blocking: int = 0
+    register: int = 0
+    cpu_time: bool = False
+    subtract_overhead: bool = False
+    pin: bool = True
+    timeout: float | None = None
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """A combination that will not run, and why, in words a person can act on."""
+
+    case: Case
+    reason: str
+
+
+class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among roots every root."""
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    backends: tuple[str, ...] = ("gloo",)
+    algorithms: tuple[str, ...] = ("native",)
+    dtypes: tuple[str, ...] = ("float",)
+    ops: tuple[str, ...] = ("sum",)
+    roots: tuple[int, ...] = (0,)
+    in_place: tuple[bool, ...] = (False, True)
+    modes: tuple[Mode, ...] = ()
+    envs: tuple[tuple[tuple[str, str], ...], ...] = ((),)
+    splits: tuple[str, ...] = ("uniform",)
+    align: int = 1
+    cycles: int = 1
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A named sweep: axes and policy."""
+
+    name: str
+    axes: Axes
+    policy: Policy = Policy()
+
+
+def parse_size(text: str, what: str = "size") -> int:
+    """Bytes in ``text``: a number and K, M, G or T (1024-based, either case; a following B or iB is allowed)."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise UsageError(f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G")
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def parse_duration(text: str, what: str = "duration") -> float:
+    """Seconds in ``text``: 90, 90s, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text, re.IGNORECASE)
+    if not match:
+        raise UsageError(f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h")
+    return float(match[1]) * DURATIONS[match[2].lower()]
+
+
+def sweep(smallest: int, largest: int, factor: float | None = None, step: int | None = None) -> tuple[int, ...]:
+    """Sizes from ``smallest`` to ``largest`` inclusive, times ``factor`` (2 unless told) or plus ``step``."""
+    if factor is not None and step is not None:
+        raise UsageError("-f/--stepfactor and -i/--stepbytes exclude each other", "give one of them")
+    if smallest > largest:
+        raise UsageError(f"-b {smallest} is larger than -e {largest}", "the sweep runs from -b up to -e")
+    if step is not None and step <= 0:
+        raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
+    if step is None and smallest <= 0:
+        raise UsageError("-b 0 never grows by a factor", "start at the size of one element, for example -b 4")
+    factor = 2.0 if factor is None else factor
+    if step is None and factor <= 1:
+        raise UsageError(f"-f {factor:g} never grows", "a factor above 1 (1.5 works too), or -i for an additive step")
+    sizes = [smallest]
+    while True:
+        following = sizes[-1] + step if step is not None else max(int(sizes[-1] * factor), sizes[-1] + 1)
+        if following > largest:
+            return tuple(sizes)
+        sizes.append(following)
+
+
+def expand_envs(settings: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """The product of ``K=V1,V2`` settings, one tuple of (name, value) pairs per world."""
+    axes = []
+    for setting in settings:
+        name, equals, values = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"--env '{setting}' is not NAME=VALUE[,VALUE…]", "for example --env NCCL_ALGO=Ring,Tree")
+        axes.append([(name, value) for value in values.split(",")])
+    return tuple(itertools.product(*axes))
+
+
+def default_mode(backend: str) -> Mode:
+    """nccl is measured in nccl-tests' cadence, everything else one synchronised call at a time."""
+    return "streaming" if backend == "nccl" else "isolated"
+
+
+def expand(axes: Axes) -> tuple[list[Case], list[Skip]]:
+    """Every combination of the axes, as cases to run and skips with the reason, in nccl-tests' nesting order."""
+    cases: list[Case] = []
+    skips: list[Skip] = []
+    for case in _product(axes):
+        reason = why_not(case)
+        if reason:
+            skips.append(Skip(case, reason))
+        else:
+            cases.append(case)
+    if not cases and not skips:
+        raise UsageError("this sweep is empty", "give at least one size, rank count, backend and datatype")
+    return cases, skips
+
+
+def why_not(case: Case) -> str:
+    """Why ``case`` means nothing on any backend, or an empty string."""
+    row = case.row
+    if case.in_place and row.in_place is None:
+        return f"{row.name} has no in-place form"
+    if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
+        return f"{case.op} is defined on integers only, not {case.dtype}"
+    if case.root >= case.n:
+        return f"root {case.root} does not exist among {case.n} ranks"
+    if row.name != "barrier" and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
+        least = case.type.size * (max(case.n, case.align // case.type.size * case.n) if row.total else 1)
+        return f"{case.nbytes} B give a rank no {case.dtype} element; the smallest size is {least} B"
+    return ""
+
+
+def _product(axes: Axes) -> Iterator[Case]:
+    for cycle, name, n, env, backend in itertools.product(
+        range(axes.cycles), axes.collectives, axes.ranks, axes.envs, axes.backends
+    ):
+        row = collective(name)
+        empty = row.name == "barrier"
+        roots = _roots(axes.roots, n) if row.rooted else (-1,)
+        for algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
+            axes.algorithms,
+            axes.modes or (default_mode(backend),),
+            axes.dtypes[:1] if empty else axes.dtypes,
+            axes.ops if row.reduces else ("none",),
+            roots,
+            axes.splits if row.name == "all_to_allv" else ("",),
+            (0,) if empty else axes.sizes,
+            (False,) if empty else axes.in_place,
+        ):
+            yield Case(
+                collective=row.name, backend=backend, n=n, nbytes=size, algorithm=algorithm, dtype=dtype(kind).name,
+                op=_op(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align, cycle=cycle,
+            )  # fmt: skip
+
+
+def _roots(roots: tuple[int, ...], n: int) -> tuple[int, ...]:
+    return tuple(range(n)) if -1 in roots else roots
+
+
+def _op(name: str) -> str:
+    name = {"mulsum": "premul_sum"}.get(name, name)
+    if name != "none" and name not in OPS:
+        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
+    return name
