@@ -40,10 +40,10 @@ class CannotRun(CollbenchError):
 
 
 class RunBroken(CollbenchError):
-    """A rank died, hung or never came; ``culprit`` says which one, in which case and phase."""
+    """A rank died, hung or never came. The message names it; ``job`` is the place in the plan it had come to."""
 
     exit = Exit.TIMEOUT
 
-    def __init__(self, message: str, hint: str = "", culprit: int | None = None) -> None:
+    def __init__(self, message: str, hint: str = "", job: int | None = None) -> None:
         super().__init__(message, hint)
-        self.culprit = culprit
+        self.job = job

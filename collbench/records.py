@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -88,7 +88,10 @@ class Record(_Line, tag="record"):
     for each rank and ``starts_ns[r][i]`` its start after the earliest rank's (first 200 samples; starts only where all
     ranks read one clock, as for ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start).
     ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value.
-    ``rotation`` is how many buffer pairs took turns; ``cache`` is "shrunk" where memory allowed fewer than cold needs.
+    ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where
+    even all of them fit the cache, "shrunk" where memory allowed fewer than cold needs.
+    ``preempted`` counts samples during which the kernel took a rank off its core; ``copies_first`` says that the
+    timed call begins with a copy because the library has no such out-of-place collective.
     ``overhead_ns`` is the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
     """
 
@@ -112,8 +115,10 @@ class Record(_Line, tag="record"):
     overhead_ns: int = 0
     invalid: dict[str, int] = {}
     rotation: int = 1
-    cache: Literal["", "cold", "hot", "shrunk"] = ""
+    cache: Literal["", "cold", "hot", "small", "shrunk"] = ""
     checked: int = 0
+    preempted: int = 0
+    copies_first: bool = False
     wrong: int | None = None
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0
@@ -168,28 +173,46 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer:
-    """Appends lines to a run's file, each flushed before ``write`` returns. The file is private (0600) to its owner."""
+    """Appends lines to a run's file, each on disk whole or not at all. The file is private (0600) to its owner.
+
+    When the disk is full, lines wait in memory for the next ``write`` or ``close`` to try again, and ``trouble`` says so.
+    """
 
     def __init__(self, path: Path, run: Run) -> None:
         self.path = path
+        self.trouble = ""
         self._encoder = msgspec.json.Encoder()
+        self._waiting: list[bytes] = []
+        self._good = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as e:
             raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place with -o, or --no-save") from e
         self.write(run)
+        if self.trouble:
+            raise CannotRun(self.trouble, "free some space, choose another place with -o, or --no-save")
 
     def write(self, line: Run | World | Record | End) -> None:
-        """Raises CannotRun when the disk is full or the file went away; lines written before stay."""
+        self._waiting.append(self._encoder.encode(line) + b"\n")
         try:
-            self._file.write(self._encoder.encode(line) + b"\n")
-            self._file.flush()
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.pop(0)
+            self.trouble = ""
         except OSError as e:
-            raise CannotRun(f"cannot write {self.path}: {e.strerror}", "finished cases before this one are kept") from e
+            os.ftruncate(self._fd, self._good)
+            self.trouble = f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
+
+    def _append(self, line: bytes) -> None:
+        os.lseek(self._fd, self._good, os.SEEK_SET)
+        rest = memoryview(line)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+        self._good += len(line)
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._fd)
 
 
 def home() -> Path:
@@ -308,6 +331,7 @@ def _flags(
         _graded("invalid", dropped, 0.25): dropped > 0.05,
         "bimodal": modes is not None,
         f"late:{late}": late is not None,
+        "+copy": record.copies_first,
         "few-buffers": record.cache == "shrunk",
     }
     return tuple(flag for flag, holds in found.items() if holds)

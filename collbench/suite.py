@@ -112,7 +112,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     blocking: int = 0
     register: int = 0
     cpu_time: bool = False
-    subtract_overhead: bool = False
     pin: bool = True
     timeout: float | None = None
 

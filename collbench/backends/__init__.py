@@ -1,0 +1,62 @@
+"""Everything that can run a case. A backend is a module in this package, found by its file name.
+
+A name without a module of its own is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a plug-in's).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from collbench.suite import Case
+
+
+class Call(NamedTuple):
+    """A prepared call: ``run()`` returns when this rank is done; ``submit()`` returns a handle with ``wait()``."""
+
+    run: Callable[[], object]
+    submit: Callable[[], Any]
+
+
+class Backend(Protocol):
+    """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the case's dtype."""
+
+    @property
+    def device(self) -> Any:  # noqa: ANN401
+        """The torch device that holds this rank's buffers."""
+
+    @property
+    def library(self) -> str:
+        """Name and version of what does the work."""
+
+    def why_not(self, case: Case) -> str | None:
+        """Why this backend cannot run ``case`` on any machine, or None."""
+
+    def copies_first(self, case: Case) -> bool:
+        """Whether the timed call starts with a copy, for want of such an out-of-place collective."""
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        """Join the world; called once, before any prepare, by all ranks. Raises CannotRun with the reason."""
+
+    def prepare(self, case: Case, send: Any, recv: Any) -> Call:  # noqa: ANN401
+        """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
+
+    def close(self) -> None:
+        """Leave the world."""
+
+
+def find(name: str) -> Backend:
+    """The backend called ``name``."""
+    if importlib.util.find_spec(f"collbench.backends.{name}") and not name.startswith("_"):
+        backend: Backend = importlib.import_module(f"collbench.backends.{name}").create(name)
+        return backend
+    from collbench.backends import torchdist
+
+    return torchdist.create(name)
+
+
+def is_predicted(name: str) -> bool:
+    """Whether ``name`` computes times instead of measuring them."""
+    return name == "model"

@@ -1,0 +1,334 @@
+"""The command line: parse, call one function, set the exit code. Everything heavy is imported inside commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from collbench.collectives import COLLECTIVES, OPS, collective
+from collbench.dtypes import DTYPES
+from collbench.errors import CollbenchError, Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.formats import Reporter
+    from collbench.session import Order
+    from collbench.suite import Axes, Policy
+
+Option = typer.Option
+DIFFERENCES = """
+Letters mean what they mean in nccl-tests, with these differences: sizes double unless -f or -i says otherwise; usage
+errors exit 2; times are those of the slowest rank (-a 3); lists sweep the product (-d float,half -g 2,4); per-rank
+blocks are not rounded to 16 bytes unless --align 16; -n fixes the number of samples, without it they are taken until
+the median is known well enough (--precision).
+"""
+EXITS = "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or hang, 5 cannot run here, 7 wrong data, 130 interrupted."
+
+
+class _Lazy(TyperGroup):
+    """Builds a command's options only when it is called, so that `collbench --help` costs no more than its text."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        return [*COLLECTIVES, *COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        try:
+            name = collective(cmd_name).name
+        except UsageError:
+            function = COMMANDS.get(cmd_name)
+            return _command(cmd_name, function, function.__doc__ or "") if function else None
+        return _command(name, _measure, _help(name))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        with formatter.section("Measure"):
+            formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
+        with formatter.section("And"):
+            formatter.write_dl([(name, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()])
+
+
+def _command(name: str, function: Callable[..., None], text: str) -> TyperCommand:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(name, help=text)(function)
+    command = typer.main.get_command(app)
+    command.name = name
+    return command  # type: ignore[return-value]
+
+
+def _help(name: str) -> str:
+    row = COLLECTIVES[name]
+    sizes = "SIZE is the whole buffer, divided over the ranks." if row.total else "SIZE is each rank's buffer."
+    if name == "barrier":
+        sizes = "There is no SIZE."
+    factor = "It moves no data: latency only." if row.factor == "-" else f"busbw = algbw x {row.factor}."
+    place = {
+        "same": "In place, both buffers are one.",
+        "block of recv": "In place, a rank sends from its own block of the receive buffer.",
+        "block of send": "In place, a rank receives into its own block of the send buffer.",
+        None: "It has no in-place form.",
+    }[row.in_place]
+    return f"{row.meaning}\n\n{sizes} {factor} {place}\n\n\b\nDefaults: {' '.join(DIFFERENCES.split())}\n\n{EXITS}"
+
+
+def _measure(
+    ctx: typer.Context,
+    minbytes: Annotated[str, Option("-b", "--minbytes", help="Smallest size: bytes, or with K, M, G (1024-based).")] = "",
+    maxbytes: Annotated[str, Option("-e", "--maxbytes", help="Largest size, included. Default 32M, or -b.")] = "",
+    stepfactor: Annotated[float | None, Option("-f", "--stepfactor", help="Multiply sizes by this; 1.5 works. Default 2.")] = None,
+    stepbytes: Annotated[str, Option("-i", "--stepbytes", help="Add this to sizes instead of multiplying.")] = "",
+    sizes: Annotated[str, Option("--sizes", help="These sizes instead of a sweep: 8,1K,3M.")] = "",
+    ngpus: Annotated[str, Option("-g", "--ngpus", "--ranks", help="Ranks on this machine, a list sweeps: 2,4. Default: all GPUs, else all cores (at least 2).")] = "",
+    datatype: Annotated[str, Option("-d", "--datatype", help=f"{', '.join(DTYPES)}, a list, or all.")] = "float",
+    op: Annotated[str, Option("-o", "--op", help=f"{', '.join(OPS)}, a list, or all.")] = "sum",
+    root: Annotated[str, Option("-r", "--root", help="Root rank, a list, or all.")] = "0",
+    backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
+    algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm; a list.")] = "native",
+    splits: Annotated[str, Option("--splits", help="all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.")] = "uniform",
+    place: Annotated[str, Option("--place", help="out (of place), in, or both.")] = "both",
+    mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), host (calls as a program makes them), graph; a list. Default: streaming on nccl, else isolated.")] = "",
+    env: Annotated[list[str] | None, Option("--env", help="NAME=V1,V2: one world of ranks per value. May be repeated.")] = None,
+    align: Annotated[str, Option("--align", help="Round each rank's block down to a multiple of this (nccl-tests: 16).")] = "1",
+    iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Exactly this many samples; in streaming mode, calls per sample.")] = None,
+    warmup_iters: Annotated[int | None, Option("-w", "--warmup_iters", min=0, help="Exactly this many warm-up samples. Default: until times settle.")] = None,
+    run_cycles: Annotated[int, Option("-N", "--run_cycles", min=1, help="Repeat the whole sweep.")] = 1,
+    agg_iters: Annotated[int, Option("-m", "--agg_iters", min=1, help="Calls issued together before waiting; times are per call.")] = 1,
+    precision: Annotated[str, Option("--precision", help="Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % if oversubscribed.")] = "",
+    max_time: Annotated[str, Option("--max-time", help="Longest time spent measuring one case.")] = "10s",
+    budget: Annotated[str, Option("--budget", help="Fit the whole sweep into this time, by fewer repetitions: 10m.")] = "",
+    check: Annotated[int, Option("-c", "--check", min=0, help="Checks of the data per case (bitwise, before and after timing); 0 = none.")] = 1,
+    blocking: Annotated[int, Option("-z", "--blocking", min=0, max=3, help="1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.")] = 0,
+    cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, help="As --mode graph: calls captured and replayed (needs a GPU).")] = 0,
+    timeout: Annotated[float | None, Option("-T", "--timeout", min=0.1, help="Seconds without progress after which a run is hung. Default: 30, more for large sizes.")] = None,
+    average: Annotated[int, Option("-a", "--average", min=0, max=3, help="Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.")] = 3,
+    report_cputime: Annotated[int, Option("-C", "--report_cputime", min=0, max=1, help="Show the time to hand a call over instead of the time it takes (nccl-tests' formats).")] = 0,
+    report_timestamps: Annotated[int, Option("-S", "--report_timestamps", min=0, max=1, help="Add a time stamp to each line (nccl-tests' formats).")] = 0,
+    local_register: Annotated[int, Option("-R", "--local_register", min=0, max=2, help="Register buffers with NCCL: 1 local, 2 symmetric window.")] = 0,
+    unalign: Annotated[int, Option("-u", "--unalign", min=0, help="Shift all buffers by this many elements.")] = 0,
+    sync: Annotated[str, Option("--sync", help="auto, window (common deadline) or barrier (messages).")] = "auto",
+    cache: Annotated[str, Option("--cache", help="cold (buffers take turns) or hot (one buffer).")] = "cold",
+    order: Annotated[str, Option("--order", help="Order of cases: shuffled, size, or auto (size in streaming mode).")] = "auto",
+    seed: Annotated[int, Option("--seed", min=0, help="Seed of the data and of the order.")] = 1,
+    pin: Annotated[bool, Option("--pin/--no-pin", help="Give each rank cores of its own where there are enough.")] = True,
+    output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md. Default: table on a terminal, else nccl-tests' text.")] = "auto",
+    output_file: Annotated[Path | None, Option("-J", "--output_file", help="Also write nccl-tests' JSON to this .json file.")] = None,
+    output: Annotated[Path | None, Option("--output", help="Save the run to this file or folder instead of the usual place.")] = None,
+    save: Annotated[bool, Option("--save/--no-save", help="Keep the run's records.")] = True,
+    tag: Annotated[str, Option("--tag", help="A name to find the run by.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would run, what it takes and what is left out.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:  # fmt: skip
+    from collbench import suite
+
+    given = ctx.params
+    axes = _axes(collective(ctx.info_name or "").name, given)
+    policy = _policy(given)
+    from collbench.session import Order
+
+    wanted = Order(
+        suite=suite.Suite(name=axes.collectives[0], axes=axes, policy=policy), command=sys.argv, save=save and not dry_run,
+        output=output, tag=tag, budget=suite.parse_duration(budget, "--budget") if budget else None,
+    )  # fmt: skip
+    if dry_run:
+        return _show_plan(wanted)
+    from collbench import session
+
+    raise typer.Exit(session.execute(wanted, lambda: _reporter(given)))
+
+
+def _show_plan(wanted: Order) -> None:
+    from collbench import console, session
+
+    console.show(console.plan_table(session.plan_rows(session.prepare(wanted))))
+
+
+def _axes(name: str, given: dict[str, Any]) -> Axes:
+    """The sweep that the options describe. Raises UsageError."""
+    from collbench import suite
+
+    modes = _words(given["mode"])
+    modes = ["graph"] if given["cudagraph"] else {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
+    for mode in modes:
+        _choice("--mode", mode, suite.MODES)
+    places = {"out": (False,), "in": (True,), "both": (False, True)}
+    backends = tuple(_words(given["backend"])) or _default_backends()
+    roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
+    return suite.Axes(
+        collectives=(name,),
+        sizes=_sizes(given),
+        ranks=tuple(_integer("-g", word, 1) for word in _words(given["ngpus"])) or _default_ranks(backends),
+        backends=backends,
+        algorithms=tuple(_words(given["algo"])),
+        dtypes=tuple(DTYPES) if given["datatype"] == "all" else tuple(_words(given["datatype"])),
+        ops=tuple(OPS) if given["op"] == "all" else tuple(_words(given["op"])),
+        roots=roots,
+        in_place=places[_choice("--place", given["place"], places)],
+        modes=tuple(modes),  # type: ignore[arg-type]
+        envs=suite.expand_envs(given["env"] or []),
+        splits=tuple(_words(given["splits"])),
+        align=suite.parse_size(given["align"], "--align"),
+        cycles=given["run_cycles"],
+    )
+
+
+def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
+    from collbench.suite import parse_size, sweep
+
+    if given["sizes"]:
+        if given["minbytes"] or given["maxbytes"]:
+            raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
+        return tuple(parse_size(word, "--sizes") for word in _words(given["sizes"]))
+    smallest = parse_size(given["minbytes"] or "32M", "-b")
+    largest = parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
+    step = parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
+    return sweep(smallest, largest, given["stepfactor"], step)
+
+
+def _policy(given: dict[str, Any]) -> Policy:
+    from collbench import suite
+
+    precision = given["precision"]
+    return suite.Policy(
+        iters=given["iters"],
+        warmup=given["warmup_iters"],
+        precision=_share("--precision", precision) if precision else None,
+        max_seconds=suite.parse_duration(given["max_time"], "--max-time"),
+        batch=given["iters"] or 20,
+        sync=_choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
+        cache=_choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
+        order=_choice("--order", given["order"], ("auto", "size", "shuffled")),  # type: ignore[arg-type]
+        check=given["check"],
+        seed=given["seed"],
+        agg_iters=given["agg_iters"],
+        unalign=given["unalign"],
+        blocking=given["blocking"],
+        register=given["local_register"],
+        cpu_time=bool(given["report_cputime"]),
+        pin=given["pin"],
+        timeout=given["timeout"],
+    )
+
+
+def _reporter(given: dict[str, Any]) -> Reporter:
+    from collbench import console, formats, nccljson, nccltests
+
+    options = nccltests.Options(
+        average=given["average"], cpu_time=bool(given["report_cputime"]), timestamps=bool(given["report_timestamps"])
+    )
+    makers: dict[str, Callable[[], Reporter]] = {
+        "table": console.LiveTable,
+        "nccl": lambda: nccltests.Text(sys.stdout, options),
+        "json": lambda: formats.Json(sys.stdout),
+        "csv": lambda: formats.Csv(sys.stdout),
+        "md": lambda: formats.Markdown(sys.stdout),
+    }
+    name = _choice("--format", given["output_format"], ("auto", *makers))
+    if name == "auto":
+        name = "table" if sys.stdout.isatty() else "nccl"
+    reporters: list[Reporter] = [makers[name]()]
+    if name != "table":
+        reporters.append(console.Status())
+    if given["output_file"]:
+        reporters.append(nccljson.Document(given["output_file"], options))
+    return formats.Several(*reporters)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _integer(option: str, text: str, least: int = 0) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
+    return int(text)
+
+
+def _share(option: str, text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"{option}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01")
+    return value
+
+
+def _choice(option: str, text: str, allowed: Any) -> str:  # noqa: ANN401
+    if text not in allowed:
+        raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
+    return text
+
+
+def _default_backends() -> tuple[str, ...]:
+    from collbench import environment
+
+    return ("nccl",) if environment.gpu_count() else ("gloo",)
+
+
+def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
+    from collbench import environment
+    from collbench.launch import join
+
+    member = join.detect()
+    if member is not None:
+        return (member.n,)
+    gpus = environment.gpu_count() if "nccl" in backends else 0
+    return (gpus or max(2, environment.core_count()),)
+
+
+def _runs(last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20) -> None:
+    """List saved runs."""
+    from collbench import console, records
+
+    console.show(console.runs_table([records.read(path) for path in records.saved()[-last:]]))
+
+
+def _doctor() -> None:
+    """Say what can run on this machine, and why the rest cannot."""
+    from collbench import doctor
+
+    raise typer.Exit(doctor.run())
+
+
+def _list() -> None:
+    """List collectives, backends and suites."""
+    from collbench import console, doctor
+
+    console.show(*doctor.catalogue())
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"runs": _runs, "doctor": _doctor, "list": _list}
+
+app = typer.Typer(cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.callback(epilog=EXITS)
+def _root(
+    version: Annotated[bool, Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    """Measure collective communication: how fast, how sure, and whether the data arrived.
+
+    Start with `collbench all_reduce -b 8 -e 64M -g 2`; every command explains itself with --help.
+    """
+    if version:
+        from collbench import __version__
+
+        typer.echo(f"collbench {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The console script: errors meant for people become two lines and an exit code."""
+    try:
+        app()
+    except CollbenchError as e:
+        if "--debug" in sys.argv:
+            raise
+        print(f"collbench: {e.message}", file=sys.stderr)
+        if e.hint:
+            print(f"  hint: {e.hint}", file=sys.stderr)
+        sys.exit(e.exit)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)

@@ -1,0 +1,267 @@
+"""What a run reports to (Reporter), formats for programs and pull requests, and how numbers are written for people."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import msgspec
+
+from collbench.records import End, Record, Row, Run, World
+from collbench.suite import MODES, Case, Skip
+
+Outcome = tuple[Record, Row | None]
+AXES = ("collective", "ranks", "env", "implementation", "type", "op", "root", "splits", "cycle", "place")
+PLACES = {"out": "out of place", "in": "in place"}
+OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
+COLUMNS = (*Case.__struct_fields__, "implementation", "count", "size", *OWN, *Row.__struct_fields__)
+
+
+class Reporter(Protocol):
+    """Told about a run as it goes. ``cases`` come in plan order, records in any; subclasses inherit doing nothing.
+
+    ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is done, 0..1.
+    ``end`` is called once, also when the run was cut short; ``path`` is None for a run that was not saved.
+    """
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None: ...
+    def world(self, world: World) -> None: ...
+    def phase(self, case: Case, phase: str, fraction: float) -> None: ...
+    def record(self, record: Record, row: Row | None) -> None: ...
+    def end(self, end: End, path: Path | None) -> None: ...
+
+
+class Several(Reporter):
+    """Passes everything on to each of ``reporters``, in their order."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self._reporters = reporters
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        for reporter in self._reporters:
+            reporter.begin(run, cases, skips)
+
+    def world(self, world: World) -> None:
+        for reporter in self._reporters:
+            reporter.world(world)
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        for reporter in self._reporters:
+            reporter.phase(case, phase, fraction)
+
+    def record(self, record: Record, row: Row | None) -> None:
+        for reporter in self._reporters:
+            reporter.record(record, row)
+
+    def end(self, end: End, path: Path | None) -> None:
+        for reporter in self._reporters:
+            reporter.end(end, path)
+
+
+class Gathered(Reporter):
+    """Keeps everything it is told, for reporters that need the whole; ``outcomes`` come back in plan order."""
+
+    run: Run
+    ended: End | None = None
+    path: Path | None = None
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self.run, self.cases, self.skips = run, cases, skips
+        self.worlds: dict[int, World] = {}
+        self.arrived: list[Outcome] = []
+        self._place = {case: place for place, case in enumerate(cases)}
+
+    def world(self, world: World) -> None:
+        self.worlds[world.index] = world
+
+    def record(self, record: Record, row: Row | None) -> None:
+        self.arrived.append((record, row))
+
+    def end(self, end: End, path: Path | None) -> None:
+        self.ended, self.path = end, path
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return self.planned(self.arrived)
+
+    def planned(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        return sorted(outcomes, key=lambda outcome: self._place.get(outcome[0].case, len(self._place)))
+
+
+class Csv(Reporter):
+    """A header, then one line per record as it arrives. Nanoseconds, bytes, GB/s; empty where undefined."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._writer = out, csv.DictWriter(out, COLUMNS, lineterminator="\n")
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self._writer.writeheader()
+
+    def record(self, record: Record, row: Row | None) -> None:
+        values = flat(record, row) | {"env": settings(record.case.env), "note": plain(record.note)}
+        self._writer.writerow({k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in values.items()})
+        self._out.flush()
+
+
+class Json(Gathered):
+    """One object when the run ends: the run, and per record its case with everything derived."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def end(self, end: End, path: Path | None) -> None:
+        records = [flat(*outcome) for outcome in self.outcomes]
+        whole = {"run": self.run, "records": records, "skips": self.skips, "end": end}
+        self._out.write(msgspec.json.encode(whole).decode() + "\n")  # msgspec writes infinities as null
+        self._out.flush()
+
+
+class Markdown(Gathered):
+    """Tables for a pull request when the run ends, one per mode."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def end(self, end: End, path: Path | None) -> None:
+        lines: list[str] = []
+        for mode, outcomes in by_mode(self.outcomes):
+            varying, constant = axes([record.case for record, _ in outcomes])
+            rows = [cells(*outcome) for outcome in outcomes]
+            names = [name for name in rows[0] if name not in AXES or name in varying]
+            heads = [f"{name} GB/s" if name.endswith("bw") else name for name in names]
+            lines += [f"### {escaped(constant)}, {mode}", "", f"| {' | '.join(heads)} |"]
+            lines += [f"|{'|'.join('---' if name in AXES or name == 'flags' else '--:' for name in names)}|"]
+            lines += [f"| {' | '.join(escaped(row[name]) for name in names)} |" for row in rows] + [""]
+        lines += [f"{number} skipped: {escaped(reason)}\n" for reason, number in reasons(self.skips, self.arrived)]
+        lines += [f"Ended early: {escaped(end.note)}\n"] if end.note else []
+        self._out.write("\n".join(lines))
+        self._out.flush()
+
+
+def flat(record: Record, row: Row | None) -> dict[str, Any]:
+    """A record as ``records.frame`` names its columns; derived ones are None where nothing was measured."""
+    case = record.case
+    values = dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | (msgspec.structs.asdict(row) if row else {})
+    own = {name: getattr(record, name) for name in OWN}
+    return values | own | {"implementation": case.label, "count": case.count, "size": case.size}
+
+
+def by_mode(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    """Modes measure different things, so that nothing shows two of them side by side."""
+    chosen = [(mode, [o for o in outcomes if o[0].case.mode == mode and o[0].status != "skipped"]) for mode in MODES]
+    return [(mode, members) for mode, members in chosen if members]
+
+
+def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
+    """Names of the axes along which ``cases`` differ, and what they have in common, in words."""
+    values = [along(case) for case in cases]
+    varying = [name for name in AXES if len({v[name] for v in values}) > 1]
+    first = values[0]
+    words = first | {"ranks": f"{first['ranks']} rank{'s' * (first['ranks'] != '1')}", "cycle": ""}
+    words |= {"root": f"root {first['root']}" if first["root"] else "", "place": PLACES[first["place"]]}
+    return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
+
+
+def along(case: Case) -> dict[str, str]:
+    """Where ``case`` stands on each of AXES."""
+    return {
+        "collective": case.collective,
+        "ranks": str(case.n),
+        "env": settings(case.env),
+        "implementation": case.label,
+        "type": case.dtype,
+        "op": "" if case.op == "none" else case.op,
+        "root": "" if case.root < 0 else str(case.root),
+        "splits": case.splits,
+        "cycle": str(case.cycle + 1),
+        "place": "in" if case.in_place else "out",
+    }
+
+
+def cells(record: Record, row: Row | None) -> dict[str, str]:
+    """A line of a table for people, by column. Times of wrong data are not shown: they measure something else."""
+    note = [f"{record.status}: {plain(record.note)}"] if record.status in ("failed", "wrong") and record.note else []
+    named = {"bimodal": "bimodal:" + "|".join(duration(mode).replace(" ", "") for mode in (row and row.modes) or ())}
+    flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
+    shown = row if record.status != "wrong" else None
+    place = along(record.case)
+    return {
+        **{name: place[name] for name in AXES[:-1]},
+        "size": size(record.case.size),
+        "place": place["place"],
+        "median": duration(shown.median) if shown else "-",
+        "±": interval(shown) if shown else "-",
+        "tail": tail(shown) if shown else "-",
+        "N": str(shown.samples) if shown else "-",
+        "min": duration(shown.min) if shown else "-",
+        "algbw": bandwidth(shown.algbw) if shown else "-",
+        "busbw": bandwidth(shown.busbw) if shown else "-",
+        "skew": duration(shown.skew) if shown else "-",
+        "wrong": "-" if record.wrong is None else str(record.wrong),
+        "flags": " ".join([*note, *flags]) or ("" if row else record.status),
+    }
+
+
+def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:
+    """Why cases did not run, most frequent first, with how many; planned skips and those found out on the way."""
+    late = (plain(record.note) or "no reason given" for record, _ in outcomes if record.status == "skipped")
+    return Counter([*(plain(skip.reason) for skip in skips), *late]).most_common()
+
+
+def size(nbytes: float) -> str:
+    """8 B, 1.5 KiB, 64 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
+
+
+def duration(ns: float | None) -> str:
+    """Three significant digits with the unit that suits: 28.4 µs, 812 µs, 1.00 ms."""
+    if ns is None or not math.isfinite(ns):
+        return "-"
+    for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
+        value = float(f"{ns / scale:.3g}")
+        if value < 1000:
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{ns / 1e9:#.3g} s" if ns < 1e11 else f"{ns / 1e9:.0f} s"
+
+
+def interval(row: Row) -> str:
+    """The larger half of the median's 95 % interval, relative to it: ±0.8 %; ±∞ with too few samples."""
+    half = max(row.hi - row.median, row.median - row.lo) / row.median if row.median else math.inf
+    return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
+
+
+def bandwidth(value: float | None) -> str:
+    """GB/s with three or four digits; n/a where the collective has no such bandwidth."""
+    if value is None:
+        return "n/a"
+    limits = ((1e-9, 0), (0.00095, 4), (0.0995, 3), (9.995, 2), (999.95, 1), (math.inf, 0))
+    return f"{value:.{next(decimals for limit, decimals in limits if value <= limit)}f}"
+
+
+def tail(row: Row) -> str:
+    """The highest quantile that the samples can bound, named; else the maximum, for which see the N beside it."""
+    named = {"p99": row.p99, "p95": row.p95, "max": row.max}
+    return next(f"{name} {duration(value)}" for name, value in named.items() if value is not None)
+
+
+def settings(env: Iterable[tuple[str, str]]) -> str:
+    return " ".join(f"{name}={value}" for name, value in env)
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, without anything that could steer a terminal or break a line-based format."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def escaped(text: str) -> str:
+    """``text`` as markdown that shows it literally, in a table cell too."""
+    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", plain(text))

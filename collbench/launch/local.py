@@ -1,0 +1,261 @@
+"""Ranks on this machine: started from a fork server, watched until they are gone, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import psutil
+
+from collbench import environment
+from collbench.errors import CannotRun, RunBroken
+from collbench.launch.board import Board, Phase
+from collbench.plan import Plan
+from collbench.records import Record, World
+
+LINE_LIMIT = 256 << 20
+_TICK = 0.25
+_LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+
+OnLine = Callable[[World | Record], None]
+OnTick = Callable[[int, Phase], None]
+
+
+class _Death(NamedTuple):
+    rank: int
+    status: int
+
+    @property
+    def words(self) -> str:
+        if os.WIFSIGNALED(self.status):
+            return f"was killed by {signal.Signals(os.WTERMSIG(self.status)).name}"
+        return f"exited with status {os.waitstatus_to_exitcode(self.status)}"
+
+
+class ForkServer:
+    """A process with torch loaded, under a given environment; ``spawn`` makes worlds of ranks from it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "collbench.launch.forkserver", str(theirs.fileno())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._ours.settimeout(_LOAD_SECONDS)
+        self._up = False
+
+    def spawn(self, n: int) -> tuple[Board, list[int], list[socket.socket]]:
+        """n new ranks: their board, pids and channels. Raises CannotRun when torch cannot be loaded."""
+        self._ours.settimeout(_LOAD_SECONDS)
+        try:
+            if not self._up:
+                self._receive()
+                self._up = True
+            self._ours.send(msgspec.json.encode({"spawn": n}))
+            pids, channels, board = [], [], None
+            for _ in range(n):
+                note, fds = self._receive()
+                pids.append(note["pid"])
+                channels.append(socket.socket(fileno=fds[0]))
+                if len(fds) > 1:
+                    board = Board(n, fds[1])
+                    os.close(fds[1])
+        except (OSError, EOFError) as e:
+            raise CannotRun(f"the process that loads torch did not come up: {e}", "python -c 'import torch' tells why") from e
+        assert board is not None
+        return board, pids, channels
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        data, fds, _, _ = socket.recv_fds(self._ours, 65536, 4)
+        if not data:
+            raise EOFError("it ended early")
+        return msgspec.json.decode(data), fds
+
+    def fileno(self) -> int:
+        return self._ours.fileno()
+
+    def death(self) -> _Death:
+        """The next end of a rank (wait for the descriptor to be readable first). EOFError if the server itself died."""
+        note, _ = self._receive()
+        return _Death(note["exit"], note["status"])
+
+    def close(self) -> None:
+        """End the server, and with it every rank it still has."""
+        self._ours.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Launcher:
+    """Runs plans, each in a world of fresh ranks; one fork server per environment setting, kept for the next plan."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
+
+    def warm(self, env: tuple[tuple[str, str], ...] = ()) -> ForkServer:
+        """Start loading torch under ``env`` now; returns at once."""
+        if env not in self._servers:
+            settings = {"OMP_NUM_THREADS": "1", **_LOOPBACK, **os.environ, **dict(env)}
+            self._servers[env] = ForkServer(settings)
+        return self._servers[env]
+
+    def run(self, plan: Plan, on_line: OnLine, on_tick: OnTick) -> None:
+        """One world, from start to end. Raises RunBroken with the culprit, or CannotRun with the backend's reason."""
+        server = self.warm(plan.env)
+        folder = Path(tempfile.mkdtemp(prefix="collbench-"))
+        broken = True
+        try:
+            board, pids, channels = server.spawn(plan.n)
+            watch = _Watch(plan, server, board, pids, channels, on_line, on_tick)
+            watch.start(str(folder / "store"))
+            watch.until_done()
+            broken = False
+        finally:
+            if broken:
+                server.close()
+                del self._servers[plan.env]
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+
+class _Watch:
+    """Follows one world: passes lines on, notices deaths, errors and standstill, and says who is to blame."""
+
+    def __init__(
+        self, plan: Plan, server: ForkServer, board: Board, pids: list[int], channels: list[socket.socket],
+        on_line: OnLine, on_tick: OnTick,
+    ) -> None:  # fmt: skip
+        self._plan, self._server, self._board, self._pids = plan, server, board, pids
+        self._channels, self._on_line, self._on_tick = channels, on_line, on_tick
+        self._partial = [b""] * plan.n
+        self._done: set[int] = set()
+        self._gone: set[int] = set()
+        self._errors: dict[int, dict[str, Any]] = {}
+        self._deaths: dict[int, _Death] = {}
+
+    def start(self, store: str) -> None:
+        message = msgspec.json.encode({"plan": self._plan, "store": store}) + b"\n"
+        for channel in self._channels:
+            try:
+                channel.sendall(message)
+            except OSError:
+                continue  # the rank is dead already; its death notice says so in a moment
+            channel.setblocking(False)
+
+    def until_done(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._server, selectors.EVENT_READ, -1)
+        for rank, channel in enumerate(self._channels):
+            selector.register(channel, selectors.EVENT_READ, rank)
+        beats, moved = self._board.beats(), time.monotonic()
+        trouble_since = None
+        while len(self._gone) < self._plan.n:
+            for key, _ in selector.select(_TICK):
+                if key.data < 0:
+                    self._note_death()
+                elif not self._read(key.data):
+                    selector.unregister(key.fileobj)
+            phase, case, _ = self._board.where(0)
+            self._on_tick(case, phase)
+            now = time.monotonic()
+            if (self._errors or self._deaths) and trouble_since is None:
+                trouble_since = now
+            if trouble_since is not None and now - trouble_since > 2 * _TICK:
+                raise self._blame()
+            if (latest := self._board.beats()) != beats:
+                beats, moved = latest, now
+            elif now - moved > self._plan.timeout and len(self._done) < self._plan.n:
+                raise self._hung(now - moved)
+        if self._errors or self._deaths:
+            raise self._blame()
+
+    def _note_death(self) -> None:
+        try:
+            death = self._server.death()
+        except EOFError:
+            raise RunBroken("the fork server was killed, and with it all ranks", "is the machine out of memory? see dmesg") from None
+        self._gone.add(death.rank)
+        if death.rank not in self._done and death.rank not in self._errors:
+            self._deaths[death.rank] = death
+
+    def _read(self, rank: int) -> bool:
+        """Take in what a rank has written; False at the end of its channel."""
+        try:
+            data = self._channels[rank].recv(1 << 20)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        *lines, rest = (self._partial[rank] + data).split(b"\n")
+        self._partial[rank] = rest
+        if len(rest) > LINE_LIMIT:
+            raise self._broken(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
+        for line in lines:
+            self._understand(rank, line)
+        return bool(data)
+
+    def _understand(self, rank: int, line: bytes) -> None:
+        message = msgspec.json.decode(line)
+        if "line" in message:
+            self._on_line(msgspec.convert(message["line"], World | Record))
+        elif "error" in message:
+            self._errors[rank] = message["error"]
+        elif "done" in message:
+            self._done.add(rank)
+
+    def _blame(self) -> CannotRun | RunBroken:
+        """Who broke the run: a rank that was killed before one that fell over, before those that noticed."""
+        expected = [e for e in self._errors.values() if e["expected"]]
+        if expected and not self._deaths:
+            return CannotRun(expected[0]["message"], expected[0]["hint"])
+        if self._deaths:
+            death = min(self._deaths.values(), key=lambda d: not os.WIFSIGNALED(d.status))
+            hint = "out of memory? see dmesg" if os.WTERMSIG(death.status) == signal.SIGKILL else ""
+            return self._broken(death.rank, death.words, hint)
+        rank = min(self._errors, key=lambda r: self._noticed(self._errors[r]["message"]))
+        error = self._errors[rank]
+        print(error["traceback"], file=sys.stderr, end="")
+        return self._broken(rank, f"raised {error['message']}")
+
+    @staticmethod
+    def _noticed(message: str) -> bool:
+        """Whether an error only says that a peer went away."""
+        return any(words in message.lower() for words in ("closed by peer", "connection reset", "broken pipe"))
+
+    def _hung(self, seconds: float) -> RunBroken:
+        """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the others."""
+        ranks = range(self._plan.n)
+        stopped = [r for r in ranks if r not in self._gone and psutil.Process(self._pids[r]).status() in _STOPPED]
+        places = [self._board.where(r) for r in ranks]
+        behind = [r for r in ranks if (places[r][1], places[r][2]) < max((p[1], p[2]) for p in places)]
+        hint = f"-T sets the limit, now {self._plan.timeout:g} s without any progress"
+        if stopped:
+            return self._broken(stopped[0], "is stopped (SIGSTOP)", hint)
+        if behind:
+            return self._broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
+        return self._broken(None, f"hang in the same call for {seconds:.0f} s", hint)
+
+    def _broken(self, rank: int | None, what: str, hint: str = "") -> RunBroken:
+        who = f"all {self._plan.n} ranks" if rank is None else f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+        phase, case, _ = self._board.where(rank or 0)
+        job = case if Phase.CONNECTING < phase < Phase.DONE else None
+        return RunBroken(f"{who} {what} while {self._plan.doing(phase.words, job)}", hint, job)

@@ -1,0 +1,169 @@
+"""Cases to worlds and jobs: what fits in memory, how many buffers take turns, how long it will take, how long to wait.
+
+Runs before anything is launched and loads no torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from collbench import environment
+from collbench.errors import UsageError
+from collbench.suite import Case, Policy, Skip
+
+MAX_ROTATION = 64
+PAGE = 4096
+RANK_BYTES = 160 << 20  # a forked rank's own pages with torch in use: measured 60..130 MiB, rounded up
+GUESS_ALPHA = 60e-6  # for estimates shown before anything is measured: seconds a message, and bytes a second and rank
+GUESS_RATE = 0.7e9
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record."""
+
+    case: Case
+    rotation: int
+    cache: str
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All a world of ranks needs to know; travels as JSON."""
+
+    index: int
+    backend: str
+    n: int
+    env: tuple[tuple[str, str], ...]
+    policy: Policy
+    jobs: list[Job]
+    timeout: float
+
+    def doing(self, phase: str, job: int | None) -> str:
+        """In words: the phase, and which case it is of."""
+        if job is None:
+            return phase
+        case = self.jobs[job].case
+        placement = "in place" if case.in_place else "out of place"
+        what = f"{case.collective} {case.nbytes} B {case.dtype} {placement} on {case.label}"
+        return f"{phase} {what} (case {job + 1} of {len(self.jobs)})"
+
+
+def buffer_bytes(case: Case, policy: Policy) -> int:
+    """Bytes of one buffer pair on one rank; in place, one buffer is both."""
+    send, recv = case.counts
+    elements = max(send, recv) if case.in_place else send + recv
+    return (elements + 2 * policy.unalign) * case.type.size + 2 * PAGE
+
+
+def scratch_bytes(case: Case) -> int:
+    """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13 with Gloo.
+
+    all_gather, gather and reduce_scatter assemble the whole in a copy; the others stay below a few MiB.
+    """
+    copies = {"all_gather": 1, "gather": 1, "reduce_scatter": 1, "all_to_allv": 1}.get(case.collective, 0)
+    return copies * case.size + (8 << 20)
+
+
+def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
+    """Pairs needed so that a buffer has left the cache before its next turn; at least 2, at most MAX_ROTATION."""
+    if policy.cache == "hot" or case.collective == "barrier":
+        return 1
+    return max(2, min(MAX_ROTATION, math.ceil(3 * cache_bytes / buffer_bytes(case, policy))))
+
+
+def fit(cases: Sequence[Case], policy: Policy, available: int, cache_bytes: int) -> tuple[list[Job], list[Skip]]:
+    """Jobs for what fits into ``available`` bytes on this host, with fewer buffers where needed; skips for the rest."""
+    jobs: list[Job] = []
+    skips: list[Skip] = []
+    for case in cases:
+        pair = buffer_bytes(case, policy)
+        fixed = case.n * (RANK_BYTES + scratch_bytes(case))
+        wanted = wanted_rotation(case, policy, cache_bytes)
+        possible = (available - fixed) // (case.n * pair)
+        if possible < 1:
+            need = fixed + case.n * pair
+            skips.append(Skip(case, f"needs {need >> 20:,} MiB on this host, {available >> 20:,} MiB are available"))
+            continue
+        rotation = min(wanted, possible)
+        if policy.cache == "hot":
+            cache = "hot"
+        elif rotation < wanted:
+            cache = "shrunk"
+        else:
+            cache = "cold" if rotation * pair >= 3 * cache_bytes else "small"
+        jobs.append(Job(case, rotation, cache))
+    return jobs, skips
+
+
+def memory_per_rank(job: Job, policy: Policy) -> int:
+    """Bytes a rank of this job takes, buffers and all."""
+    return RANK_BYTES + scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+
+
+def seconds(job: Job, policy: Policy) -> float:
+    """A rough guess of what a job takes, shown by --dry-run and used by --budget; measuring corrects it."""
+    case = job.case
+    bound = case.row.bound(case.n)
+    crowding = max(1.0, case.n / max(1, environment.core_count()))
+    call = bound.alpha * GUESS_ALPHA * crowding + bound.beta * case.moved / GUESS_RATE * crowding
+    if policy.iters is not None:
+        measuring = policy.iters * call * 1.3
+    else:
+        measuring = min(policy.max_seconds, max(policy.min_seconds, 150 * call))
+    warming = policy.warmup * call if policy.warmup is not None else min(2.0, max(0.05, 30 * call))
+    checking = 4 * job.rotation * buffer_bytes(case, policy) / 2e9 * crowding if policy.check else 0.0
+    return 0.02 + call + warming + measuring + checking
+
+
+def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+    """One plan per (backend, n, env), in the order the sweep names them; jobs in the order they are to run."""
+    plans = []
+    groups: dict[tuple[str, int, tuple[tuple[str, str], ...]], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.case.backend, job.case.n, job.case.env), []).append(job)
+    for index, ((backend, n, env), members) in enumerate(groups.items()):
+        ordered = ordering(members, policy, index)
+        plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy)))
+    return plans
+
+
+def ordering(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
+    """Shuffled by the recorded seed, so that drift does not pose as an effect of size; by size where asked.
+
+    ``auto`` keeps nccl-tests' order in the modes that follow its cadence. Cycles are never mixed.
+    """
+    import numpy as np
+
+    if policy.order == "size" or (policy.order == "auto" and jobs[0].case.mode in ("streaming", "graph")):
+        return list(jobs)
+    rng = np.random.default_rng([policy.seed, index])
+    ordered: list[Job] = []
+    for _, cycle in itertools.groupby(jobs, key=lambda j: j.case.cycle):
+        members = list(cycle)
+        ordered += [members[i] for i in rng.permutation(len(members))]
+    return ordered
+
+
+def limit(jobs: Sequence[Job], policy: Policy) -> float:
+    """Seconds without any rank's progress after which a run is called hung: -T, else ample for the largest case."""
+    if policy.timeout is not None:
+        return policy.timeout
+    slowest = max((j.case.moved * j.case.n * policy.agg_iters for j in jobs), default=0)
+    return 30.0 + slowest / 50e6
+
+
+def within(jobs: Sequence[Job], policy: Policy, budget: float) -> Policy:
+    """The policy whose repetitions fit the whole sweep into ``budget`` seconds."""
+    fixed = Policy(**{**msgspec.structs.asdict(policy), "max_seconds": 0.0, "min_seconds": 0.0, "iters": None})
+    least = sum(seconds(job, fixed) for job in jobs)
+    left = (budget - least) / max(1, len(jobs))
+    if left < 0.01:
+        raise UsageError(
+            f"--budget {budget:g}s is too short: {len(jobs)} cases take about {least:.0f} s without any repetition",
+            "give more time, or fewer sizes (-f 4)",
+        )
+    shrunk = {"max_seconds": min(policy.max_seconds, left), "min_seconds": min(policy.min_seconds, left)}
+    return msgspec.structs.replace(policy, **shrunk)

@@ -1,0 +1,240 @@
+"""One run from its axes to its exit code: plan, launch, record, report."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import msgspec
+
+from collbench import environment, plan, records
+from collbench.backends import is_predicted
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
+from collbench.console import PlanRow
+from collbench.formats import Reporter
+from collbench.launch import join
+from collbench.launch.board import Phase
+from collbench.launch.local import Launcher
+from collbench.plan import Job, Plan
+from collbench.records import End, Record, Run, World
+from collbench.suite import Case, Skip, Suite, expand
+
+MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as asked for: the suite, the words it was asked with, and where its records go."""
+
+    suite: Suite
+    command: Sequence[str]
+    save: bool = True
+    output: Path | None = None
+    tag: str = ""
+    budget: float | None = None
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What would run, in the order of the table: the suite with its final policy, jobs, and what is left out."""
+
+    suite: Suite
+    jobs: list[Job]
+    skips: list[Skip]
+
+    @property
+    def cases(self) -> list[Case]:
+        return [job.case for job in self.jobs]
+
+
+def prepare(order: Order) -> Prepared:
+    """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
+    suite = order.suite
+    cases, skips = expand(suite.axes)
+    available, _ = environment.memory_limit()
+    measured = [c for c in cases if not is_predicted(c.backend)]
+    jobs, no_room = plan.fit(measured, suite.policy, available, environment.llc_bytes() or 32 << 20)
+    fitting = {id(job.case): job for job in jobs}
+    jobs = [fitting.get(id(c)) or Job(c, 1, "") for c in cases if is_predicted(c.backend) or id(c) in fitting]
+    if order.budget is not None and jobs:
+        suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
+    return Prepared(suite, jobs, skips + no_room)
+
+
+def plan_rows(prepared: Prepared) -> list[PlanRow]:
+    """What --dry-run shows."""
+    policy = prepared.suite.policy
+    rows = [
+        PlanRow(
+            case=job.case, rotation=job.rotation, seconds=plan.seconds(job, policy),
+            bytes_per_rank=plan.memory_per_rank(job, policy), moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
+        )
+        for job in prepared.jobs
+    ]  # fmt: skip
+    return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
+
+
+def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
+    """Run an order to its end, whatever happens on the way, and say how it went."""
+    member = join.detect()
+    if member is not None and member.rank:
+        join.run(member, list, lambda line: None, lambda plan, e: print(e.message, file=sys.stderr))
+        return Exit.OK
+    ranks = order.suite.axes.ranks
+    if member is not None and set(ranks) != {member.n}:
+        asked = ",".join(map(str, ranks))
+        raise UsageError(f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides")
+    if any(is_predicted(b) for b in order.suite.axes.backends):
+        member = None
+    launcher = Launcher()
+    try:
+        if member is None and not all(is_predicted(b) for b in order.suite.axes.backends):
+            launcher.warm(order.suite.axes.envs[0])
+        prepared = prepare(order)
+        if not prepared.jobs:
+            raise _nothing_runs(prepared.skips)
+        return _Session(order, prepared, make_reporter(), launcher, member).run()
+    finally:
+        launcher.close()
+
+
+def _nothing_runs(skips: Sequence[Skip]) -> CannotRun:
+    reasons = list(dict.fromkeys(skip.reason for skip in skips))
+    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+    return CannotRun(f"no case can run here: {reasons[0]}{more}", "--dry-run lists every case and why it is left out")
+
+
+class _Session:
+    """The state of one run under way."""
+
+    def __init__(
+        self, order: Order, prepared: Prepared, reporter: Reporter, launcher: Launcher, member: join.Membership | None
+    ) -> None:
+        self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
+        self._run = _describe(order, prepared.suite)
+        self._writer = _writer(order, self._run)
+        self._worlds: dict[int, World] = {}
+        self._statuses: list[str] = []
+        self._plans = plan.worlds(prepared.jobs, prepared.suite.policy)
+
+    def run(self) -> Exit:
+        self._reporter.begin(self._run, self._prepared.cases, self._prepared.skips)
+        for skip in self._prepared.skips:
+            self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            self._launch()
+            return self._finish(self._verdict())
+        except KeyboardInterrupt:
+            return self._finish(Exit.INTERRUPTED, "interrupted")
+        except CollbenchError as e:
+            self._finish(e.exit, e.message)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _launch(self) -> None:
+        if self._member is not None:
+            join.run(self._member, lambda: self._plans, self._on_line, self._on_hang)
+            return
+        for current in self._plans:
+            if is_predicted(current.backend):
+                from collbench.backends import model
+
+                model.run(current, self._on_line)
+                continue
+            try:
+                self._launcher.run(current, self._on_line, lambda case, phase, p=current: self._on_tick(p, case, phase))
+            except RunBroken as e:
+                self._lost(current, e)
+                raise
+
+    def _on_line(self, line: World | Record) -> None:
+        if isinstance(line, World):
+            self._worlds[line.index] = line
+            self._keep(line)
+            self._reporter.world(line)
+        else:
+            self._statuses.append(line.status)
+            self._keep(line)
+            self._reporter.record(line, records.derive(line, self._worlds.get(line.world)))
+
+    def _on_tick(self, current: Plan, job: int, phase: Phase) -> None:
+        if Phase.CONNECTING < phase < Phase.DONE:
+            self._reporter.phase(current.jobs[job].case, phase.words, (phase - Phase.PREPARING) / len(Phase))
+    def _on_hang(self, current: Plan, error: RunBroken) -> None:
+        """A joined world stands still: keep what there is; the process ends right after."""
+        self._lost(current, error)
+        self._finish(error.exit, error.message)
+        print(f"collbench: {error.message}", file=sys.stderr)
+
+    def _lost(self, current: Plan, error: RunBroken) -> None:
+        """The case under way becomes a failed record."""
+        if error.job is not None:
+            self._on_line(Record(case=current.jobs[error.job].case, status="failed", note=error.message, world=current.index))
+
+    def _keep(self, line: World | Record) -> None:
+        if self._writer is None:
+            return
+        had_trouble = bool(self._writer.trouble)
+        self._writer.write(line)
+        if self._writer.trouble and not had_trouble:
+            print(f"collbench: {self._writer.trouble}; measuring goes on", file=sys.stderr)
+
+    def _verdict(self) -> Exit:
+        if "wrong" in self._statuses:
+            return Exit.WRONG_DATA
+        if not {"ok", "predicted"} & set(self._statuses):
+            return Exit.CANNOT_RUN
+        return Exit.OK
+
+    def _finish(self, code: Exit, note: str = "") -> Exit:
+        end = End(exit=code, ended=_now(), note=note)
+        path = None
+        if self._writer is not None:
+            self._writer.write(end)
+            self._writer.close()
+            path = self._writer.path
+        self._reporter.end(end, path)
+        if self._writer is not None and self._writer.trouble:
+            raise CannotRun(self._writer.trouble, "free some space; what is shown above was measured, but not all is saved")
+        return code
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _describe(order: Order, suite: Suite) -> Run:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return Run(
+        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}", started=_now(), command=list(order.command), suite=suite,
+        policy=suite.policy, environment=environment.gather(Path.cwd()), tag=order.tag,
+    )  # fmt: skip
+
+
+def _writer(order: Order, run: Run) -> records.Writer | None:
+    """The run's file, refused before anything starts when it could not hold the run."""
+    if not order.save and order.output is None:
+        return None
+    path = order.output or records.home() / "runs" / f"{run.id}.jsonl"
+    if path.is_dir():
+        path = path / f"{run.id}.jsonl"
+    if path.exists() and path.stat().st_size:
+        raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
+    writer = records.Writer(path, run)
+    free = shutil.disk_usage(path.parent).free
+    if free < MIN_FREE:
+        os.unlink(path)
+        raise CannotRun(f"{path.parent} has {free >> 20} MiB left", f"{MIN_FREE >> 20} MiB are needed; -o elsewhere or --no-save")
+    return writer

@@ -1,0 +1,237 @@
+"""The statistics of one case: a median with an honest interval, when to stop, two modes, late ranks, where noise is.
+
+Nothing here assumes a normal distribution, deletes a sample or knows a unit; times come in nanoseconds and leave so.
+Sources: Hoefler & Belli, SC15 (order-statistic intervals); Le Boudec, Performance Evaluation, §2 (the same);
+Tukey 1977 (fences); Mann 1945 and Kendall 1975 (trend); Holm 1979; Searle, Variance Components, §3 (one-way split).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Samples = Sequence[float] | npt.NDArray[np.floating | np.integer]
+PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
+
+BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
+
+
+def n_eff(samples: Samples) -> float:
+    """How many independent samples would bound the median as well as these: N(1-ρ)/(1+ρ), never more than N.
+
+    ρ is the lag-1 autocorrelation of the log times, in the order measured, limited to [0, .95]. Logs are clipped to
+    median ± 5·1.4826·MAD so that a spike does not hide the correlation, except where ties make MAD zero.
+    """
+    logs = np.log(np.maximum(np.asarray(samples, dtype=float), np.finfo(float).tiny))
+    if len(logs) < 3:
+        return float(len(logs))
+    centre, spread = float(np.median(logs)), 5 * 1.4826 * mad(logs)
+    if spread > 0:
+        logs = np.clip(logs, centre - spread, centre + spread)
+    if np.ptp(logs) == 0:
+        return float(len(logs))
+    off = logs - logs.mean()
+    rho = min(max(float(off[:-1] @ off[1:] / (off @ off)), 0.0), 0.95)
+    return len(logs) * (1 - rho) / (1 + rho)
+
+
+@lru_cache(maxsize=4096)
+def interval_ranks(n: int, q: float = 0.5, confidence: float = 0.95) -> tuple[int, int] | None:
+    """Ranks (j, k), from 1, of the sorted samples between which quantile ``q`` lies with at least ``confidence``.
+
+    Exact for n independent samples of any continuous distribution, each tail at most half of the rest; None where n
+    samples cannot bound the quantile on both sides (at 95 %: median below 6, p95 below 72, p99 below 368).
+    """
+    tail = (1 - confidence) / 2 * (1 + 1e-9)
+    mass = _binomial(n, q)
+    j = int(np.searchsorted(np.cumsum(mass), tail, side="right"))
+    k = n + 1 - int(np.searchsorted(np.cumsum(mass[::-1]), tail, side="right"))
+    return (j, k) if j >= 1 and k <= n else None
+
+
+def _binomial(n: int, q: float) -> Floats:
+    """Probability of 0..n successes in n trials. numpy alone: importing scipy costs more than a table of rows."""
+    hits = np.arange(n + 1)
+    factorial = np.concatenate(([0.0], np.cumsum(np.log(hits[1:]))))
+    logs = factorial[-1] - factorial - factorial[::-1] + hits * math.log(q) + (n - hits) * math.log1p(-q)
+    return np.asarray(np.exp(logs), dtype=float)
+
+
+def median_interval(samples: Samples, n_eff: float) -> tuple[float, float, float]:
+    """Median and its 95 % interval, worth ``n_eff`` independent samples; ∓inf with fewer than 6 of those.
+
+    The ranks for ⌊n_eff⌋ samples are taken at their expected levels, r/(⌊n_eff⌋+1), among all, rounded outwards.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    n, m = len(ordered), min(int(n_eff), len(ordered))
+    median = float(np.median(ordered))
+    ranks = interval_ranks(m)
+    if ranks is None:
+        return median, -math.inf, math.inf
+    j, k = ranks[0] * (n + 1) // (m + 1), -(-ranks[1] * (n + 1) // (m + 1))
+    return median, float(ordered[j - 1]), float(ordered[k - 1])
+
+
+def quantile(samples: Samples, q: float) -> float | None:
+    """The smallest sample with at least a share ``q`` at or below it; None where 95 % cannot be put on both sides."""
+    n = len(samples)
+    if n == 0 or interval_ranks(n, q) is None:
+        return None
+    return float(np.quantile(np.asarray(samples, dtype=float), q, method="inverted_cdf"))
+
+
+def mad(samples: Samples) -> float:
+    """Median absolute deviation from the median, not scaled to a standard deviation. Zero if most samples tie."""
+    values = np.asarray(samples, dtype=float)
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def outliers(samples: Samples) -> tuple[int, int]:
+    """How many samples lie beyond Tukey's fences: mild (1.5 to 3 interquartile ranges out), and severe (farther)."""
+    values = np.asarray(samples, dtype=float)
+    low, high = np.quantile(values, (0.25, 0.75))
+    out = np.maximum(low - values, values - high)
+    severe = int(np.count_nonzero(out > 3 * (high - low)))
+    return int(np.count_nonzero(out > 1.5 * (high - low))) - severe, severe
+
+
+def modes(samples: Samples) -> tuple[float, float] | None:
+    """Medians of the two groups that the samples fall into, or None if they do not clearly.
+
+    Clearly: the widest gap in log time, leaving a tenth (and 4) of the samples on each side and at most 2 % inside,
+    is at least as wide as either group's middle 80 %, more for groups under 14 samples, and 5 % of the time. Limits
+    were set by simulation: see the tests for how often one-mode data (skewed, spiky, autocorrelated) is called two.
+    Steps of a coarse timer are no modes: the gap must exceed two steps and each group hold three distinct values.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=float))
+    n = len(ordered)
+    least, inside = max(4, math.ceil(0.1 * n)), n // 50
+    if n < 20 or ordered[0] <= 0:
+        return None
+    logs = np.log(ordered)
+    splits = np.arange(least, n - least + 1)
+    above, below = splits + (inside - inside // 2), splits - 1 - inside // 2
+    best = int(np.argmax(logs[above] - logs[below]))
+    gap, split = float(logs[above[best]] - logs[below[best]]), int(splits[best])
+    groups = (logs[:split], logs[split:])
+    width = max(float(g[len(g) - 1 - len(g) // 10] - g[len(g) // 10]) for g in groups)
+    if gap < math.log(1.05) or gap < max(1.0, 14 / min(split, n - split)) * width:
+        return None
+    steps = np.diff(ordered)
+    step = float(steps[steps > 0].min())
+    coarse = float(ordered[above[best]] - ordered[below[best]]) < 3 * step * (1 - 1e-9)
+    if coarse or any(np.count_nonzero(np.diff(g)) < 2 for g in groups):
+        return None
+    return float(np.median(ordered[:split])), float(np.median(ordered[split:]))
+
+
+def converged(samples: Samples, precision: float, min_iters: int, seconds: float, min_seconds: float) -> bool:
+    """Whether the median's 95 % interval is within ± ``precision`` (a share of it), after enough samples and time.
+
+    Ask it after each next_block only: the more often one looks, the sooner a lucky interval is believed.
+    """
+    if len(samples) < min_iters or seconds < min_seconds:
+        return False
+    median, lo, hi = median_interval(samples, n_eff(samples))
+    return max(hi - median, median - lo) <= precision * median
+
+
+def next_block(n: int) -> int:
+    """How many samples to add to ``n`` before looking again: a quarter more, and 10 at least."""
+    return max(BLOCK, math.ceil(n / 4))
+
+
+def steady(times: Samples) -> bool:
+    """Whether warm-up may end: the last two blocks' medians agree within 2 %, and the last three show no trend.
+
+    A block is 10 samples; no trend means that Mann-Kendall gives p > .05, which one steady stretch in 20 will not.
+    """
+    if len(times) < 3 * BLOCK:
+        return False
+    last = np.asarray(times[-3 * BLOCK :], dtype=float)
+    before, after = float(np.median(last[BLOCK : 2 * BLOCK])), float(np.median(last[2 * BLOCK :]))
+    return abs(after - before) <= 0.02 * min(before, after) and _trend(last) > 0.05
+
+
+def _trend(values: Floats) -> float:
+    """Two-sided p of the Mann-Kendall test: normal form, corrected for ties and continuity."""
+    n = len(values)
+    score = float(np.triu(np.sign(values[None, :] - values[:, None])).sum())
+    ties = np.unique(values, return_counts=True)[1].astype(float)
+    variance = (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+    if variance <= 0:
+        return 1.0
+    return math.erfc(max(abs(score) - 1, 0.0) / math.sqrt(2 * variance))
+
+
+def inner_repeats(t_ns: float, shortest_ns: float) -> int:
+    """Calls per sample so that a sample of calls of ``t_ns`` lasts ``shortest_ns``, where the clock is fine enough."""
+    return max(1, math.ceil(shortest_ns / max(t_ns, 1.0)))
+
+
+def lateness(per_rank: PerRank) -> list[float]:
+    """Per rank, the median time by which the first arriver had to wait for it; [] without samples.
+
+    ``per_rank[r][i]`` is the duration of sample i on rank r. Valid where all ranks leave a collective together, so
+    that the one with the shortest time came last: synchronising collectives, not rooted ones.
+    """
+    durations = np.asarray(per_rank, dtype=float)
+    if durations.size == 0:
+        return []
+    return [float(late) for late in np.median(durations.max(axis=0) - durations, axis=1)]
+
+
+def straggler(per_rank: PerRank) -> int | None:
+    """The rank that comes last too often for chance (binomial against 1/p, Holm over ranks, p < .001) and by too much.
+
+    Too much: half of the time by more than 5 % of the median slowest duration. Ties name nobody. Of several such
+    ranks the one last most often. None with one rank or under 20 samples. Valid where lateness is.
+    """
+    durations = np.asarray(per_rank, dtype=float)
+    if durations.ndim != 2 or durations.shape[0] < 2 or durations.shape[1] < 20:
+        return None
+    ranks, n = durations.shape
+    least = durations.min(axis=0)
+    alone = np.count_nonzero(durations == least, axis=0) == 1
+    last = np.bincount(durations.argmin(axis=0)[alone], minlength=ranks)
+    beyond = np.cumsum(_binomial(n, 1 / ranks)[::-1])[::-1]
+    chance = holm([float(beyond[count]) for count in last])
+    late = lateness(durations)
+    limit = 0.05 * float(np.median(durations.max(axis=0)))
+    found = [r for r in range(ranks) if chance[r] < 0.001 and late[r] > limit]
+    return max(found, key=lambda r: (last[r], late[r]), default=None)
+
+
+def variance_split(launches: Sequence[Samples]) -> tuple[float, float]:
+    """Variances (within, between) launches of log medians: what more cycles, and what more launches, average out.
+
+    ``launches[l]`` holds the medians that launch l found, one per cycle; unequal numbers may stand together. Their
+    square roots are relative standard deviations. One-way random effects by moments, a negative between set to 0.
+    ValueError with fewer than two launches or one median in each, which nothing can split.
+    """
+    groups = [np.log(np.asarray(launch, dtype=float)) for launch in launches if len(launch)]
+    sizes = np.array([len(g) for g in groups], dtype=float)
+    total, k = float(sizes.sum()), len(groups)
+    if k < 2 or total <= k:
+        raise ValueError("a variance split needs two launches, and two medians in one of them")
+    means = np.array([g.mean() for g in groups])
+    within = sum(float(((g - m) ** 2).sum()) for g, m in zip(groups, means, strict=True)) / (total - k)
+    grand = float(sizes @ means) / total
+    among = float(sizes @ (means - grand) ** 2) / (k - 1)
+    typical = (total - float((sizes**2).sum()) / total) / (k - 1)
+    return within, max(0.0, (among - within) / typical)
+
+
+def holm(pvalues: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order given: reject those at most α to err anywhere with a chance of at most α."""
+    adjusted = [1.0] * len(pvalues)
+    worst = 0.0
+    for place, index in enumerate(sorted(range(len(pvalues)), key=lambda i: pvalues[i])):
+        worst = max(worst, min(1.0, (len(pvalues) - place) * pvalues[index]))
+        adjusted[index] = worst
+    return adjusted
