@@ -19,9 +19,9 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Difference(NamedTuple):
-    """An element that is not what it must be: index in the buffer, and both bit patterns, unsigned."""
+    """An element that is not what it must be: its index in the buffer, and both bit patterns, unsigned."""
 
-    index: int
+    at: int
     got: int
     expected: int
 
@@ -84,22 +84,21 @@ class Checker:
             self._play(span, slot, self._send, view[span.start : span.start + span.high - span.low])
 
     def poison(self, buffer: torch.Tensor) -> None:
-        """Fills with NaN, or for integers the top bit alone: never the outcome of a signed case, rarely of others."""
+        """Fills with NaN, or for integers the top bit alone: no signed arithmetic here has that result, others rarely."""
         buffer.view(self.bits).fill_(-1 if self.case.type.kind == "float" else torch.iinfo(self.bits).min)
 
     def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:
-        """Compares with what this rank must have received; nothing is looked at where the collective defines nothing."""
+        """Compares with what this rank must have received, where that is defined; (0, 0, None) elsewhere."""
         pieces = self.receives or ()
         view = self._view(buffer, pieces)
         counts = [self._wrong(span, slot, view).count_nonzero() for span in _spans(pieces)]
         wrong = torch.stack(counts) if counts else torch.zeros(1)
         total = int(wrong.sum())
-        first = (
-            self._first(next(s for s, w in zip(_spans(pieces), wrong.tolist(), strict=True) if w), slot, view)
-            if total
-            else None
-        )
-        return Checked(sum(piece.length for piece in pieces), total, first)
+        checked = sum(piece.length for piece in pieces)
+        if not total:
+            return Checked(checked, 0, None)
+        bad = next(span for span, count in zip(_spans(pieces), wrong.tolist(), strict=True) if count)
+        return Checked(checked, total, self._first(bad, slot, view))
 
     def _first(self, span: _Span, slot: int, view: torch.Tensor) -> Difference:
         place = int(self._wrong(span, slot, view).nonzero()[0])

@@ -280,9 +280,9 @@ def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
 
 def _runs(last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20) -> None:
     """List saved runs."""
-    from collbench import console, records
+    from collbench import console, store
 
-    console.show(console.runs_table([records.read(path) for path in records.saved()[-last:]]))
+    console.show(console.runs_table([store.read(path) for path in store.saved()[-last:]]))
 
 
 def _doctor() -> None:

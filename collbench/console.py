@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import itertools
+import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench import __version__
+from collbench.errors import Exit
 from collbench.formats import (
     AXES,
     PLACES,
@@ -31,33 +35,37 @@ from collbench.formats import (
     plain,
     size,
 )
-from collbench.records import End, Run, World
+from collbench.records import End, Record, Row, Run, RunFile, World
 from collbench.suite import Case, Skip
 from collbench.summary import clock, summary
 
-HEADS = {"collective": "", "implementation": "impl", "algbw": "algbw\nGB/s", "busbw": "busbw\nGB/s"}
+HEADS = {"collective": "", "place": "", "implementation": "impl", "algbw": "algbw\nGB/s", "busbw": "busbw\nGB/s"}
 LEFT = (*AXES, "flags")
 DROPPED = ("min", "skew", "algbw", "wrong", "tail", "N")  # columns given up on a narrow terminal, in this order
 STYLES = {"bad": "bold red", "notice": "yellow", "quiet": "dim", "": ""}
-FLAGS_WIDTH = 14  # flags may wrap, but not below this
+GAP = 2  # between columns
+FLAGS_WIDTH = 12  # flags may wrap, but not below this
 
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A case that would run: bytes of buffers on each rank, how many pairs take turns, seconds; or why it would not."""
+    """A case that would run: memory of each rank, bytes through the busiest port per call, how many pairs of buffers
+    take turns, estimated seconds; or, in ``skipped``, why it would not."""
 
-    label: str
-    size: int
-    buffers: int = 0
+    case: Case
+    bytes_per_rank: int = 0
+    moved: int = 0
     rotation: int = 0
     seconds: float = 0.0
-    skip: str = ""
+    skipped: str = ""
 
 
 class Status(Gathered):
     """Progress only, on the error terminal, for formats that are piped. Silent where that is no terminal."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, watched: bool | None = None) -> None:
+        """``watched`` unless told: the errors go to a terminal and the output does not, which would get in the way."""
         self._console = console or Console(stderr=True, highlight=False)
+        self._watched = self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         self._live: Live | None = None
         self._now: tuple[Case, str, float] | None = None
 
@@ -65,8 +73,11 @@ class Status(Gathered):
         super().begin(run, cases, skips)
         self._began = time.monotonic()
         self._header = header(run, cases, {})
-        if self._console.is_terminal:
-            self._live = Live(get_renderable=self._view, console=self._console, refresh_per_second=4, transient=True)
+        if self._watched:
+            self._live = Live(
+                get_renderable=self._view, console=self._console, refresh_per_second=4, transient=True,
+                redirect_stdout=not self._console.stderr,
+            )  # fmt: skip
             self._live.start()
             atexit.register(self.close)
 
@@ -76,6 +87,10 @@ class Status(Gathered):
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         self._now = (case, phase, fraction)
+
+    def record(self, record: Record, row: Row | None) -> None:
+        super().record(record, row)
+        self._now = (record.case, "done", 0.0)
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
@@ -96,7 +111,8 @@ class LiveTable(Status):
     """Progress and the latest rows while the run goes on; the whole tables and the closing lines once it has ended."""
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(highlight=False))
+        console = console or Console(highlight=False)
+        super().__init__(console, console.is_terminal)
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
@@ -104,9 +120,12 @@ class LiveTable(Status):
         for mode, outcomes in by_mode(self.outcomes):
             self._console.print("", table(mode, outcomes, self.cases, self._console.width), sep="\n")
         self._console.print()
-        for style, line in summary(self):  # wrapped between words only, so that a long path can be copied
-            parts = Text(line, STYLES[style]).wrap(self._console, self._console.width - 4, overflow="ignore")
-            self._console.print(Text("\n    ").join(parts), no_wrap=True, overflow="ignore", crop=False)
+        for style, line in summary(self):  # a long path is not broken, so that it can be copied
+            wrap = textwrap.TextWrapper(
+                max(20, self._console.width - 1), subsequent_indent="    ", break_long_words=False
+            )
+            text = Text("\n".join(wrap.wrap(line)), STYLES[style])
+            self._console.print(text, no_wrap=True, overflow="ignore", crop=False)
 
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]
@@ -138,8 +157,8 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> Text
     )
     where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
     text = Text(f"collbench {__version__}  ", "bold", no_wrap=True, overflow="ellipsis")
-    text.append(plain(" · ".join(filter(None, what))), "not bold").append(f"\n{where}\n{plain(' · '.join(how))}", "not bold dim")
-    return text
+    text.append(plain(" · ".join(filter(None, what))), "not bold")
+    return text.append(f"\n{where}\n{plain(' · '.join(how))}", "not bold dim")
 
 
 def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
@@ -172,36 +191,29 @@ def progress(done: int, total: int, elapsed: float, now: tuple[Case, str, float]
     return Group(grid, Text(plain(doing), "dim", no_wrap=True, overflow="ellipsis"))
 
 
-def table(
-    mode: str, outcomes: Sequence[Outcome], cases: Sequence[Case], width: int = 100, live: bool = False
-) -> Table:
+def table(mode: str, outcomes: Sequence[Outcome], cases: Sequence[Case], width: int = 100, live: bool = False) -> Table:
     """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column (the header names
     them); what else does not fit ``width`` goes in the order of DROPPED, but never a count of wrong elements."""
     varying, constant = axes([case for case in cases if case.mode == mode] or [record.case for record, _ in outcomes])
     lines = [cells(*outcome) for outcome in outcomes]
     wrong = any(record.wrong for record, _ in outcomes)
-    names = _fitting([name for name in lines[0] if name not in AXES or name in varying], lines, width, wrong)
+    widths = _fitting([name for name in lines[0] if name not in AXES or name in varying], lines, width, wrong)
     several = len({case.mode for case in cases}) > 1
-    view = Table(
-        title=Text(plain(f"{mode}: {constant}"), "bold") if several else None, title_justify="left",
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="", border_style="dim",
-    )  # fmt: skip
-    for name in names:
+    view = _plain_table(plain(f"{mode}: {constant}") if several else "")
+    for name, room in widths.items():
         quiet = "dim" if name in ("min", "algbw", "skew", "N") else ""
         view.add_column(
             Text(HEADS.get(name, name), "bold"), justify="left" if name in LEFT else "right", style=quiet,
-            vertical="top", no_wrap=live or name != "flags", overflow="ellipsis",
+            width=room, no_wrap=live or name != "flags", overflow="ellipsis",
         )  # fmt: skip
-    before: list[str] = []
-    for (record, _), line in zip(outcomes, lines, strict=True):
-        group = [line[name] for name in names if name in AXES and name != "place"]
-        if before and not live and group != before:
+    groups = [[line[name] for name in widths if name in AXES and name != "place"] for line in lines]
+    changes = [not live and before != after for before, after in itertools.pairwise([groups[0], *groups])]
+    for (record, _), line, change in zip(outcomes, lines, changes, strict=True):
+        if change and 4 * sum(changes) <= len(lines):
             view.add_section()
-        before = group
-        bad = "bold red" if record.status == "wrong" else "red" if record.status == "failed" else ""
-        view.add_row(
-            *(_flagged(line[name]) if name == "flags" and not bad else Text(line[name]) for name in names), style=bad
-        )
+        bad = {"wrong": "bold red", "failed": "red"}.get(record.status, "")
+        flags = Text(line["flags"], no_wrap=True, overflow="ellipsis") if bad else _flagged(line["flags"])
+        view.add_row(*(flags if name == "flags" else Text(line[name]) for name in widths), style=bad)
     return view
 
 
@@ -209,44 +221,94 @@ def _flagged(flags: str) -> Text:
     return Text(" ").join(Text(flag, "bold yellow" if flag.endswith("!") else "yellow") for flag in flags.split())
 
 
-def _fitting(names: list[str], lines: Sequence[Mapping[str, str]], width: int, wrong: bool) -> list[str]:
-    needed = {
+def _fitting(names: Sequence[str], lines: Sequence[Mapping[str, str]], width: int, wrong: bool) -> dict[str, int]:
+    """Columns to show, with their widths; flags take what is left, and wrap."""
+    widths = {
         name: max(*map(cell_len, HEADS.get(name, name).split("\n")), *(cell_len(line[name]) for line in lines))
         for name in names
     }
-    needed["flags"] = min(needed["flags"], FLAGS_WIDTH)
-    kept = list(names)
+    flags = widths["flags"]
+    widths["flags"] = min(flags, FLAGS_WIDTH)
     for name in DROPPED:
-        if sum(needed[k] + 2 for k in kept) > width and not (name == "wrong" and wrong):
-            kept.remove(name)
-    return kept
+        if sum(widths.values()) + GAP * (len(widths) - 1) > width and not (name == "wrong" and wrong):
+            widths.pop(name, None)
+    left = width - sum(widths.values()) - GAP * (len(widths) - 1)
+    return widths | {"flags": max(1, min(flags, widths["flags"] + left))}
 
 
-def runs_table(runs: Sequence[Run]) -> Table:
-    """Saved runs, oldest first as ``records.saved`` has them, with the name each answers to."""
-    view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), border_style="dim")
-    for name in ("name", "id", "started", "tag", "suite", "command"):
-        view.add_column(name, no_wrap=True, overflow="ellipsis", min_width=None if name == "command" else 4)
-    for back, run in zip(range(len(runs) - 1, -1, -1), runs, strict=True):
-        name = f"@last~{back}" if back else "@last"
-        parts = (name, run.id, run.started, run.tag, run.suite.name, " ".join(run.command))
-        view.add_row(*(Text(plain(part)) for part in parts))
+def runs_table(files: Sequence[RunFile]) -> Table:
+    """Saved runs, oldest first as ``store.saved`` has them, with the name each answers to and how it ended."""
+    view = _plain_table()
+    for name in ("name", "id", "tag", "cases", "ended", "arguments"):
+        view.add_column(name, no_wrap=name != "arguments", justify="right" if name == "cases" else "left")
+    for back, file in zip(range(len(files) - 1, -1, -1), files, strict=True):
+        run, end = file.run, file.end
+        ended = (
+            Text("cut short", "yellow") if end is None else Text("") if not end.exit else Text(_exit(end.exit), "red")
+        )
+        parts = [Text(plain(part)) for part in (f"@last~{back}" if back else "@last", run.id, run.tag)]
+        arguments = Text(plain(" ".join(run.command[1:])), no_wrap=True, overflow="ellipsis")
+        view.add_row(*parts, str(len(file.records)), ended, arguments)
     return view
 
 
+def _exit(code: int) -> str:
+    return Exit(code).name.lower().replace("_", " ") if code in list(Exit) else f"exit {code}"
+
+
 def plan_table(rows: Sequence[PlanRow]) -> RenderableType:
-    """What --dry-run shows: each case with the memory and time it will take, and the sum."""
-    view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), border_style="dim")
+    """What --dry-run shows: what all cases share, each with the memory and time it will take, then the sum."""
+    varying, constant = axes([row.case for row in rows]) if rows else ([], "")
+    view = _plain_table()
     view.add_column("case", overflow="fold")
-    for name in ("size", "buffers/rank", "pairs", "time"):
+    for name in ("size", "moved", "memory/rank", "pairs", "time"):
         view.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        label = Text(plain(row.label))
-        if row.skip:
-            view.add_row(label.append(f"  skipped: {plain(row.skip)}", "yellow"), size(row.size), "", "", "")
+        values = along(row.case)
+        words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
+        label = Text(plain(", ".join([*words, row.case.mode])))
+        if row.skipped:
+            view.add_row(label.append(f": {plain(row.skipped)}", "yellow"), size(row.case.nbytes))
         else:
-            view.add_row(label, size(row.size), size(row.buffers), str(row.rotation), duration(row.seconds * 1e9))
-    run = [row for row in rows if not row.skip]
-    total = f"{len(run)} cases, about {clock(sum(row.seconds for row in run))}"
-    most = max((row.buffers for row in run), default=0)
-    return Group(view, Text(f"{total}; at most {size(most)} of buffers a rank; {len(rows) - len(run)} skipped"))
+            memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank), str(row.rotation))
+            view.add_row(label, *memory, duration(row.seconds * 1e9))
+    run = [row for row in rows if not row.skipped]
+    total = f"{len(run)} case{'s' * (len(run) != 1)}, about {clock(sum(row.seconds for row in run))}"
+    most = size(max((row.bytes_per_rank for row in run), default=0))
+    return Group(
+        Text(plain(constant), "bold"), view, Text(f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped")
+    )
+
+
+def listing(tables: Mapping[str, Sequence[Sequence[str]]]) -> RenderableType:
+    """Tables by title, the first row of each its header."""
+    parts: list[RenderableType] = []
+    for title, (head, *rows) in tables.items():
+        view = _plain_table(title)
+        for name in head:
+            view.add_column(name)
+        for row in rows:
+            view.add_row(*(Text(plain(cell)) for cell in row))
+        parts += [view, ""]
+    return Group(*parts[:-1])
+
+
+def finding(what: str, state: str, detail: str) -> None:
+    """Prints a line of the doctor's: ``state`` is yes, no or note."""
+    style = {"yes": "green", "no": "red"}.get(state, "dim")
+    line = Text(f"{plain(what):<18}").append(f"{state:<6}", style).append(plain(detail))
+    show(line)
+
+
+def show(*things: RenderableType) -> None:
+    """Prints to standard output, as wide as the terminal; to a pipe without colour and without breaking lines."""
+    console = Console(highlight=False)
+    for thing in things:
+        console.print(thing, soft_wrap=isinstance(thing, Text) and not console.is_terminal)
+
+
+def _plain_table(title: str = "") -> Table:
+    return Table(
+        title=Text(title, "bold") if title else None, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
+        pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", border_style="dim",
+    )  # fmt: skip

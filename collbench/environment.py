@@ -44,10 +44,9 @@ IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
 IN_VALUE = re.compile(rf"(\w*(?:{SECRET})\w*[=:])[^&,;]+", re.IGNORECASE)
 DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 RELEVANT = re.compile(  # key paths of what decides performance and stays the same on an unchanged machine
-    r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)"
-    r"|container\.(cpu_quota|marks\.\d+)"
+    r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
     r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
-    r"|gpus\.(driver|cuda)|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|mig\.0)"
+    r"|container\.(cpu_quota|marks\.\d+)|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|mig\.0)"
     r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
     r"((NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
@@ -113,8 +112,7 @@ def same_clock_domain_key(root: Path = ROOT) -> str:
 
 def usable_cpus(root: Path = ROOT) -> list[int]:
     """CPUs to place ranks on, best first: one of each physical core, then second threads; as many as the quota."""
-    by_thread = itertools.zip_longest(*_cores(_affinity(root), root))
-    ordered = [cpu for thread in by_thread for cpu in thread if cpu is not None]
+    ordered = [c for thread in itertools.zip_longest(*_cores(_affinity(root), root)) for c in thread if c is not None]
     return ordered[: math.ceil(cpu_quota(root) or len(ordered))]
 
 
@@ -134,10 +132,16 @@ def llc_bytes(root: Path = ROOT) -> int | None:
     for cpu in _affinity(root):
         indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((_int(index / "level") or 0, index) for index in indices)[-1:]:
-            unit = _find(last / "size", r"\d([KMG])") or " "
-            total += (_int(last / "size", r"(\d+)") or 0) << 10 * " KMG".index(unit)
+            total += (_int(last / "size", r"(\d+)K") or 0) << 10
             seen |= {cpu, *_cpu_list(last / "shared_cpu_list")}
     return total or None
+
+
+def gpu_count(root: Path = ROOT) -> int:
+    """NVIDIA GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; loads no library."""
+    nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
+    return min(nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named))))  # -1 ends the list
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -151,8 +155,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 def memory_limit(root: Path = ROOT) -> tuple[int, str]:
     """Bytes this process tree may still take without swapping or being killed, less a reserve, and what limits it."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = _kib(root / "proc/meminfo", "MemAvailable")
-    limits = [(free if available is None else available, "memory available on this machine")]
+    limits = [(_kib(root / "proc/meminfo", "MemAvailable") or free, "memory available on this machine")]
     limits += [(left, name) for _, left, name in _memory_cgroups(root)]
     space = _int(root / "proc/self/limits", r"^Max address space\s+(\d+)")
     if space is not None:
@@ -174,15 +177,14 @@ def mask(text: str) -> str:
 def _relevant(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Key paths and values that go into the fingerprint. Null equals absent; a NIC without a driver is virtual."""
     nics = {name: nic for name, nic in environment.get("nics", {}).items() if nic.get("driver")}
-    return {k: v for k, v in _flat({**environment, "nics": nics}) if v is not None and RELEVANT.fullmatch(k)}
+    return {k: v for k, v in _flat({**environment, "nics": nics}).items() if v is not None and RELEVANT.fullmatch(k)}
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(value, Mapping | list | tuple):
-        yield path, value
-        return
-    for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-        yield from _flat(inner, f"{path}.{key}" if path else str(key))
+        return {path: value}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    return {k: v for key, inner in items for k, v in _flat(inner, f"{path}.{key}".lstrip(".")).items()}
 
 
 def _cpu(root: Path) -> dict[str, Any]:
@@ -190,7 +192,6 @@ def _cpu(root: Path) -> dict[str, Any]:
     at, affinity = root / CPUS, _affinity(root)
     cpus = _cpu_list(at / "online") or affinity
     cores = _cores(cpus, root)
-    max_khz = _int(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq")
     governors = {_text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
     turbo = ((at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")))
     return {
@@ -203,7 +204,7 @@ def _cpu(root: Path) -> dict[str, Any]:
         "cores": core_count(root),
         "llc_bytes": llc_bytes(root),
         "governor": ",".join(sorted(governors)) or None,
-        "max_mhz": max_khz and max_khz // 1000,
+        "max_mhz": (_int(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None,
         "turbo": next((_text(file) == on for file, on in turbo if file.exists()), None),
     }
 
@@ -348,10 +349,3 @@ def _cpu_list(path: Path, pattern: str = "(.*)") -> list[int]:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def gpu_count(root: Path = ROOT) -> int:
-    """NVIDIA GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; loads no library."""
-    nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return nodes if visible is None else min(nodes, len([v for v in visible.split(",") if v.strip()]))

@@ -29,11 +29,20 @@ class Reporter(Protocol):
     ``end`` is called once, also when the run was cut short; ``path`` is None for a run that was not saved.
     """
 
-    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None: ...
-    def world(self, world: World) -> None: ...
-    def phase(self, case: Case, phase: str, fraction: float) -> None: ...
-    def record(self, record: Record, row: Row | None) -> None: ...
-    def end(self, end: End, path: Path | None) -> None: ...
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        return
+
+    def world(self, world: World) -> None:
+        return
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        return
+
+    def record(self, record: Record, row: Row | None) -> None:
+        return
+
+    def end(self, end: End, path: Path | None) -> None:
+        return
 
 
 class Several(Reporter):
@@ -230,7 +239,7 @@ def duration(ns: float | None) -> str:
         value = float(f"{ns / scale:.3g}")
         if value < 1000:
             return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
-    return f"{ns / 1e9:#.3g} s" if ns < 1e11 else f"{ns / 1e9:.0f} s"
+    return f"{ns / 1e9:.{2 if ns < 9.995e9 else 1 if ns < 99.95e9 else 0}f} s"
 
 
 def interval(row: Row) -> str:

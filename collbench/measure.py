@@ -19,7 +19,7 @@ from collbench.control import Control
 from collbench.launch.board import Board
 from collbench.suite import Policy
 
-CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 % (MEASURING: CPU clocks)
+CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
 WINDOW_NS = 200_000
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 MAX_LATE = 0.25
@@ -41,13 +41,11 @@ class Sync:
         self.scheme = scheme
         self._control = control
         self._board = board
-        self._round = 0
 
     def __call__(self) -> bool:
         """Wait for the common start; whether this rank was late for it."""
         if self.scheme == "window" and self._board is not None:
-            self._round += 1
-            return self._board.meet(self._control.rank, self._round, WINDOW_NS)[1]
+            return self._board.meet(self._control.rank, WINDOW_NS)
         if self.scheme == "barrier":
             self._control.barrier()
         return False
@@ -72,13 +70,13 @@ class Samples(NamedTuple):
 class Sampler:
     """Takes samples of one rank: each is ``inner`` calls under one clock pair, buffers taking turns call by call.
 
-    ``freshen(slot)`` puts back the input of a slot that the call before has overwritten; it runs outside the clock,
+    ``calls`` are pairs of an action and the slots of buffers it uses. ``freshen(slot)`` puts back the input of a slot that the call before has overwritten; it runs outside the clock,
     just before the sample after, so that what the last sample left can still be checked.
     """
 
     def __init__(
         self,
-        calls: Sequence[Action],
+        calls: Sequence[tuple[Action, Sequence[int]]],
         inner: int,
         control: Control,
         beat: Action,
@@ -86,13 +84,13 @@ class Sampler:
     ) -> None:
         self.inner = inner
         turns = math.lcm(len(calls), inner) // inner
-        slots = [[(t * inner + k) % len(calls) for k in range(inner)] for t in range(turns)]
-        self._batches = [(tuple(calls[s] for s in chosen), sorted(set(chosen))) for chosen in slots]
+        chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
+        self._batches = [(tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used})) for batch in chosen]
         self._beat = beat
         self._freshen = freshen
         self._control = control
         self._next = 0
-        self.dirty: list[int] = []
+        self.dirty: Sequence[int] = ()
         self.used: set[int] = set()
 
     def take(self, count: int, sync: Sync) -> Samples | None:
@@ -230,7 +228,7 @@ class Protocol:
 
     def _overhead(self, inner: int) -> int:
         """Median ns between the clock reads of a sample whose calls do nothing."""
-        idle = Sampler([nothing], inner, self._control, nothing)
+        idle = Sampler([(nothing, ())], inner, self._control, nothing)
         samples = idle.take(50, Sync("none", self._control, None))
         return int(np.median(samples.durations[0])) if samples is not None else 0
 

@@ -30,7 +30,6 @@ from collbench.suite import Case, Skip
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 OPS = {"premul_sum": "mulsum"}
-NOBODY = "0000:00:00"
 DEVICE = re.compile(r"\w+:(?P<index>\d+)(?: \[(?P<bus>[0-9a-fA-F:.]+)\])?(?: (?P<name>.+))?")
 AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
     ("rank 0", lambda times: times[0]),
@@ -67,7 +66,8 @@ class Half(NamedTuple):
 
 def half(outcome: Outcome | None, options: Options) -> Half:
     """The time is the median over samples of what ``-a`` makes of the ranks' times; -a 0..2 see the samples of which
-    every rank's time was kept. With ``-C`` it is that of submitting, while bandwidths stay those of the wall time."""
+    every rank's time was kept. With ``-C`` it is that of handing a call over; bandwidths stay those of the wall time.
+    """
     record, row = outcome or (None, None)
     if record is None or row is None:
         return Half(math.nan, math.nan, math.nan, record.wrong if record else None)
@@ -77,7 +77,7 @@ def half(outcome: Outcome | None, options: Options) -> Half:
         wall = statistics.median(map(reduce, zip(*record.per_rank, strict=False))) / record.inner
     shown = wall
     if options.cpu_time:
-        shown = statistics.median(record.submit_ns) / record.inner if record.submit_ns else math.nan
+        shown = statistics.median(record.submit_ns) if record.submit_ns else math.nan
     scale = row.median / wall if wall else 1.0
     return Half(shown / 1e3, row.algbw * scale, None if row.busbw is None else row.busbw * scale, record.wrong)
 
@@ -107,17 +107,17 @@ def program(case: Case) -> str:
     return PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
-def devices(ranks: Sequence[RankInfo]) -> list[dict[str, Any]]:
+def devices(ranks: Sequence[RankInfo], product: str = "") -> list[dict[str, Any]]:
     """A rank each. Reads ``device`` as "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
     found = []
     for info in ranks:
         match = DEVICE.fullmatch(plain(info.device))
-        name = (match["name"] or info.device) if match else f"CPU cores {_spans(info.cpus)}"
+        index, bus, name = match.groups() if match else (info.rank, None, None)
+        name = f"CPU cores {_spans(info.cpus)}" if info.device == "cpu" else name or product or info.device
         found.append(
             {
                 "rank": info.rank, "group": 0, "pid": info.pid, "hostname": plain(info.host).split(".")[0],
-                "device": int(match["index"]) if match else info.rank,
-                "device_hex": (match["bus"] if match else None) or NOBODY, "device_info": plain(name),
+                "device": int(index), "device_hex": bus or "0000:00:00", "device_info": plain(name),
             }
         )  # fmt: skip
     return found
@@ -139,6 +139,7 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
     factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
     steps = {b - a for a, b in itertools.pairwise(sizes)}
     by_factor = len(factors) == 1 and min(factors).is_integer()
+    kinds = {str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])}
     step = {"step_factor": int(min(factors))} if by_factor else {"step_bytes": min(steps) if len(steps) == 1 else 0}
     return {
         "nthreads": 1, "ngpus": max(hosts.values(), default=0), "minimum_bytes": sizes[0], "maximum_bytes": sizes[-1],
@@ -149,7 +150,7 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
         "graph": int(any(case.mode == "graph" for case in cases)),
         "blocking_collectives": words(policy.blocking != 0),
         "per_iter_timing": "true", "per_iter_skip": 0, "parallel_init": "false",
-        "devices": devices(world.ranks if world else []),
+        "devices": devices(world.ranks if world else [], kinds.pop() if len(kinds) == 1 else ""),
     }  # fmt: skip
 
 
@@ -165,8 +166,7 @@ def library_number(worlds: Iterable[World]) -> int:
 
 def local_time(stamp: str) -> str:
     """An ISO time as nccl-tests prints times: local, without a zone; now for an empty one."""
-    time = datetime.fromisoformat(stamp) if stamp else datetime.now()
-    return time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return (datetime.fromisoformat(stamp) if stamp else datetime.now()).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 class Text(Reporter):

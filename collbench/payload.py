@@ -126,9 +126,8 @@ def _scaled(rng: _Random, d: DType, shares: Array, low: int) -> Array:
     """Shares in d's own numbers: floats get one random exponent, from ``low``, per scenario."""
     if d.kind != "float":
         return shares.astype(d.name)
-    high = d.emax - d.precision
-    low = min(low, high)
-    return np.ldexp(shares.astype(np.float64), low + rng.below(high - low + 1, T))
+    spare = max(0, d.emax - d.precision - low)
+    return np.ldexp(shares.astype(np.float64), d.emax - d.precision - rng.below(spare + 1, T))
 
 
 def _sums(rng: _Random, d: DType, n: int, factor: Callable[[int], int] = lambda rank: 1) -> Array:
@@ -140,8 +139,8 @@ def _sums(rng: _Random, d: DType, n: int, factor: Callable[[int], int] = lambda 
 
 
 def _averages(rng: _Random, d: DType, n: int) -> Array:
-    """One sign; where 1/n is inexact only two floats, so that multiplying by it first, as NCCL does, stays close."""
-    crowd = 2 if d.kind == "float" and n & (n - 1) else _limit(d) // 2
+    """One sign; integers few enough to be felt in the quotient, and two floats where NCCL's factor 1/n is inexact."""
+    crowd = 2 if d.kind == "float" and n & (n - 1) else max(2, _limit(d) // (2 if d.kind == "float" else 64 * n))
     signs = np.broadcast_to(rng.signs(T) if d.kind == "float" else np.ones(T, np.int64), (n, T))
     shares = _shares(rng, rng.places(n) < crowd, signs, _limit(d), np.ones((n, 1), np.int64))
     return _scaled(rng, d, shares, d.emin + (n - 1).bit_length())
@@ -172,13 +171,13 @@ def _finite(rng: _Random, d: DType, n: int) -> Array:
     return rng.signs(n, T) * decode(smallest + rng.below(_largest(d) - smallest + 1, n, T), d)
 
 
-def _extremes(rng: _Random, d: DType, n: int, better: Any) -> Array:
-    """Whoever would beat the rank at place 0 holds the worst value instead, so that results spread over the type."""
+def _extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
+    """Whoever is not worse than the rank at place 0 holds the worst value: one rank decides, and by any value."""
     values, place = _finite(rng, d, n), rng.places(n)
     decisive = values[place.argmin(0), np.arange(T)]
     high = decode(_largest(d), d) if d.kind == "float" else np.array(np.iinfo(d.name).max, d.name)
     low = np.zeros_like(high) if d.kind == "uint" else -high
-    return np.where(better(values, decisive), low if better is np.greater else high, values)
+    return np.where((place == 0) | worse(values, decisive), values, low if worse is np.less else high)
 
 
 def _flags(rng: _Random, d: DType, n: int) -> Array:
@@ -198,8 +197,8 @@ _INPUTS: dict[str, Callable[[_Random, DType, int], Array]] = {
     "none": _finite,
     "sum": _sums,
     "prod": _products,
-    "min": lambda rng, d, n: _extremes(rng, d, n, np.less),
-    "max": lambda rng, d, n: _extremes(rng, d, n, np.greater),
+    "min": lambda rng, d, n: _extremes(rng, d, n, np.greater),
+    "max": lambda rng, d, n: _extremes(rng, d, n, np.less),
     "avg": _averages,
     "band": lambda rng, d, n: ~_flags(rng, d, n),
     "bor": _flags,
@@ -217,14 +216,13 @@ def _largest(d: DType) -> int:
 
 def encode(values: Array, d: DType) -> Array:
     """Bit patterns, as unsigned integers of d's width; floats (finite, in d's range) are rounded to nearest even."""
-    unsigned = np.dtype(f"u{d.size}")
     if d.kind != "float":
-        return values.astype(d.name).view(unsigned)
+        return values.astype(d.name).view(f"u{d.size}")
     fraction = d.precision - 1
     exponent = np.where(values == 0, d.emin, np.maximum(np.frexp(values)[1] - 1, d.emin))
     significand = np.rint(np.ldexp(np.abs(values), fraction - exponent)).astype(np.uint64)
     magnitude = ((exponent - d.emin).astype(np.uint64) << np.uint64(fraction)) + significand
-    bits: Array = (magnitude | np.signbit(values).astype(np.uint64) << np.uint64(d.size * 8 - 1)).astype(unsigned)
+    bits: Array = (magnitude | np.signbit(values).astype(np.uint64) << np.uint64(d.size * 8 - 1)).astype(f"u{d.size}")
     return bits
 
 
@@ -239,15 +237,13 @@ def decode(bits: Any, d: DType) -> Array:
     values = np.ldexp(significand, np.maximum(field, 1) - 1 + d.emin - fraction)
     special = np.where((rest == 0) & (magnitude == _largest(d) + 1), np.inf, np.nan)
     values = np.where(magnitude > _largest(d), special, values)
-    signed: Array = np.copysign(values, np.where(bits >= np.uint64(sign), -1.0, 1.0))
-    return signed
+    return np.where(bits >= np.uint64(sign), -values, values)
 
 
 def show(bits: int, d: DType) -> str:
     """A bit pattern as a person reads it: ``3.5 (0x4060)``."""
-    signed = bits - (1 << d.size * 8) if d.kind == "int" and bits >> (d.size * 8 - 1) else bits
-    value = f"{float(decode(bits, d)):.{9 if d.size < 8 else 17}g}" if d.kind == "float" else str(signed)
-    return f"{value} (0x{bits:0{d.size * 2}x})"
+    number = decode(bits, d) if d.kind == "float" else np.array(bits, f"u{d.size}").view(d.name)
+    return f"{number.item():{'' if d.kind != 'float' else '.9g' if d.size < 8 else '.17g'}} (0x{bits:0{d.size * 2}x})"
 
 
 def tolerance(op: str, d: DType, n: int, premultiplies: bool) -> int:
@@ -287,7 +283,7 @@ def _tables(op: str, dtype: str, n: int, seed: int) -> Tables:
 
 
 class Piece(NamedTuple):
-    """Elements ``start .. start + length`` of a buffer are those from ``offset`` of ``stream``, over ``ranks`` if reduced."""
+    """``length`` elements from ``start`` in a buffer, from ``offset`` in ``stream``; the ``ranks`` reduced, if any."""
 
     start: int
     length: int
@@ -324,13 +320,11 @@ def _arrivals(name: str, n: int, root: int, listed: bool, rank: int) -> list[tup
     row = COLLECTIVES[name]
     cells = range(row.counts(n, 1)[0])
     inputs = [np.array([cell | 1 << (_RANK + source) for cell in cells], object) for source in range(n)]
-    if listed:
-        inputs = [symbols.reshape(-1, 1) for symbols in inputs]
+    inputs = [symbols.reshape(-1, 1) for symbols in inputs] if listed else inputs
     symbols = row.result(inputs, np.bitwise_or, max(root, 0))[rank]
     if symbols is None:
         return None
-    members = [tuple(source for source in range(n) if symbol >> (_RANK + source) & 1) for symbol in symbols]
-    return [(ranks, symbol & ((1 << _RANK) - 1)) for ranks, symbol in zip(members, symbols, strict=True)]
+    return [(tuple(r for r in range(n) if s >> (_RANK + r) & 1), s & ((1 << _RANK) - 1)) for s in symbols]
 
 
 def send_layout(case: Case, rank: int) -> list[Piece]:

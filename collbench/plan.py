@@ -68,10 +68,14 @@ def scratch_bytes(case: Case) -> int:
 
 
 def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
-    """Pairs needed so that a buffer has left the cache before its next turn; at least 2, at most MAX_ROTATION."""
+    """Pairs needed so that a buffer has left the cache before its next turn; at least 2, at most MAX_ROTATION.
+
+    Calls issued together (-m) never share a buffer.
+    """
     if policy.cache == "hot" or case.collective == "barrier":
-        return 1
-    return max(2, min(MAX_ROTATION, math.ceil(3 * cache_bytes / buffer_bytes(case, policy))))
+        return policy.agg_iters
+    wanted = max(2, min(MAX_ROTATION, math.ceil(3 * cache_bytes / buffer_bytes(case, policy))))
+    return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
 
 
 def fit(cases: Sequence[Case], policy: Policy, available: int, cache_bytes: int) -> tuple[list[Job], list[Skip]]:
@@ -82,9 +86,9 @@ def fit(cases: Sequence[Case], policy: Policy, available: int, cache_bytes: int)
         pair = buffer_bytes(case, policy)
         fixed = case.n * (RANK_BYTES + scratch_bytes(case))
         wanted = wanted_rotation(case, policy, cache_bytes)
-        possible = (available - fixed) // (case.n * pair)
+        possible = (available - fixed) // (case.n * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
-            need = fixed + case.n * pair
+            need = fixed + case.n * pair * policy.agg_iters
             skips.append(Skip(case, f"needs {need >> 20:,} MiB on this host, {available >> 20:,} MiB are available"))
             continue
         rotation = min(wanted, possible)

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from collbench import environment, plan, records
+from collbench import environment, plan, records, store
 from collbench.backends import is_predicted
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.console import PlanRow
@@ -223,16 +223,16 @@ def _describe(order: Order, suite: Suite) -> Run:
     )  # fmt: skip
 
 
-def _writer(order: Order, run: Run) -> records.Writer | None:
+def _writer(order: Order, run: Run) -> store.Writer | None:
     """The run's file, refused before anything starts when it could not hold the run."""
     if not order.save and order.output is None:
         return None
-    path = order.output or records.home() / "runs" / f"{run.id}.jsonl"
+    path = order.output or store.home() / "runs" / f"{run.id}.jsonl"
     if path.is_dir():
         path = path / f"{run.id}.jsonl"
     if path.exists() and path.stat().st_size:
         raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
-    writer = records.Writer(path, run)
+    writer = store.Writer(path, run)
     free = shutil.disk_usage(path.parent).free
     if free < MIN_FREE:
         os.unlink(path)

@@ -196,15 +196,14 @@ def straggler(per_rank: PerRank) -> int | None:
     if durations.ndim != 2 or durations.shape[0] < 2 or durations.shape[1] < 20:
         return None
     ranks, n = durations.shape
-    least = durations.min(axis=0)
+    slowest, least = durations.max(axis=0), durations.min(axis=0)
     alone = np.count_nonzero(durations == least, axis=0) == 1
     last = np.bincount(durations.argmin(axis=0)[alone], minlength=ranks)
     beyond = np.cumsum(_binomial(n, 1 / ranks)[::-1])[::-1]
     chance = holm([float(beyond[count]) for count in last])
-    late = lateness(durations)
-    limit = 0.05 * float(np.median(durations.max(axis=0)))
-    found = [r for r in range(ranks) if chance[r] < 0.001 and late[r] > limit]
-    return max(found, key=lambda r: (last[r], late[r]), default=None)
+    limit = 0.05 * float(np.median(slowest))
+    often = [(int(last[r]), float(np.median(slowest - durations[r])), r) for r in range(ranks) if chance[r] < 0.001]
+    return max((found for found in often if found[1] > limit), default=(0, 0.0, None))[2]
 
 
 def variance_split(launches: Sequence[Samples]) -> tuple[float, float]:

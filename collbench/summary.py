@@ -35,6 +35,7 @@ FLAGS = {
     "invalid": "more than 5 % of the samples had to be repeated (with !: 25 %)",
     "bimodal": "times fall into two groups: the median may be a time that never occurs",
     "late": "this rank came last far more often than chance explains; the others wait for it",
+    "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
 }
 
@@ -73,9 +74,8 @@ def _story(record: Record) -> str:
     case = record.case
     parts = [f"{size(case.size)}, {axes([case])[1]}, {case.mode}", record.note]
     if record.wrong:
-        parts.append(
-            f"{record.wrong:,} wrong" + (f" of {record.checked:,} elements" if record.checked else " elements")
-        )
+        of = f" of {record.checked:,}" if record.checked else ""
+        parts.append(f"{record.wrong:,}{of} elements wrong")
     if first := record.first_wrong:
         place = f"rank {first.rank}, element {first.index}" + (f" ({first.when})" if first.when else "")
         parts.append(f"first at {place}: got {first.got}, expected {first.expected}")

@@ -10,7 +10,8 @@ import socket
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,13 +66,22 @@ def connect(place: Place, store: dist.Store | None) -> Control:
     return Control(place.rank, place.n)
 
 
-def pin(local_rank: int, local_n: int) -> list[int]:
-    """Give this rank its share of the CPUs when there is one for each; returns the CPUs it may use."""
+def settle(place: Place, control: Control, wanted: bool) -> tuple[list[int], bool]:
+    """Give each rank of a host cores of its own if there are enough and nobody has bound it yet.
+
+    Returns the CPUs this rank may use, and whether any host has more ranks than cores for them.
+    """
     cpus = environment.usable_cpus()
-    share = min(len(cpus), environment.core_count()) // local_n
-    if share:
-        os.sched_setaffinity(0, cpus[local_rank * share : (local_rank + 1) * share])
-    return sorted(os.sched_getaffinity(0))
+    cores = cpus[: environment.core_count()]
+    everyone = control.collect([environment.host(), cores])
+    shared = {host: {c for h, mine in everyone for c in mine if h == host} for host, _ in everyone}
+    counts = Counter(host for host, _ in everyone)
+    share = len(cores) // place.local_n
+    if wanted and share and len(shared[environment.host()]) == len(cores):
+        at = place.local_rank * share
+        os.sched_setaffinity(0, cores[at : at + share])
+    crowded = any(counts[host] > len(shared[host]) for host in counts)
+    return sorted(os.sched_getaffinity(0)), crowded
 
 
 class Worker:
@@ -92,9 +102,9 @@ class Worker:
         place, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
-        cpus = pin(place.local_rank, place.local_n) if self._policy.pin else sorted(os.sched_getaffinity(0))
+        cpus, crowded = settle(place, self._control, self._policy.pin)
         self._open(place)
-        world = self._describe(cpus, clock() - began)
+        world = self._describe(cpus, crowded, clock() - began)
         if place.rank == 0:
             self._emit(world)
         scheme = self._policy.sync
@@ -113,6 +123,7 @@ class Worker:
     def _open(self, place: Place) -> None:
         try:
             self._backend.open(place.rank, place.n, place.local_rank)
+            self._board.beat(place.rank)
             trouble = None
         except CannotRun as e:
             trouble = [e.message, e.hint]
@@ -120,19 +131,17 @@ class Worker:
         if found:
             raise CannotRun(*found[0])
 
-    def _describe(self, cpus: list[int], init_ns: int) -> World:
+    def _describe(self, cpus: list[int], crowded: bool, init_ns: int) -> World:
         place = self.place
         info = RankInfo(
             rank=place.rank, host=socket.gethostname(), pid=os.getpid(), cpus=cpus, device=str(self._backend.device),
             numa=environment.numa_of(cpus[0]),
         )  # fmt: skip
-        cores = environment.core_count()
-        facts = self._control.collect([environment.same_clock_domain_key(), place.local_n > cores, init_ns])
-        clocks, crowded, inits = zip(*facts, strict=True)
+        clocks, inits = zip(*self._control.collect([environment.same_clock_domain_key(), init_ns]), strict=True)
         ranks = [msgspec.convert(r, RankInfo) for r in self._control.collect(msgspec.to_builtins(info))]
         return World(
             index=self._plan.index, backend=self._plan.backend, n=place.n, env=self._plan.env, launcher=place.launcher,
-            ranks=ranks, oversubscribed=any(crowded), same_clock=len(set(clocks)) == 1, library=self._backend.library,
+            ranks=ranks, oversubscribed=crowded, same_clock=len(set(clocks)) == 1, library=self._backend.library,
             init_ns=max(inits),
         )  # fmt: skip
 
@@ -204,27 +213,27 @@ class _CaseRun:
         self._rank = worker.place.rank
         device = worker._backend.device
         self._slots = [allocate(self._case, self._policy.unalign, device, self._rank) for _ in range(job.rotation)]
-        self._calls = [self._wrap(worker._backend.prepare(self._case, b.send, b.recv)) for b in self._slots]
+        self._calls = [worker._backend.prepare(self._case, b.send, b.recv) for b in self._slots]
         self._checker = Checker(self._case, self._policy.seed, self._rank, device)
         # repeated in place, a reduction feeds on its own result: inputs are put back before each call
         self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
-        self._checked = 0
+        self._checked = self._total = 0
 
     def go(self) -> dict[str, Any]:
         worker, case = self._worker, self._case
         for slot in range(len(self._slots)):
             self._fill(slot)
         worker._enter(Phase.CHECKING)
-        sync = Sync(worker._scheme, self._control, worker._board)
+        sync = Sync("none" if case.mode == "host" else worker._scheme, self._control, worker._board)
         setup = self._timed_first(sync)
         wrong = self._check([0], "before timing")
         if wrong:
             return wrong
+        submit = self._submit_times() if self._policy.cpu_time else []
         self._fill(0)
         worker._enter(Phase.WARMING)
         protocol = Protocol(self._policy, self._control, sync, self._sampler, worker._precision, case.mode)
         measured, sampler = protocol.run(setup, lambda: worker._enter(Phase.MEASURING))
-        submit = self._submit_times() if self._policy.cpu_time else []
         worker._enter(Phase.CHECKING)
         wrong = self._check(sorted(sampler.used if not self._grows else set(sampler.dirty)), "after timing")
         wrong = wrong or self._check_again()
@@ -238,33 +247,34 @@ class _CaseRun:
         fields["inner"] = measured.inner * self._policy.agg_iters
         return {
             **fields,
-            "status": "ok", "setup_ns": int(firsts.max()), "checked": self._checked, "submit_ns": submit,
+            "status": "ok", "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
             "wrong": 0 if self._policy.check and case.size else None,
         }  # fmt: skip
 
-    def _wrap(self, call: Call) -> Call:
-        """The call as the policy wants it timed: several issued together (-m), followed by a barrier (-z 1)."""
-        run, together = call.run, self._policy.agg_iters
-        if together > 1:
+    def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
+        """Calls as the policy wants them timed, with their slots: issued m together (-m), followed by a barrier (-z 1)."""
+        together = self._policy.agg_iters
+        groups = [tuple(range(s, s + together)) for s in range(0, len(self._calls) - together + 1, together)]
+        return [(self._action([self._calls[s] for s in slots]), slots) for slots in groups]
 
-            def run() -> None:
-                for work in [call.submit() for _ in range(together)]:
-                    work.wait()
+    def _action(self, calls: Sequence[Call]) -> Callable[[], object]:
+        def together() -> None:
+            for work in [call.submit() for call in calls]:
+                work.wait()
 
-        if self._policy.blocking == 1:
-            aggregated = run
+        run = together if len(calls) > 1 else calls[0].run
 
-            def run() -> None:
-                aggregated()
-                self._control.barrier()
+        def fenced() -> None:
+            run()
+            self._control.barrier()
 
-        return Call(run, call.submit)
+        return fenced if self._policy.blocking == 1 else run
 
     def _sampler(self, inner: int) -> Sampler:
         beat = lambda: self._worker._board.beat(self._rank)  # noqa: E731
-        inner = min(inner, len(self._calls)) if self._grows else inner
-        freshen = self._fill if self._grows else None
-        return Sampler([c.run for c in self._calls], inner, self._control, beat, freshen)
+        calls = self._timed()
+        inner = min(inner, len(calls)) if self._grows else inner
+        return Sampler(calls, inner, self._control, beat, self._fill if self._grows else None)
 
     def _timed_first(self, sync: Sync) -> int:
         """Duration of the first call ever made on these buffers: connections, channels, registration and all."""

@@ -92,25 +92,27 @@ class Board:
     def beats(self) -> list[int]:
         return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
 
-    def meet(self, rank: int, round_: int, ahead_ns: int) -> tuple[int, bool]:
-        """Agree on a start time and spin until it (MEASURING scheme W).
+    def meet(self, rank: int, ahead_ns: int) -> bool:
+        """Agree with all ranks on a start time and spin until it; whether this rank was late.
 
-        Every rank announces that it arrived at ``round_`` (1, 2, …); when all have, rank 0 sets the deadline
-        ``ahead_ns`` from now. Returns the deadline and whether this rank saw it only when it had passed.
+        Every rank counts the rounds it came to on its own line. When all have come to this one, rank 0 sets the
+        deadline ``ahead_ns`` from now. Late is who saw the deadline only when it had passed.
         """
         words, clock = self.words, time.perf_counter_ns
+        mine = (rank + 1) * _WORDS + 3
+        round_ = words[mine] + 1
         if rank == 0:
-            arrivals = range(2 * _WORDS + 3, (self.n + 1) * _WORDS, _WORDS)
-            for line in arrivals:
+            words[mine] = round_
+            for line in range(2 * _WORDS + 3, (self.n + 1) * _WORDS, _WORDS):
                 while words[line] < round_:
                     pass
             deadline = words[0] = clock() + ahead_ns
         else:
             previous = words[0]
-            words[(rank + 1) * _WORDS + 3] = round_
+            words[mine] = round_
             while (deadline := words[0]) == previous:
                 pass
         late = clock() >= deadline
         while clock() < deadline:
             pass
-        return deadline, late
+        return late

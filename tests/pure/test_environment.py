@@ -28,6 +28,7 @@ SECRETS = {
     "GLOO_STORE": "host/store?api_key=planted-8&n=2",
     "TORCH_HEADER": "Authorization: Bearer planted-9",
     "NCCL_PLAIN": "user:planted-10@host",
+    "UCX_NAMELESS": "http://ab/planted-14@host",
     "HOME_GROWN": "planted-11",
     "SLURM_JOB_ACCOUNT": "planted-12",
     "NCCLX": "planted-13",
@@ -78,8 +79,7 @@ def server(bare: Machine) -> Machine:
             f"{at}/node{core // 4}/meminfo": "",
             f"{at}/cpufreq/scaling_governor": "performance",
             f"{at}/cpufreq/cpuinfo_max_freq": 3700000,
-            f"{cache}/index0/level": 1, f"{cache}/index0/size": "48K", f"{cache}/index0/shared_cpu_list": threads,
-            f"{cache}/index2/level": 2, f"{cache}/index2/size": "1M", f"{cache}/index2/shared_cpu_list": threads,
+            f"{cache}/index2/level": 2, f"{cache}/index2/size": "1024K", f"{cache}/index2/shared_cpu_list": threads,
             f"{cache}/index3/level": 3, f"{cache}/index3/size": "32768K", f"{cache}/index3/shared_cpu_list": shared,
         })  # fmt: skip
     bare.add({
@@ -123,6 +123,7 @@ def test_description_of_nodes_and_interfaces(server: Machine) -> None:
         "1": {"cpus": "4-7,12-15", "memory": None},
     }
     assert facts["nics"]["eth0"] == {"driver": "mlx5_core", "mbps": 100000, "mtu": 9000, "up": True, "loopback": False}
+    assert facts["nics"]["veth1"]["up"] is False
     assert facts["nics"]["lo"] == {"driver": None, "mbps": None, "mtu": 65536, "up": True, "loopback": True}
     assert facts["rdma"]["mlx5_0:1"] == {
         "rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "link": None, "firmware": "28.1",
@@ -155,7 +156,7 @@ def test_cache_without_third_level_is_the_second(bare: Machine) -> None:
     for cpu in range(2):
         cache = f"{CPUS}/cpu{cpu}/cache"
         bare.add({f"{cache}/index0/level": 1, f"{cache}/index0/size": "64K", f"{cache}/index2/level": 2})
-        bare.add({f"{cache}/index2/size": "1M", f"{cache}/index2/shared_cpu_list": cpu})
+        bare.add({f"{cache}/index2/size": "1024K", f"{cache}/index2/shared_cpu_list": cpu})
     assert environment.llc_bytes(bare.allow("0-1").root) == 2 << 20
 
 
@@ -274,6 +275,12 @@ def test_no_secret_leaves(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not {"NCCL_SECRET_TOKEN", "OMPI_MCA_my_password", "FI_Auth_Value", "HOME_GROWN"} & set(facts["variables"])
 
 
+@pytest.mark.parametrize("word", ["TOKEN", "KEY", "SECRET", "PASSWORD", "passwd", "Credentials", "AUTH"])
+def test_names_that_smell_of_secrets(word: str) -> None:
+    assert environment.variables({f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}) == {"NCCL_ALGO": "x"}
+    assert "planted" not in environment.mask(f"a=1,my_{word}=planted plan")
+
+
 def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,3")
     facts = server.gather()
@@ -350,6 +357,18 @@ def test_fingerprint_follows_libraries(server: Machine, monkeypatch: pytest.Monk
         ("libraries.nvidia-nccl-cu12", None, "2.27.3"), ("libraries.torch", "2.6.0", "2.7.0"),
     ]  # fmt: skip
     assert environment.fingerprint(before) != environment.fingerprint(after)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 2), ("0,1", 2), ("0", 1), ("", 0), ("-1", 0), ("1,-1,0", 1), ("GPU-8932f937, 0", 2), ("0,1,2,3", 2)],
+)
+def test_gpu_count(bare: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int) -> None:
+    bare.add({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert environment.gpu_count(bare.root) == count
 
 
 class FakeNvml:
@@ -434,6 +453,12 @@ def test_environments_of_other_versions_compare(server: Machine) -> None:
         "rdma.mlx5_0:1.firmware", "rdma.mlx5_0:1.rate",
     }  # fmt: skip
     assert environment.differences({}, {}) == []
+
+
+def test_null_and_absent_are_the_same() -> None:
+    with_null, without = {"cpu": {"model": "x", "turbo": None}, "product": None}, {"cpu": {"model": "x"}}
+    assert environment.differences(with_null, without) == []
+    assert environment.fingerprint(with_null) == environment.fingerprint(without) != environment.fingerprint({})
 
 
 def test_clock_domains(server: Machine, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,0 +1,34 @@
+"""What tests share: a private home for runs, and the command line as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs of a test are kept apart from the user's and from other tests'."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("COLLBENCH_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture
+def cli() -> Cli:
+    """Run ``collbench ARGS``; the result has returncode, stdout and stderr."""
+
+    def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "collbench", *args],
+            env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    return run

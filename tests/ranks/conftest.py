@@ -1,0 +1,43 @@
+"""Worlds of real ranks for tests, and the planted faults of plugins/."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from collbench.launch.local import Launcher
+from collbench.plan import Job, Plan
+from collbench.records import Record, World
+from collbench.suite import Case, Policy
+
+PLUGINS = Path(__file__).parent / "plugins"
+Measure = Callable[..., list[Record]]
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    """One fork server for the whole session: each world costs only its forks."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{PLUGINS}{os.pathsep}{before}" if before else str(PLUGINS)
+    found = Launcher()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def measure(launcher: Launcher) -> Measure:
+    """``measure(cases, **policy)``: the records of cases of one world, a sample each unless told otherwise."""
+
+    def run(cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object) -> list[Record]:
+        settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, **policy})  # type: ignore[arg-type]
+        jobs = [Job(case, rotation, "small") for case in cases]
+        plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)
+        lines: list[World | Record] = []
+        launcher.run(plan, lines.append, lambda job, phase: None)
+        assert isinstance(lines[0], World)
+        return [line for line in lines if isinstance(line, Record)]
+
+    return run

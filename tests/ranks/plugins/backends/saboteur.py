@@ -1,0 +1,65 @@
+"""Gloo with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
+
+``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
+``sleep`` hangs it before the call; ``slow-start`` hangs it before it joins; ``late`` delays every call by 2 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from collbench.backends import Call
+from collbench.backends.torchdist import TorchDistributed
+from collbench.suite import Case
+
+
+class Saboteur(TorchDistributed):
+    def __init__(self) -> None:
+        super().__init__("gloo")
+        what, rank, call = os.environ["SABOTAGE"].split(":")
+        self._what, self._at_rank, self._at_call = what, int(rank), int(call)
+        self._calls = 0
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        if self._what == "slow-start" and rank == self._at_rank:
+            time.sleep(3600)
+        super().open(rank, n, local_rank)
+        self._mine = rank == self._at_rank
+
+    def prepare(self, case: Case, send: Any, recv: Any) -> Call:
+        call = super().prepare(case, send, recv)
+        if not self._mine or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
+            return call
+
+        def run() -> None:
+            self._calls += 1
+            due = self._calls == self._at_call
+            if due or self._what == "late":
+                self._before()
+            call.run()
+            if due and self._what == "corrupt":
+                recv.view(torch.uint8)[-1] ^= 1
+
+        return Call(run, call.submit)
+
+    def _before(self) -> None:
+        match self._what:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "raise":
+                raise ArithmeticError("planted")
+            case "sleep":
+                time.sleep(3600)
+            case "late":
+                time.sleep(0.002)
+
+
+def create(name: str) -> Saboteur:
+    return Saboteur()

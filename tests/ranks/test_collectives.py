@@ -1,0 +1,100 @@
+"""Every collective on real Gloo ranks: verified, refused with the library's reason, or caught when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from collbench.collectives import COLLECTIVES, OPS
+from collbench.dtypes import DTYPES
+from collbench.suite import Axes, Case, expand
+
+LACKING = {"uint32", "uint64", "f8e4m3", "f8e5m2"}  # Gloo knows no such scalar, but sends and receives their bytes
+WITH_DATA = sorted(set(COLLECTIVES) - {"barrier", "scan"})
+
+
+def cases(**axes: object) -> list[Case]:
+    return expand(Axes(**axes))[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> None:
+    found = measure(cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,)))
+    for record in found:
+        lacking = record.case.collective == "scan" or (record.case.collective == "sendrecv" and n == 1)
+        assert record.status == ("skipped" if lacking else "ok"), (record.case.key, record.note)
+        assert record.note if lacking else record.times_ns
+        if record.status == "ok" and record.case.size:
+            assert record.wrong == 0
+            assert record.checked > 0
+    assert {r.case.collective for r in found if r.status == "ok"} >= set(WITH_DATA) - ({"sendrecv"} if n == 1 else set())
+
+
+def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
+    swept = cases(collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"), sizes=(120,), ranks=(3,),
+                  dtypes=tuple(DTYPES), ops=tuple(OPS))  # fmt: skip
+    for record in measure(swept, iters=1):
+        case = record.case
+        refused = (
+            (case.dtype in LACKING and case.collective != "sendrecv")
+            or (case.op == "avg" and case.type.kind != "float")
+            or case.op == "premul_sum"
+        )
+        assert record.status == ("skipped" if refused else "ok"), (case.key, record.note)
+        assert not refused or "gloo" in record.note.lower()
+
+
+def test_uneven_splits_arrive_whole(measure, tmp_path) -> None:
+    table = tmp_path / "matrix.txt"
+    table.write_text("0 64 8\n16 0 0\n400 4 4\n")
+    splits = ("uniform", "spread:0.5", "spread:1", "zipf:1.2", f"matrix:{table}")
+    found = measure(cases(collectives=("all_to_allv",), sizes=(3000,), ranks=(3,), splits=splits))
+    assert [r.status for r in found] == ["ok"] * len(splits)
+    by_splits = {r.case.splits: r.case for r in found}
+    assert by_splits["zipf:1.2"].moved > by_splits["uniform"].moved  # the popular rank receives more
+
+
+@pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
+@pytest.mark.parametrize("extra", [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}])
+def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, object]) -> None:
+    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=(mode,))
+    for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
+        assert (record.status, record.wrong) == ("ok", 0)
+        assert record.sync in ("window", "barrier") if mode != "host" else record.sync == "none"
+        in_batches = mode == "streaming" and not record.case.in_place
+        assert record.inner >= (4 if in_batches else 1) * extra.get("agg_iters", 1)
+        assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
+
+
+@pytest.mark.parametrize("collective", WITH_DATA)
+def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
+    """The saboteur flips one bit of the last element that rank 1 (or the root) receives."""
+    rank = 0 if collective in ("reduce", "gather") else 1
+    swept = cases(collectives=(collective,), sizes=(1024,), ranks=(2,), backends=("saboteur",))
+    for call, when in ((1, "before timing"), (2, "after timing")):
+        for case in swept:
+            (record,) = measure([case], rotation=1, iters=1, env=(("SABOTAGE", f"corrupt:{rank}:{call}"),))
+            assert (record.status, record.wrong) == ("wrong", 1)
+            assert record.times_ns == []
+            assert record.first_wrong is not None
+            assert (record.first_wrong.rank, record.first_wrong.when) == (rank, when)
+            assert record.first_wrong.index == case.counts[1] - 1
+            assert record.first_wrong.got != record.first_wrong.expected
+
+
+def test_the_slowest_rank_makes_the_sample(measure) -> None:
+    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(3,), in_place=(False,))
+    (record,) = measure(swept, iters=30)
+    assert len(record.per_rank) == 3
+    slowest = [max(times) for times in zip(*record.per_rank, strict=True)]
+    assert slowest == record.times_ns
+    for t_max, t_glob, skew in zip(record.times_ns, record.glob_ns, record.skew_ns, strict=True):
+        assert t_max <= t_glob <= t_max + skew
+
+
+def test_all_ranks_stop_together_when_the_median_is_known(measure) -> None:
+    swept = cases(collectives=("all_reduce",), sizes=(64,), ranks=(2,), in_place=(False,))
+    (record,) = measure(swept, iters=None, warmup=None, precision=0.5, min_seconds=0.01)
+    assert record.stop == "converged"
+    assert len(record.times_ns) >= 20
+    (record,) = measure(swept, iters=None, warmup=None, precision=1e-9, max_iters=60)
+    assert record.stop == "max_n"

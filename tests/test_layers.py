@@ -1,0 +1,98 @@
+"""Imports point one way: each module may import only what its layer stands on."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import collbench
+
+ROOT = Path(collbench.__file__).parent
+LINES_MAX = 8000
+
+# a layer may import itself where listed in order, and everything below it; outside packages are listed by layer
+LAYERS: list[tuple[str, list[str]]] = [
+    ("core", ["__init__", "errors", "dtypes", "collectives", "splits", "stats", "environment", "suite", "records",
+              "store", "payload", "plan"]),
+    ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure",
+                 "backends.torchdist", "worker", "launch.forkserver", "launch.local", "launch.join"]),
+    ("showing", ["formats", "nccltests", "nccljson", "summary", "console"]),
+    ("top", ["session", "doctor", "cli", "__main__"]),
+]  # fmt: skip
+NEVER = {"showing": "running"}  # they meet only in Record
+OUTSIDE = {
+    "torch": {"check", "control", "measure", "worker", "launch.join", "launch.forkserver", "backends.torchdist", "doctor"},
+    "pandas": {"records"},
+    "rich": {"console", "cli"},
+    "typer": {"cli"},
+    "scipy": {"stats"},
+}
+ORDER = [module for _, modules in LAYERS for module in modules]
+LAYER = {module: layer for layer, modules in LAYERS for module in modules}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__") if name != "__init__" else name] = path
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of everything imported anywhere in a file, those for type checking only left out."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_every_module_has_a_layer() -> None:
+    assert set(modules()) == set(ORDER)
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_imports_point_down(name: str) -> None:
+    for imported in imports(modules()[name]):
+        if not imported.startswith("collbench."):
+            package = imported.split(".")[0]
+            assert name in OUTSIDE.get(package, {name}), f"{name} imports {package}"
+            continue
+        target = imported.removeprefix("collbench.")
+        if target not in LAYER:
+            continue  # a name inside a module, which is listed by itself
+        if target.startswith(f"{name}."):
+            continue  # a package may look into itself
+        assert ORDER.index(target) < ORDER.index(name), f"{name} imports {target}, which stands above it"
+        assert NEVER.get(LAYER[name]) != LAYER[target], f"{name} ({LAYER[name]}) imports {target} ({LAYER[target]})"
+
+
+def test_nobody_imports_the_cli() -> None:
+    importers = [name for name, path in modules().items() if "collbench.cli" in imports(path)]
+    assert importers == ["__main__"]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv=['collbench','--help']\nfrom collbench.cli import main\ntry: main()\nexcept SystemExit: pass\n"
+        "bad={'torch','numpy','pandas','scipy','msgspec'} & set(sys.modules); print(sorted(bad), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_code_stays_within_its_budget() -> None:
+    lines = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    assert sum(lines.values()) <= LINES_MAX
+    assert {name: count for name, count in lines.items() if count > 350} == {}
