@@ -32,10 +32,10 @@ EXITS = "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or h
 class _Lazy(TyperGroup):
     """Builds a command's options only when it is called, so that `collbench --help` costs no more than its text."""
 
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401
+    def list_commands(self, ctx: Any) -> list[str]:
         return [*COLLECTIVES, *COMMANDS]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         try:
             name = collective(cmd_name).name
         except UsageError:
@@ -43,7 +43,7 @@ class _Lazy(TyperGroup):
             return _command(cmd_name, function, function.__doc__ or "") if function else None
         return _command(name, _measure, _help(name))
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
         with formatter.section("And"):
@@ -255,7 +255,7 @@ def _share(option: str, text: str) -> float:
     return value
 
 
-def _choice(option: str, text: str, allowed: Any) -> str:  # noqa: ANN401
+def _choice(option: str, text: str, allowed: Any) -> str:
     if text not in allowed:
         raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
     return text
@@ -296,12 +296,14 @@ def _list() -> None:
     """List collectives, backends and suites."""
     from collbench import console, doctor
 
-    console.show(*doctor.catalogue())
+    console.show(console.listing(doctor.catalogue()))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"runs": _runs, "doctor": _doctor, "list": _list}
 
-app = typer.Typer(cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
+)
 
 
 @app.callback(epilog=EXITS)

@@ -57,7 +57,7 @@ class Collective(NamedTuple):
 
 
 class Op(NamedTuple):
-    """A reduction: ``combine`` folds two values; ``integers_only`` for the bitwise ones; ``idempotent`` if op(x, x) = x."""
+    """A reduction: ``combine`` folds two values; bitwise ones are ``integers_only``; ``idempotent``: op(x, x) = x."""
 
     name: str
     combine: Combine

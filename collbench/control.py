@@ -40,7 +40,7 @@ class Control:
             dist.broadcast(tensor, src=0)
         return [int(v) for v in tensor]
 
-    def broadcast(self, value: Any) -> Any:  # noqa: ANN401
+    def broadcast(self, value: Any) -> Any:
         """Rank 0's JSON-able value, at every rank."""
         payload = msgspec.json.encode(value) if self.rank == 0 else b""
         (length,) = self.decide([len(payload)])
@@ -53,7 +53,7 @@ class Control:
             dist.broadcast(buffer, src=0)
         return msgspec.json.decode(buffer.numpy().tobytes())
 
-    def collect(self, value: Any) -> list[Any]:  # noqa: ANN401
+    def collect(self, value: Any) -> list[Any]:
         """Every rank's JSON-able value, in rank order, at every rank."""
         payload = msgspec.json.encode(value)
         lengths = self.gather(np.array([len(payload)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import statistics
@@ -47,11 +48,15 @@ def _machine() -> Iterator[Finding]:
     yield Finding("machine", "note", f"{found['host']}: {cpu.get('model')}, {cores} physical cores usable")
     governor = cpu.get("governor")
     state = "note" if governor in (None, "performance") else "no"
-    yield Finding("cpu governor", state, f"{governor or 'not visible'}" + (" (clocks will wander)" if state == "no" else ""))
+    yield Finding(
+        "cpu governor", state, f"{governor or 'not visible'}" + (" (clocks will wander)" if state == "no" else "")
+    )
     yield Finding("ranks", "note", f"up to {cores} with a core each; more are tagged oversubscribed")
     yield Finding("memory", "note", f"{available >> 20:,} MiB for ranks and buffers ({why})")
     swap = psutil.swap_memory().total
-    yield Finding("swap", "note" if not swap else "no", "none" if not swap else f"{swap >> 20:,} MiB: runs stay clear of it")
+    yield Finding(
+        "swap", "note" if not swap else "no", "none" if not swap else f"{swap >> 20:,} MiB: runs stay clear of it"
+    )
     try:
         os.sched_setaffinity(0, os.sched_getaffinity(0))
         yield Finding("pinning", "yes", "ranks can be bound to cores")
@@ -64,19 +69,29 @@ def _backends() -> Iterator[Finding]:
     import torch.distributed as dist
 
     yield Finding("torch", "yes", torch.__version__)
-    yield Finding("gloo", *(("yes", "CPU ranks") if dist.is_gloo_available() else ("no", "this torch was built without it")))
+    yield Finding(
+        "gloo", *(("yes", "CPU ranks") if dist.is_gloo_available() else ("no", "this torch was built without it"))
+    )
     gpus = environment.gpu_count()
     if not dist.is_nccl_available():
         yield Finding("nccl", "no", f"this torch build has no NCCL (a CPU build?); NVIDIA GPUs seen: {gpus}")
     elif not torch.cuda.is_available():
-        yield Finding("nccl", "no", f"torch sees no usable GPU (device nodes: {gpus}); check the driver with nvidia-smi")
+        yield Finding(
+            "nccl", "no", f"torch sees no usable GPU (device nodes: {gpus}); check the driver with nvidia-smi"
+        )
     else:
-        yield Finding("nccl", "yes", f"NCCL {torch.cuda.nccl.version()}, {torch.cuda.device_count()} GPUs")
+        yield Finding("nccl", "yes", f"NCCL {torch.cuda.nccl.version()}, {torch.cuda.device_count()} GPUs")  # type: ignore[no-untyped-call]
     for name, available in (("mpi", dist.is_mpi_available()), ("ucc", dist.is_ucc_available())):
-        yield Finding(name, "yes" if available else "no", "" if available else f"this torch was built without {name.upper()}")
+        yield Finding(
+            name, "yes" if available else "no", "" if available else f"this torch was built without {name.upper()}"
+        )
     yield Finding("model", "yes", "predicted times, needs nothing")
     mpi4py = util.find_spec("mpi4py")
-    yield Finding("mpirun, srun, torchrun", "yes", "joined when found in the environment" + ("; mpi4py is there" if mpi4py else ""))
+    yield Finding(
+        "mpirun, srun, torchrun",
+        "yes",
+        "joined when found in the environment" + ("; mpi4py is there" if mpi4py else ""),
+    )
 
 
 def _interface() -> Finding:
@@ -84,7 +99,11 @@ def _interface() -> Finding:
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     if named:
         state = "yes" if named in psutil.net_if_addrs() else "no"
-        return Finding("gloo between hosts", state, f"GLOO_SOCKET_IFNAME={named}" + ("" if state == "yes" else ": no such interface"))
+        return Finding(
+            "gloo between hosts",
+            state,
+            f"GLOO_SOCKET_IFNAME={named}" + ("" if state == "yes" else ": no such interface"),
+        )
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as e:
@@ -98,8 +117,10 @@ def _interface() -> Finding:
 
 def _clock() -> Finding:
     reads = [time.perf_counter_ns() for _ in range(10_000)]
-    steps = sorted(b - a for a, b in zip(reads, reads[1:], strict=False))
-    detail = f"{steps[len(steps) // 2]} ns between two reads (99 %: {steps[len(steps) * 99 // 100]} ns), CLOCK_MONOTONIC"
+    steps = sorted(after - before for before, after in itertools.pairwise(reads))
+    detail = (
+        f"{steps[len(steps) // 2]} ns between two reads (99 %: {steps[len(steps) * 99 // 100]} ns), CLOCK_MONOTONIC"
+    )
     return Finding("clock", "note", detail)
 
 
@@ -118,9 +139,15 @@ def _measured() -> Iterator[Finding]:
     spread = statistics.stdev(medians) / typical
     detail = f"identical launches differ by {spread:.1%} (1 sd of {LAUNCHES} medians, all_reduce 64 KiB, 2 ranks)"
     yield Finding("noise, A = A", "note" if spread < 0.05 else "no", detail)
-    yield Finding("harness overhead", "note", f"{last.overhead_ns} ns a sample ({last.overhead_ns / typical:.2%} of the above)")
+    yield Finding(
+        "harness overhead", "note", f"{last.overhead_ns} ns a sample ({last.overhead_ns / typical:.2%} of the above)"
+    )
     skew = statistics.median(last.skew_ns) if last.skew_ns else 0
-    yield Finding("start skew", "note", f"{skew / 1000:.1f} us by {last.sync}" + (", oversubscribed" if world.oversubscribed else ""))
+    yield Finding(
+        "start skew",
+        "note",
+        f"{skew / 1000:.1f} us by {last.sync}" + (", oversubscribed" if world.oversubscribed else ""),
+    )
 
 
 def _launches(suite: Suite) -> list[tuple[World, Record]]:
@@ -150,9 +177,9 @@ def run() -> Exit:
 
 def catalogue() -> dict[str, list[tuple[str, ...]]]:
     """What `list` shows: tables by title, a header row first."""
-    rows = [("name", "busbw factor", "in place", "meaning")]
+    rows: list[tuple[str, ...]] = [("name", "busbw factor", "in place", "meaning")]
     rows += [(c.name, c.factor, c.in_place or "-", c.meaning) for c in COLLECTIVES.values()]
-    backends = [
+    backends: list[tuple[str, ...]] = [
         ("name", "what it is"),
         ("gloo", "torch.distributed on CPUs"),
         ("nccl", "torch.distributed on NVIDIA GPUs"),

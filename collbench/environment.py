@@ -1,7 +1,4 @@
-"""What machine, software and settings this is: facts from /proc, /sys, NVML and package metadata, never a secret.
-
-``root`` is the file system that is read. A fact that cannot be read is None or absent, never an error.
-"""
+"""What machine, software and settings this is, never a secret. What cannot be read is None or absent, not an error."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ RELEVANT = re.compile(  # key paths of what decides performance and stays the sa
 
 
 def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
-    """Everything known, as JSON. ``command_cwd`` is where to look for a git repository: the current directory."""
+    """Everything known, as JSON: of the git repository around ``command_cwd``, of files under ``root``, of NVML."""
     return {
         "host": host(),
         "boot_id": boot_id(root),

@@ -35,7 +35,7 @@ def nothing() -> None:
 
 
 class Sync:
-    """Brings all ranks to a common start: ``window`` (spin until a deadline), ``barrier`` (own messages) or ``none``."""
+    """Brings ranks to a common start: ``window`` (spin until a deadline), ``barrier`` (own messages) or ``none``."""
 
     def __init__(self, scheme: str, control: Control, board: Board | None) -> None:
         self.scheme = scheme
@@ -70,8 +70,9 @@ class Samples(NamedTuple):
 class Sampler:
     """Takes samples of one rank: each is ``inner`` calls under one clock pair, buffers taking turns call by call.
 
-    ``calls`` are pairs of an action and the slots of buffers it uses. ``freshen(slot)`` puts back the input of a slot that the call before has overwritten; it runs outside the clock,
-    just before the sample after, so that what the last sample left can still be checked.
+    ``calls`` are pairs of an action and the slots of buffers it uses. ``freshen(slot)`` puts back the input of a slot
+    that the call before has overwritten; it runs outside the clock, just before the sample after, so that what the
+    last sample left can still be checked.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class Sampler:
         self.inner = inner
         turns = math.lcm(len(calls), inner) // inner
         chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
-        self._batches = [(tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used})) for batch in chosen]
+        self._batches = [
+            (tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used})) for batch in chosen
+        ]
         self._beat = beat
         self._freshen = freshen
         self._control = control
@@ -172,7 +175,7 @@ class Protocol:
         return Measured(kept, sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead), sampler
 
     def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, float, bool, float]:
-        """Samples taken, a typical time of one of them in ns (at rank 0), whether times had settled, share of late ones."""
+        """Samples taken, a typical one's time in ns (at rank 0), whether times had settled, the share of late ones."""
         fixed = self._policy.warmup
         block = max(1, min(10, int(WARM_CAP_S / 2 * 1e9 / max(first_ns, 1))))
         (block,) = self._control.decide([block if fixed is None else fixed])
@@ -193,7 +196,7 @@ class Protocol:
         return done, typical, steady or fixed is not None, late / max(1, done)
 
     def _measure(self, sampler: Sampler, typical_ns: float) -> tuple[Samples | None, Stop]:
-        policy, begun = self._policy, time.perf_counter()
+        begun = time.perf_counter()
         kept: Samples | None = None
         second = max(1, int(1e9 / max(typical_ns, 1)))  # about one second of samples: no block is longer
         block = self._iters or min(10, second)

@@ -234,7 +234,7 @@ def decode(bits: Any, d: DType) -> Array:
     field = magnitude >> fraction
     rest = magnitude & ((1 << fraction) - 1)
     significand = (rest + (np.minimum(field, 1) << fraction)).astype(np.float64)
-    values = np.ldexp(significand, np.maximum(field, 1) - 1 + d.emin - fraction)
+    values = np.ldexp(significand, np.clip(field, 1, d.emax - d.emin + 1) - 1 + d.emin - fraction)
     special = np.where((rest == 0) & (magnitude == _largest(d) + 1), np.inf, np.nan)
     values = np.where(magnitude > _largest(d), special, values)
     return np.where(bits >= np.uint64(sign), -values, values)

@@ -13,6 +13,7 @@ import msgspec
 
 from collbench import environment
 from collbench.errors import UsageError
+from collbench.records import Cache
 from collbench.suite import Case, Policy, Skip
 
 MAX_ROTATION = 64
@@ -27,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
     case: Case
     rotation: int
-    cache: str
+    cache: Cache
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ def fit(cases: Sequence[Case], policy: Policy, available: int, cache_bytes: int)
             continue
         rotation = min(wanted, possible)
         if policy.cache == "hot":
-            cache = "hot"
+            cache: Cache = "hot"
         elif rotation < wanted:
             cache = "shrunk"
         else:

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 SCHEMA = 1
 PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
 
+Cache = Literal["", "cold", "hot", "small", "shrunk"]
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
 
 
-class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", omit_defaults=True):
+class _Line(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="line", omit_defaults=True
+):
     pass
 
 
-class Run(_Line, tag="run"):
+class Run(_Line, frozen=True, tag="run"):
     """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed description."""
 
     id: str
@@ -52,7 +55,7 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     numa: int = -1
 
 
-class World(_Line, tag="world"):
+class World(_Line, frozen=True, tag="world"):
     """One process group. Records name it by ``index``; times in nanoseconds."""
 
     index: int
@@ -78,7 +81,7 @@ class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     when: str = ""
 
 
-class Record(_Line, tag="record"):
+class Record(_Line, frozen=True, tag="record"):
     """The outcome of one case.
 
     ``times_ns[i]`` is the duration of sample i on its slowest rank, for ``inner`` calls; ``per_rank[r][i]`` the same
@@ -112,7 +115,7 @@ class Record(_Line, tag="record"):
     overhead_ns: int = 0
     invalid: dict[str, int] = {}
     rotation: int = 1
-    cache: Literal["", "cold", "hot", "small", "shrunk"] = ""
+    cache: Cache = ""
     checked: int = 0
     preempted: int = 0
     copies_first: bool = False
@@ -121,7 +124,7 @@ class Record(_Line, tag="record"):
     seconds: float = 0.0
 
 
-class End(_Line, tag="end"):
+class End(_Line, frozen=True, tag="end"):
     """The last line of a run that was not cut short."""
 
     exit: int
@@ -179,7 +182,11 @@ def derive(record: Record, world: World | None = None) -> Row | None:
     n_eff = stats.n_eff(times)
     median, lo, hi = stats.median_interval(times, n_eff)
     skew = float(np.median(record.skew_ns)) / record.inner if record.skew_ns else None
-    late = stats.straggler(record.per_rank) if record.case.row.synchronising and world and not world.oversubscribed else None
+    late = (
+        stats.straggler(record.per_rank)
+        if record.case.row.synchronising and world and not world.oversubscribed
+        else None
+    )
     modes = stats.modes(times)
     overhead = record.overhead_ns / record.inner
     flags = _flags(record, world, median, skew, overhead, late, modes)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import msgspec
 
 from collbench import environment, plan, records, store
 from collbench.backends import is_predicted
-from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.console import PlanRow
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.formats import Reporter
 from collbench.launch import join
 from collbench.launch.board import Phase
@@ -73,7 +72,8 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
     rows = [
         PlanRow(
             case=job.case, rotation=job.rotation, seconds=plan.seconds(job, policy),
-            bytes_per_rank=plan.memory_per_rank(job, policy), moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
+            bytes_per_rank=plan.memory_per_rank(job, policy),
+            moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
         for job in prepared.jobs
     ]  # fmt: skip
@@ -83,18 +83,23 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
 def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     """Run an order to its end, whatever happens on the way, and say how it went."""
     member = join.detect()
-    if member is not None and member.rank:
-        join.run(member, list, lambda line: None, lambda plan, e: print(e.message, file=sys.stderr))
-        return Exit.OK
+    predicted = [is_predicted(b) for b in order.suite.axes.backends]
+    if any(predicted) and member is not None:
+        if member.rank:
+            return Exit.OK  # predictions need one process
+        member = None
     ranks = order.suite.axes.ranks
     if member is not None and set(ranks) != {member.n}:
         asked = ",".join(map(str, ranks))
-        raise UsageError(f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides")
-    if any(is_predicted(b) for b in order.suite.axes.backends):
-        member = None
+        raise UsageError(
+            f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides"
+        )
+    if member is not None and member.rank:
+        join.run(member, list, lambda line: None, lambda plan, e: print(e.message, file=sys.stderr))
+        return Exit.OK
     launcher = Launcher()
     try:
-        if member is None and not all(is_predicted(b) for b in order.suite.axes.backends):
+        if member is None and not all(predicted):
             launcher.warm(order.suite.axes.envs[0])
         prepared = prepare(order)
         if not prepared.jobs:
@@ -121,13 +126,14 @@ class _Session:
         self._writer = _writer(order, self._run)
         self._worlds: dict[int, World] = {}
         self._statuses: list[str] = []
+        self._taking = self._interrupted = False
         self._plans = plan.worlds(prepared.jobs, prepared.suite.policy)
 
     def run(self) -> Exit:
         self._reporter.begin(self._run, self._prepared.cases, self._prepared.skips)
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        before = [(number, signal.signal(number, self._interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
         try:
             self._launch()
             return self._finish(self._verdict())
@@ -137,7 +143,14 @@ class _Session:
             self._finish(e.exit, e.message)
             raise
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-C or termination: at once, but never between a record's being saved and its being shown."""
+        self._interrupted = True
+        if not self._taking:
+            raise KeyboardInterrupt
 
     def _launch(self) -> None:
         if self._member is not None:
@@ -150,24 +163,28 @@ class _Session:
                 model.run(current, self._on_line)
                 continue
             try:
-                self._launcher.run(current, self._on_line, lambda case, phase, p=current: self._on_tick(p, case, phase))
+                self._launcher.run(current, self._on_line, partial(self._on_tick, current))
             except RunBroken as e:
                 self._lost(current, e)
                 raise
 
     def _on_line(self, line: World | Record) -> None:
+        self._taking = True
+        self._keep(line)
         if isinstance(line, World):
             self._worlds[line.index] = line
-            self._keep(line)
             self._reporter.world(line)
         else:
             self._statuses.append(line.status)
-            self._keep(line)
             self._reporter.record(line, records.derive(line, self._worlds.get(line.world)))
+        self._taking = False
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _on_tick(self, current: Plan, job: int, phase: Phase) -> None:
         if Phase.CONNECTING < phase < Phase.DONE:
             self._reporter.phase(current.jobs[job].case, phase.words, (phase - Phase.PREPARING) / len(Phase))
+
     def _on_hang(self, current: Plan, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
         self._lost(current, error)
@@ -177,7 +194,9 @@ class _Session:
     def _lost(self, current: Plan, error: RunBroken) -> None:
         """The case under way becomes a failed record."""
         if error.job is not None:
-            self._on_line(Record(case=current.jobs[error.job].case, status="failed", note=error.message, world=current.index))
+            self._on_line(
+                Record(case=current.jobs[error.job].case, status="failed", note=error.message, world=current.index)
+            )
 
     def _keep(self, line: World | Record) -> None:
         if self._writer is None:
@@ -203,12 +222,10 @@ class _Session:
             path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and self._writer.trouble:
-            raise CannotRun(self._writer.trouble, "free some space; what is shown above was measured, but not all is saved")
+            raise CannotRun(
+                self._writer.trouble, "free some space; what is shown above was measured, but not all is saved"
+            )
         return code
-
-
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _now() -> str:
@@ -218,7 +235,7 @@ def _now() -> str:
 def _describe(order: Order, suite: Suite) -> Run:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Run(
-        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}", started=_now(), command=list(order.command), suite=suite,
+        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}", started=_now(), command=[environment.mask(word) for word in order.command], suite=suite,
         policy=suite.policy, environment=environment.gather(Path.cwd()), tag=order.tag,
     )  # fmt: skip
 
@@ -235,6 +252,8 @@ def _writer(order: Order, run: Run) -> store.Writer | None:
     writer = store.Writer(path, run)
     free = shutil.disk_usage(path.parent).free
     if free < MIN_FREE:
-        os.unlink(path)
-        raise CannotRun(f"{path.parent} has {free >> 20} MiB left", f"{MIN_FREE >> 20} MiB are needed; -o elsewhere or --no-save")
+        path.unlink()
+        raise CannotRun(
+            f"{path.parent} has {free >> 20} MiB left", f"{MIN_FREE >> 20} MiB are needed; -o elsewhere or --no-save"
+        )
     return writer

@@ -26,7 +26,7 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
 
     kind, _, argument = spec.partition(":")
     if kind == "matrix" and argument:
-        wanted = _read(argument, n)
+        wanted: np.ndarray = _read(argument, n)
     else:
         share = _number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
         source, destination = np.indices((n, n))
@@ -34,7 +34,8 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
             wanted = np.full((n, n), nbytes / n)
         elif kind == "spread" and 0 <= share <= 1:
             distance = (destination - source) % n
-            wanted = nbytes * ((1 - share) / n + (share * distance / (n * (n - 1) / 2) if n > 1 else share))
+            apart = distance / (n * (n - 1) / 2) if n > 1 else np.ones((1, 1))
+            wanted = nbytes * ((1 - share) / n + share * apart)
         elif kind == "zipf" and share >= 0:
             weight = 1.0 / np.arange(1, n + 1) ** share
             wanted = np.broadcast_to(nbytes * weight / weight.sum(), (n, n))
@@ -57,7 +58,9 @@ def _read(path: str, n: int) -> np.ndarray:
     try:
         table = np.loadtxt(Path(path).expanduser(), ndmin=2)
     except (OSError, ValueError) as e:
-        raise UsageError(f"--splits matrix: cannot read {path}: {e}", "a text file of n lines with n numbers, bytes") from e
+        raise UsageError(
+            f"--splits matrix: cannot read {path}: {e}", "a text file of n lines with n numbers, bytes"
+        ) from e
     if table.shape[0] != table.shape[1] or table.shape[0] < n or (table < 0).any():
         raise UsageError(
             f"--splits matrix: {path} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in play",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from collbench.records import End, Record, Run, RunFile, World
 class Writer:
     """Appends lines to a run's file, each on disk whole or not at all. The file is private (0600) to its owner.
 
-    When the disk is full, lines wait in memory for the next ``write`` or ``close`` to try again, and ``trouble`` says so.
+    When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble`` says so.
     """
 
     def __init__(self, path: Path, run: Run) -> None:
@@ -42,15 +43,15 @@ class Writer:
                 self._waiting.pop(0)
             self.trouble = ""
         except OSError as e:
-            os.ftruncate(self._fd, self._good)
+            with suppress(OSError):  # what is no regular file (a pipe, /dev/full) cannot be cut back
+                os.ftruncate(self._fd, self._good)
             self.trouble = f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
 
     def _append(self, line: bytes) -> None:
-        os.lseek(self._fd, self._good, os.SEEK_SET)
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
-        self._good += len(line)
+        at = self._good
+        while at < self._good + len(line):
+            at += os.pwrite(self._fd, line[at - self._good :], at)
+        self._good = at
 
     def close(self) -> None:
         os.close(self._fd)

@@ -92,7 +92,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How each case is measured; times in seconds. None means: decide by the data (see README, How numbers are made)."""
+    """How each case is measured; times in seconds. None means: decide by the data."""
 
     iters: int | None = None
     warmup: int | None = None
@@ -252,7 +252,8 @@ def _product(axes: Axes) -> Iterator[Case]:
         ):
             yield Case(
                 collective=row.name, backend=backend, n=n, nbytes=size, algorithm=algorithm, dtype=dtype(kind).name,
-                op=_op(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align, cycle=cycle,
+                op=_op(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
+                cycle=cycle,
             )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ class Backend(Protocol):
     """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the case's dtype."""
 
     @property
-    def device(self) -> Any:  # noqa: ANN401
+    def device(self) -> Any:
         """The torch device that holds this rank's buffers."""
 
     @property
@@ -40,7 +40,7 @@ class Backend(Protocol):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         """Join the world; called once, before any prepare, by all ranks. Raises CannotRun with the reason."""
 
-    def prepare(self, case: Case, send: Any, recv: Any) -> Call:  # noqa: ANN401
+    def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
 
     def close(self) -> None:

@@ -45,4 +45,8 @@ def run(plan: Plan, emit: Callable[[World | Record], None]) -> None:
             emit(Record(case=job.case, status="skipped", note=note, world=plan.index))
             continue
         time_ns = max(1, round(seconds(job.case) * 1e9))
-        emit(Record(case=job.case, status="predicted", times_ns=[time_ns], world=plan.index, note="lower bound of the model"))
+        emit(
+            Record(
+                case=job.case, status="predicted", times_ns=[time_ns], world=plan.index, note="lower bound of the model"
+            )
+        )

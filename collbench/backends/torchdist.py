@@ -56,7 +56,7 @@ class _Joined:
             work.wait()
 
 
-def _op(case: Case, rank: int) -> Any:  # noqa: ANN401
+def _op(case: Case, rank: int) -> Any:
     if case.op == "premul_sum":
         return dist._make_nccl_premul_sum(float(premul_factor(rank)))  # type: ignore[attr-defined]
     return _REDUCTIONS[case.op]
@@ -106,7 +106,7 @@ def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., A
     ahead, behind = (at.rank + 1) % at.n, (at.rank - 1) % at.n
     pair = [dist.P2POp(dist.isend, send, ahead, at.group), dist.P2POp(dist.irecv, recv, behind, at.group)]
 
-    def issue(async_op: bool = False) -> Any:  # noqa: ANN401
+    def issue(async_op: bool = False) -> Any:
         works = _Joined(dist.batch_isend_irecv(pair))
         return works if async_op else works.wait()
 
@@ -163,7 +163,9 @@ class TorchDistributed:
             self._at = _Site(rank, n, dist.new_group(backend=self.name))
         except (RuntimeError, ValueError, AttributeError) as e:
             reason = str(e).splitlines()[0]
-            raise CannotRun(f"backend {self.name} cannot be opened: {reason}", "collbench doctor says what runs here") from e
+            raise CannotRun(
+                f"backend {self.name} cannot be opened: {reason}", "collbench doctor says what runs here"
+            ) from e
 
     def _choose_device(self, local_rank: int) -> None:
         if self.name != "nccl":
@@ -172,11 +174,12 @@ class TorchDistributed:
             raise CannotRun("backend nccl needs an NVIDIA GPU and a CUDA build of torch", "--backend gloo runs on CPUs")
         if local_rank >= torch.cuda.device_count():
             raise CannotRun(
-                f"rank {local_rank} of this host has no GPU: there are {torch.cuda.device_count()}", "ask for fewer with -g"
+                f"rank {local_rank} of this host has no GPU: there are {torch.cuda.device_count()}",
+                "ask for fewer with -g",
             )
         self.device = torch.device("cuda", local_rank)
         torch.cuda.set_device(self.device)
-        self.library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} (torch {torch.__version__})"
+        self.library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} (torch {torch.__version__})"  # type: ignore[no-untyped-call]
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         issue = CALLS[case.collective](case, send, recv, self._at)
@@ -204,7 +207,7 @@ def _after_copy(case: Case, send: Tensor, recv: Tensor, rank: int, call: Call) -
         recv.copy_(send)
         call.run()
 
-    def submit() -> Any:  # noqa: ANN401
+    def submit() -> Any:
         recv.copy_(send)
         return call.submit()
 

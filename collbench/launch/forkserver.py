@@ -39,11 +39,11 @@ class Server:
 
     def serve(self) -> None:
         while True:
-            ready, _, _ = select.select([self._control, self._wake_r], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._wake_r], [], [])
             if self._wake_r in ready:
                 os.read(self._wake_r, 4096)
                 self._reap()
-            if self._control in ready:
+            if self._control.fileno() in ready:
                 request = self._control.recv(65536)
                 if not request:
                     break

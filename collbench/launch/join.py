@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -23,8 +23,6 @@ from collbench.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.launch.board import Board, Phase
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
     from collbench.control import Control
     from collbench.plan import Plan
     from collbench.records import Record, World
@@ -72,11 +70,13 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     try:
         return int(digits)
     except ValueError:
-        raise UsageError(f"{name}={variables[name]} is not a number", "is this shell inside a job that set it?") from None
+        raise UsageError(
+            f"{name}={variables[name]} is not a number", "is this shell inside a job that set it?"
+        ) from None
 
 
 @contextmanager
-def rendezvous(member: Membership) -> Iterator[dist.Store | None]:
+def rendezvous(member: Membership) -> Iterator[Any]:
     """A store all ranks of the world reach; None where torch finds it by MASTER_ADDR itself.
 
     Ranks of one host meet in a private folder named after the launcher's process, so that nothing listens; elsewhere
@@ -88,7 +88,7 @@ def rendezvous(member: Membership) -> Iterator[dist.Store | None]:
         yield None
     elif member.n == member.local_n:
         with _private_folder(member) as folder:
-            yield dist.FileStore(str(folder / "store"), member.n)
+            yield dist.FileStore(str(folder / "store"), member.n)  # type: ignore[attr-defined]
     elif "MASTER_ADDR" in os.environ:
         os.environ.setdefault("MASTER_PORT", "29511")
         os.environ.update(RANK=str(member.rank), WORLD_SIZE=str(member.n))
@@ -163,11 +163,17 @@ class Watchdog(threading.Thread):
                 os._exit(Exit.TIMEOUT)
 
     def _verdict(self, beats: list[int]) -> RunBroken:
-        rank = min(range(len(beats)), key=beats.__getitem__) if self._member.n == self._member.local_n else self._member.rank
+        rank = (
+            min(range(len(beats)), key=beats.__getitem__)
+            if self._member.n == self._member.local_n
+            else self._member.rank
+        )
         phase, case, _ = self._board.where(rank)
         job = case if Phase.CONNECTING < phase < Phase.DONE else None
         doing = self._plan.doing(phase.words, job)
-        return RunBroken(f"rank {rank} on {environment.host()} has not moved for {self._plan.timeout:g} s while {doing}", job=job)
+        return RunBroken(
+            f"rank {rank} on {environment.host()} has not moved for {self._plan.timeout:g} s while {doing}", job=job
+        )
 
     def end(self) -> None:
         self._stop.set()

@@ -73,7 +73,9 @@ class ForkServer:
                     board = Board(n, fds[1])
                     os.close(fds[1])
         except (OSError, EOFError) as e:
-            raise CannotRun(f"the process that loads torch did not come up: {e}", "python -c 'import torch' tells why") from e
+            raise CannotRun(
+                f"the process that loads torch did not come up: {e}", "python -c 'import torch' tells why"
+            ) from e
         assert board is not None
         return board, pids, channels
 
@@ -192,7 +194,9 @@ class _Watch:
         try:
             death = self._server.death()
         except EOFError:
-            raise RunBroken("the fork server was killed, and with it all ranks", "is the machine out of memory? see dmesg") from None
+            raise RunBroken(
+                "the fork server was killed, and with it all ranks", "is the machine out of memory? see dmesg"
+            ) from None
         self._gone.add(death.rank)
         if death.rank not in self._done and death.rank not in self._errors:
             self._deaths[death.rank] = death
@@ -255,7 +259,11 @@ class _Watch:
         return self._broken(None, f"hang in the same call for {seconds:.0f} s", hint)
 
     def _broken(self, rank: int | None, what: str, hint: str = "") -> RunBroken:
-        who = f"all {self._plan.n} ranks" if rank is None else f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+        who = (
+            f"all {self._plan.n} ranks"
+            if rank is None
+            else f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+        )
         phase, case, _ = self._board.where(rank or 0)
         job = case if Phase.CONNECTING < phase < Phase.DONE else None
         return RunBroken(f"{who} {what} while {self._plan.doing(phase.words, job)}", hint, job)

@@ -1,4 +1,4 @@
-"""The checker against collectives simulated by the table on real (small) buffers: silent when right, exact when wrong."""
+"""The checker on real (small) buffers, against the table: silent when all is right, exact about what is wrong."""
 
 from __future__ import annotations
 

@@ -65,25 +65,34 @@ def bare(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-@pytest.fixture
-def server(bare: Machine) -> Machine:
+@pytest.fixture(scope="module")
+def cpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sockets of four cores with two threads (0-7, then their siblings 8-15), an L3 per pair of cores."""
+    machine = Machine(tmp_path_factory.mktemp("cpus"))
     for cpu in range(16):
         core = cpu % 8
-        pair = core // 2 * 2
+        pair, threads, cache = core // 2 * 2, f"{core},{core + 8}", f"cpu{cpu}/cache"
         shared = f"{pair}-{pair + 1},{pair + 8}-{pair + 9}"
-        at, cache, threads = f"{CPUS}/cpu{cpu}", f"{CPUS}/cpu{cpu}/cache", f"{core},{core + 8}"
-        bare.add({
-            f"{at}/topology/thread_siblings_list": threads,
-            f"{at}/topology/physical_package_id": core // 4,
-            f"{at}/node{core // 4}/meminfo": "",
-            f"{at}/cpufreq/scaling_governor": "performance",
-            f"{at}/cpufreq/cpuinfo_max_freq": 3700000,
+        machine.add({
+            f"cpu{cpu}/topology/thread_siblings_list": threads,
+            f"cpu{cpu}/topology/physical_package_id": core // 4,
+            f"cpu{cpu}/node{core // 4}/meminfo": "",
             f"{cache}/index2/level": 2, f"{cache}/index2/size": "1024K", f"{cache}/index2/shared_cpu_list": threads,
             f"{cache}/index3/level": 3, f"{cache}/index3/size": "32768K", f"{cache}/index3/shared_cpu_list": shared,
         })  # fmt: skip
+    return machine.root
+
+
+@pytest.fixture
+def server(bare: Machine, cpus: Path) -> Machine:
+    """The machine of ``cpus``; their frequency settings may be changed, the rest of them is shared by all tests."""
+    for cpu in cpus.iterdir():
+        bare.add({f"{CPUS}/{cpu.name}/cpufreq/scaling_governor": "performance"})
+        for part in cpu.iterdir():
+            (bare.root / CPUS / cpu.name / part.name).symlink_to(part)
     bare.add({
         f"{CPUS}/online": "0-15",
+        f"{CPUS}/cpu0/cpufreq/cpuinfo_max_freq": 3700000,
         f"{CPUS}/intel_pstate/no_turbo": 0,
         "sys/devices/system/node/node0/cpulist": "0-3,8-11",
         "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       33554432 kB",

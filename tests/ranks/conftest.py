@@ -31,7 +31,9 @@ def launcher() -> Iterator[Launcher]:
 def measure(launcher: Launcher) -> Measure:
     """``measure(cases, **policy)``: the records of cases of one world, a sample each unless told otherwise."""
 
-    def run(cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object) -> list[Record]:
+    def run(
+        cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object
+    ) -> list[Record]:
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, **policy})  # type: ignore[arg-type]
         jobs = [Job(case, rotation, "small") for case in cases]
         plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)

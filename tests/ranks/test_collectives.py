@@ -26,7 +26,9 @@ def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> N
         if record.status == "ok" and record.case.size:
             assert record.wrong == 0
             assert record.checked > 0
-    assert {r.case.collective for r in found if r.status == "ok"} >= set(WITH_DATA) - ({"sendrecv"} if n == 1 else set())
+    assert {r.case.collective for r in found if r.status == "ok"} >= set(WITH_DATA) - (
+        {"sendrecv"} if n == 1 else set()
+    )
 
 
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
@@ -54,7 +56,9 @@ def test_uneven_splits_arrive_whole(measure, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
-@pytest.mark.parametrize("extra", [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}]
+)
 def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, object]) -> None:
     swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=(mode,))
     for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):

@@ -1,7 +1,7 @@
 """Gloo with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
-``sleep`` hangs it before the call; ``slow-start`` hangs it before it joins; ``late`` delays every call by 2 ms.
+``sleep`` hangs it before the call; ``late`` delays every call by 2 ms.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ class Saboteur(TorchDistributed):
         self._calls = 0
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        if self._what == "slow-start" and rank == self._at_rank:
-            time.sleep(3600)
         super().open(rank, n, local_rank)
         self._mine = rank == self._at_rank
 

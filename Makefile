@@ -1,0 +1,48 @@
+# Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+OUT ?= out
+INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test lint perf gpu-check gallery clean
+
+$(BIN)/collbench: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) --editable .
+	@touch $@
+
+$(BIN)/pytest: $(BIN)/collbench
+	$(INSTALL) --editable '.[test,mpi]'
+	@touch $@
+
+$(BIN)/ruff: $(BIN)/pytest
+	$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
+	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2
+
+test: $(BIN)/pytest  ## every test that can run here
+	$(BIN)/pytest
+
+lint: $(BIN)/ruff  ## format, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+perf: $(BIN)/pytest  ## ratios against hand-written loops, measured here and written to reports/perf.md
+	$(BIN)/python tests/perf/run.py --output reports/perf.md
+
+gpu-check: $(BIN)/pytest  ## tests and measurements that need a GPU; text and records go to $(OUT)
+	mkdir -p $(OUT)
+	$(BIN)/pytest tests/gpu | tee $(OUT)/gpu-tests.txt
+	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt
+	$(BIN)/collbench all_reduce -b 8 -e 1G --backend nccl --output $(OUT)/all_reduce-nccl.jsonl | tee $(OUT)/all_reduce-nccl.txt
+
+gallery: $(BIN)/collbench  ## record this machine's run under reports/
+	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --format md --output reports/$$(hostname)-all_reduce.jsonl > reports/$$(hostname)-all_reduce.md
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

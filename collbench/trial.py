@@ -1,0 +1,192 @@
+"""One case on one rank: allocate, check, measure, check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from collbench import payload
+from collbench.backends import Backend, Call
+from collbench.check import Checker
+from collbench.collectives import OPS
+from collbench.control import Control
+from collbench.launch.board import Board, Phase
+from collbench.measure import Protocol, Sampler, Sync, clock, shape
+from collbench.plan import PAGE, Job
+from collbench.records import PER_RANK_SAMPLES, FirstWrong
+from collbench.suite import Case, Policy
+
+
+class Bench(NamedTuple):
+    """What all cases of a world share on this rank; ``precision`` as Policy's, ``scheme`` as Sync's."""
+
+    rank: int
+    backend: Backend
+    control: Control
+    board: Board
+    policy: Policy
+    scheme: str
+    precision: float
+    same_clock: bool
+
+
+class Buffers(NamedTuple):
+    """One slot's views: what the call reads and writes, and in place the one buffer behind both."""
+
+    send: torch.Tensor
+    recv: torch.Tensor
+    whole: torch.Tensor | None
+
+
+def allocate(case: Case, unalign: int, device: torch.device, rank: int) -> Buffers:
+    """Page-aligned buffers (shifted by ``unalign`` elements), in place as views of one; contents are undefined."""
+    kind = getattr(torch, case.type.torch)
+    if case.in_place:
+        send_at, recv_at, total = payload.in_place_offsets(case, rank)
+        whole = _aligned(total, unalign, kind, device)
+        send, recv = case.counts
+        return Buffers(whole[send_at : send_at + send], whole[recv_at : recv_at + recv], whole)
+    send, recv = case.counts
+    return Buffers(_aligned(send, unalign, kind, device), _aligned(recv, unalign, kind, device), None)
+
+
+def _aligned(count: int, unalign: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
+    spare = PAGE // kind.itemsize
+    raw = torch.empty(count + unalign + spare, dtype=kind, device=device)
+    start = -raw.data_ptr() % PAGE // kind.itemsize + unalign
+    return raw[start : start + count]
+
+
+class Trial:
+    """One case on one rank, from allocation to the fields of its record."""
+
+    def __init__(self, bench: Bench, job: Job) -> None:
+        self._bench, self._case = bench, job.case
+        self._policy, self._control, self._rank = bench.policy, bench.control, bench.rank
+        device = bench.backend.device
+        self._slots = [allocate(self._case, self._policy.unalign, device, self._rank) for _ in range(job.rotation)]
+        self._calls = [bench.backend.prepare(self._case, b.send, b.recv) for b in self._slots]
+        self._checker = Checker(self._case, self._policy.seed, self._rank, device)
+        # repeated in place, a reduction feeds on its own result: inputs are put back before each call
+        self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
+        self._checked = self._total = 0
+
+    def run(self) -> dict[str, Any]:
+        case = self._case
+        for slot in range(len(self._slots)):
+            self._fill(slot)
+        self._enter(Phase.CHECKING)
+        sync = Sync("none" if case.mode == "host" else self._bench.scheme, self._control, self._bench.board)
+        setup = self._timed_first(sync)
+        wrong = self._check([0], "before timing")
+        if wrong:
+            return wrong
+        submit = self._submit_times() if self._policy.cpu_time else []
+        self._fill(0)
+        self._enter(Phase.WARMING)
+        protocol = Protocol(self._policy, self._control, sync, self._sampler, self._bench.precision, case.mode)
+        measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
+        self._enter(Phase.CHECKING)
+        wrong = self._check(sorted(sampler.used if not self._grows else set(sampler.dirty)), "after timing")
+        wrong = wrong or self._check_again()
+        if wrong:
+            return wrong
+        self._enter(Phase.REPORTING)
+        firsts = self._control.gather(np.array([setup]))
+        if measured is None or firsts is None:
+            return {}
+        fields = shape(measured, self._bench.same_clock, PER_RANK_SAMPLES)
+        fields["inner"] = measured.inner * self._policy.agg_iters
+        return {
+            **fields,
+            "status": "ok", "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
+            "wrong": 0 if self._policy.check and case.size else None,
+        }  # fmt: skip
+
+    def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
+        """Calls as the policy wants them timed, with their slots: m together (-m), followed by a barrier (-z 1)."""
+        together = self._policy.agg_iters
+        groups = [tuple(range(s, s + together)) for s in range(0, len(self._calls) - together + 1, together)]
+        return [(self._action([self._calls[s] for s in slots]), slots) for slots in groups]
+
+    def _action(self, calls: Sequence[Call]) -> Callable[[], object]:
+        def together() -> None:
+            for work in [call.submit() for call in calls]:
+                work.wait()
+
+        run = together if len(calls) > 1 else calls[0].run
+
+        def fenced() -> None:
+            run()
+            self._control.barrier()
+
+        return fenced if self._policy.blocking == 1 else run
+
+    def _enter(self, phase: Phase) -> None:
+        self._bench.board.enter(self._rank, phase)
+
+    def _sampler(self, inner: int) -> Sampler:
+        beat = lambda: self._bench.board.beat(self._rank)  # noqa: E731
+        calls = self._timed()
+        inner = min(inner, len(calls)) if self._grows else inner
+        return Sampler(calls, inner, self._control, beat, self._fill if self._grows else None)
+
+    def _timed_first(self, sync: Sync) -> int:
+        """Duration of the first call ever made on these buffers: connections, channels, registration and all."""
+        sync()
+        begin = clock()
+        self._calls[0].run()
+        return clock() - begin
+
+    def _submit_times(self) -> list[int]:
+        """What it takes a rank to hand a call over, without waiting for it; rank 0's are kept."""
+        times = []
+        for _ in range(20):
+            self._control.barrier()
+            begin = clock()
+            work = self._calls[0].submit()
+            times.append(clock() - begin)
+            work.wait()
+        return times
+
+    def _fill(self, slot: int) -> None:
+        buffers = self._slots[slot]
+        self._checker.poison(buffers.recv if buffers.whole is None else buffers.whole)
+        self._checker.fill_send(buffers.send, slot)
+
+    def _check(self, slots: list[int], when: str) -> dict[str, Any]:
+        """Fields of a wrong record if any rank's receive buffer differs anywhere, else nothing."""
+        if not self._policy.check or not self._case.size:
+            return {}
+        wrong, first = 0, None
+        for slot in slots:
+            checked, bad, where = self._checker.check_recv(self._slots[slot].recv, slot)
+            self._checked += checked
+            wrong += bad
+            first = first or where
+        findings = self._control.collect([self._checked, wrong, list(first) if first else None])
+        self._total = sum(f[0] for f in findings)
+        bad_ranks = [(r, f) for r, f in enumerate(findings) if f[1]]
+        if not bad_ranks:
+            return {}
+        rank, (_, _, (index, got, expected)) = bad_ranks[0]
+        got, expected = (payload.show(bits, self._case.type) for bits in (got, expected))
+        found = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
+        total = sum(f[1] for _, f in bad_ranks)
+        note = (
+            f"{total} wrong elements {when}, first on rank {rank} at {index}: {found.got} instead of {found.expected}"
+        )
+        return {"status": "wrong", "wrong": total, "first_wrong": found, "checked": self._total, "note": note}
+
+    def _check_again(self) -> dict[str, Any]:
+        """Checks beyond the first (-c N), each of one more call on fresh buffers."""
+        for _ in range(self._policy.check - 1):
+            self._fill(0)
+            self._control.barrier()
+            self._calls[0].run()
+            if wrong := self._check([0], "in a repeated check"):
+                return wrong
+        return {}

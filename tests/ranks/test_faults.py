@@ -1,0 +1,186 @@
+"""What breaks mid-run ends the run in time, names the culprit, keeps finished cases and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collbench import store
+from collbench.errors import CannotRun, Exit
+from collbench.records import Run, World
+from collbench.suite import Axes, Policy, Suite
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+
+class Started:
+    """``collbench ARGS`` under way, with the file it writes."""
+
+    def __init__(self, path: Path, *args: str, **env: str) -> None:
+        self.path = path
+        command = [sys.executable, "-m", "collbench", *args, "--output", str(path), "--format", "nccl"]
+        self.process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(PLUGINS), **env}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def lines(self) -> list[dict[str, object]]:
+        whole = self.path.read_text().split("\n")[:-1] if self.path.exists() else []
+        return [json.loads(line) for line in whole]
+
+    def wait_for(self, kind: str, seconds: float = 60) -> dict[str, object]:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            found = [line for line in self.lines() if line["line"] == kind]
+            if found:
+                return found[-1]
+            time.sleep(0.05)
+        raise AssertionError(f"no {kind} line in time")
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def pids(self) -> list[int]:
+        world = self.wait_for("world")
+        return [rank["pid"] for rank in world["ranks"]]  # type: ignore[attr-defined, index]
+
+
+def gone(pids: list[int], seconds: float = 5) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[type[Started]]:
+    begun: list[Started] = []
+
+    def start(*args: str, **env: str) -> Started:
+        begun.append(Started(tmp_path / "run.jsonl", *args, **env))
+        return begun[-1]
+
+    yield start  # type: ignore[misc]
+    for one in begun:
+        one.process.kill()
+
+
+SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "3", "-n", "5", "-w", "1", "--order", "size", "--place", "out")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill", "was killed by SIGKILL"),
+        ("stop", "is stopped (SIGSTOP)"),
+        ("raise", "raised ArithmeticError: planted"),
+        ("sleep", "hang in the same call"),
+        ("slow-start", "has not moved"),
+    ],
+)
+def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
+    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 times."""
+    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:10")
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert words in err
+    assert "Traceback" not in err or what == "raise"
+    records = [line for line in begun.lines() if line["line"] == "record"]
+    end = begun.lines()[-1]
+    assert (end["line"], end["exit"]) == ("end", 4)
+    if what == "slow-start":
+        assert "rank 1 on" in err and "while starting up" in err and records == []
+        return
+    assert ("rank 1 on" in err) == (what != "sleep")
+    assert "all_reduce 8192 B float out of place on saboteur (case 2 of 3)" in err
+    assert [r["status"] for r in records] == ["ok", "failed"]
+    assert gone(begun.pids())
+
+
+def test_ctrl_c_keeps_what_is_finished(run) -> None:
+    begun = run(*SWEEP, "-N", "500")
+    begun.wait_for("record")
+    begun.process.send_signal(signal.SIGINT)
+    code, out, _ = begun.end()
+    assert code == Exit.INTERRUPTED
+    assert begun.lines()[-1]["exit"] == 130
+    assert gone(begun.pids())
+    assert " 4096 " in out
+
+
+@pytest.mark.parametrize("victim", ["parent", "server"])
+def test_no_rank_outlives_what_started_it(run, victim: str) -> None:
+    begun = run(*SWEEP, "-N", "500")
+    pids = begun.pids()
+    begun.wait_for("record")
+    server = psutil.Process(pids[0]).parent()
+    assert server is not None
+    (begun.process if victim == "parent" else server).kill()
+    code, _, err = begun.end()
+    assert gone([*pids, server.pid])
+    if victim == "server":
+        assert code == Exit.TIMEOUT and "fork server was killed" in err
+
+
+def test_ranks_listen_on_loopback_only(run) -> None:
+    begun = run(*SWEEP, "-N", "500")
+    pids = begun.pids()
+    begun.wait_for("record")
+    listening = [
+        c for pid in pids for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
+    ]
+    assert listening  # Gloo's own
+    assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1"}
+    server = psutil.Process(pids[0]).parent()
+    assert server is not None
+    for process in (server, psutil.Process(begun.process.pid)):
+        assert not [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
+def test_an_unwritable_place_is_found_before_ranks_start(cli, tmp_path: Path) -> None:
+    for place in ("/dev/full", "/proc/nowhere/run.jsonl"):
+        done = cli(*SWEEP, "--output", place)
+        assert done.returncode == Exit.CANNOT_RUN
+        assert "cannot write" in done.stderr and "hint:" in done.stderr
+        assert done.stdout == ""
+    existing = tmp_path / "old.jsonl"
+    existing.write_text("precious")
+    assert cli(*SWEEP, "--output", str(existing)).returncode == Exit.USAGE
+    assert existing.read_text() == "precious"
+
+
+def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> None:
+    """A file size limit stands in for the full disk; when there is room again the waiting lines follow."""
+    suite = Suite(name="x", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
+    run = Run(id="x", started="", command=[], suite=suite, policy=Policy(), environment={})
+    world = World(
+        index=0, backend="gloo", n=2, env=(), launcher="local", ranks=[], oversubscribed=False, same_clock=True
+    )
+    writer = store.Writer(tmp_path / "run.jsonl", run)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (writer.path.stat().st_size + 10, hard))
+        writer.write(world)
+        assert "1 lines wait" in writer.trouble
+        assert store.read(writer.path).worlds == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.write(world)
+    assert writer.trouble == ""
+    assert len(store.read(writer.path).worlds) == 2
+    with pytest.raises(CannotRun):
+        store.Writer(Path("/dev/full"), run)

