@@ -109,10 +109,10 @@ def prove(dtype: str, op: str, n: int, some: int) -> None:
         assert (expected != 0).all()
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 17, 64])
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
-def test_every_order_gives_the_expected_bits(dtype: str, op: str, n: int) -> None:
-    prove(dtype, op, n, 1024 if DTYPES[dtype].kind == "float" and n < 64 else 128)
+def test_every_order_gives_the_expected_bits(dtype: str, op: str) -> None:
+    for n in (1, 2, 3, 5, 8, 17, 64):
+        prove(dtype, op, n, 512 if DTYPES[dtype].kind == "float" and n < 64 else 64)
 
 
 @pytest.mark.parametrize(("dtype", "op"), MANY)
@@ -177,7 +177,7 @@ def shares_felt(tables: payload.Tables, n: int, rank: int) -> list[float]:
     return felt
 
 
-@pytest.mark.parametrize("n", [2, 3, 17])
+@pytest.mark.parametrize("n", [2, 9])
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_every_rank_is_felt(dtype: str, op: str, n: int) -> None:
     tables = tables_of(dtype, op, n)
@@ -195,7 +195,7 @@ def test_every_rank_is_felt_among_many(dtype: str, op: str) -> None:
         assert min(shares_felt(tables, n, rank)) > 0.3 / n
 
 
-@pytest.mark.parametrize("n", [1, 3, 8, 64])
+@pytest.mark.parametrize("n", [1, 3, 64])
 @pytest.mark.parametrize(("dtype", "op"), PAIRS)
 def test_results_spread_over_many_values(dtype: str, op: str, n: int) -> None:
     """How often two random elements agree bounds what a misplaced block could hide."""
@@ -369,8 +369,6 @@ def test_layouts_say_what_the_table_says(name: str, n: int) -> None:
         range(n) if row.rooted else (0,),
         ("uniform", "spread:1", "zipf:1.5") if name == "all_to_allv" else ("",),
     ):
-        if split == "spread:1" and n == 1:
-            continue  # sends nothing to anyone
         case = case_of(name, n, root=root, count=7, splits=split)
         inputs: list = [sent(case, rank, row.reduces) for rank in range(n)]
         if split:
