@@ -70,7 +70,7 @@ def _help(name: str) -> str:
         "block of send": "In place, a rank receives into its own block of the send buffer.",
         None: "It has no in-place form.",
     }[row.in_place]
-    return f"{row.meaning}\n\n{sizes} {factor} {place}\n\n\b\nDefaults: {' '.join(DIFFERENCES.split())}\n\n{EXITS}"
+    return f"{row.meaning}\n\n{sizes} {factor} {place}\n\n{' '.join(DIFFERENCES.split())}\n\n{EXITS}"
 
 
 def _measure(
@@ -96,7 +96,7 @@ def _measure(
     run_cycles: Annotated[int, Option("-N", "--run_cycles", min=1, help="Repeat the whole sweep.")] = 1,
     agg_iters: Annotated[int, Option("-m", "--agg_iters", min=1, help="Calls issued together before waiting; times are per call.")] = 1,
     precision: Annotated[str, Option("--precision", help="Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % if oversubscribed.")] = "",
-    max_time: Annotated[str, Option("--max-time", help="Longest time spent measuring one case.")] = "10s",
+    max_time: Annotated[str, Option("--max-time", help="Longest time spent measuring one case. Default 10s, 5s if oversubscribed.")] = "",
     budget: Annotated[str, Option("--budget", help="Fit the whole sweep into this time, by fewer repetitions: 10m.")] = "",
     check: Annotated[int, Option("-c", "--check", min=0, help="Checks of the data per case (bitwise, before and after timing); 0 = none.")] = 1,
     blocking: Annotated[int, Option("-z", "--blocking", min=0, max=3, help="1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.")] = 0,
@@ -194,7 +194,7 @@ def _policy(given: dict[str, Any]) -> Policy:
         iters=given["iters"],
         warmup=given["warmup_iters"],
         precision=_share("--precision", precision) if precision else None,
-        max_seconds=suite.parse_duration(given["max_time"], "--max-time"),
+        max_seconds=suite.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
         batch=given["iters"] or 20,
         sync=_choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
         cache=_choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
@@ -306,19 +306,22 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from collbench import __version__
+
+        typer.echo(f"collbench {__version__}")
+        raise typer.Exit
+
+
 @app.callback(epilog=EXITS)
 def _root(
-    version: Annotated[bool, Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    version: Annotated[bool, Option("--version", help="Print the version.", is_eager=True, callback=_version)] = False,
 ) -> None:
     """Measure collective communication: how fast, how sure, and whether the data arrived.
 
     Start with `collbench all_reduce -b 8 -e 64M -g 2`; every command explains itself with --help.
     """
-    if version:
-        from collbench import __version__
-
-        typer.echo(f"collbench {__version__}")
-        raise typer.Exit
 
 
 def main() -> None:

@@ -150,10 +150,11 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> Text
         words = [v for v in values if v and name != "place"]
         what.append(", ".join(words[:4]) + (" …" if len(words) > 4 else "") + (" ranks" if name == "ranks" else ""))
     policy = run.policy
-    precision = f"±{policy.precision:.3g%}" if policy.precision else "precision auto"
+    limits = policy.resolved(any(world.oversubscribed for world in worlds.values()))
+    precision = f"precision ±{limits.precision:.0%}"
     how = [" and ".join(dict.fromkeys(case.mode for case in cases)), f"{policy.sync} sync", f"{policy.cache} cache"]
     how.append(
-        f"{policy.iters} iterations" if policy.iters else f"{precision}, at most {policy.max_seconds:g} s a case"
+        f"{policy.iters} iterations" if policy.iters else f"{precision}, at most {limits.max_seconds:g} s a case"
     )
     where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
     text = Text(f"collbench {__version__}  ", "bold", no_wrap=True, overflow="ellipsis")

@@ -139,14 +139,13 @@ class Measured(NamedTuple):
 class Protocol:
     """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for that many calls a sample."""
 
-    def __init__(
-        self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], precision: float, mode: str
-    ) -> None:
+    def __init__(self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], mode: str) -> None:
         self._policy = policy
         self._control = control
         self._sync = sync
         self._make = make
-        self._precision = precision
+        assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
+        self._precision, self._most_seconds = policy.precision, policy.max_seconds
         self._streaming = mode == "streaming"
         self._iters = None if self._streaming else policy.iters  # streaming: -n is the calls of a batch
 
@@ -224,9 +223,9 @@ class Protocol:
             return 0, STOPS.index("converged")
         if tried >= policy.max_iters:
             return 0, STOPS.index("max_n")
-        if elapsed >= policy.max_seconds:
+        if elapsed >= self._most_seconds:
             return 0, STOPS.index("budget")
-        left = int((policy.max_seconds - elapsed) / elapsed * tried)
+        left = int((self._most_seconds - elapsed) / elapsed * tried)
         return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
 
     def _overhead(self, inner: int) -> int:

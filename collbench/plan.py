@@ -113,11 +113,12 @@ def seconds(job: Job, policy: Policy) -> float:
     case = job.case
     bound = case.row.bound(case.n)
     crowding = max(1.0, case.n / max(1, environment.core_count()))
+    most = policy.resolved(crowding > 1).max_seconds or 0.0
     call = bound.alpha * GUESS_ALPHA * crowding + bound.beta * case.moved / GUESS_RATE * crowding
     if policy.iters is not None:
         measuring = policy.iters * call * 1.3
     else:
-        measuring = min(policy.max_seconds, max(policy.min_seconds, 150 * call))
+        measuring = min(most, max(policy.min_seconds, 150 * call))
     warming = policy.warmup * call if policy.warmup is not None else min(2.0, max(0.05, 30 * call))
     checking = 4 * job.rotation * buffer_bytes(case, policy) / 2e9 * crowding if policy.check else 0.0
     return 0.02 + call + warming + measuring + checking
@@ -170,5 +171,8 @@ def within(jobs: Sequence[Job], policy: Policy, budget: float) -> Policy:
             f"--budget {budget:g}s is too short: {len(jobs)} cases take about {least:.0f} s without any repetition",
             "give more time, or fewer sizes (-f 4)",
         )
-    shrunk = {"max_seconds": min(policy.max_seconds, left), "min_seconds": min(policy.min_seconds, left)}
+    shrunk = {
+        "max_seconds": left if policy.max_seconds is None else min(policy.max_seconds, left),
+        "min_seconds": min(policy.min_seconds, left),
+    }
     return msgspec.structs.replace(policy, **shrunk)

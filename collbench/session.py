@@ -235,9 +235,14 @@ def _now() -> str:
 def _describe(order: Order, suite: Suite) -> Run:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Run(
-        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}", started=_now(), command=[environment.mask(word) for word in order.command], suite=suite,
-        policy=suite.policy, environment=environment.gather(Path.cwd()), tag=order.tag,
-    )  # fmt: skip
+        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}",
+        started=_now(),
+        command=[environment.mask(word) for word in order.command],
+        suite=suite,
+        policy=suite.policy,
+        environment=environment.gather(Path.cwd()),
+        tag=order.tag,
+    )
 
 
 def _writer(order: Order, run: Run) -> store.Writer | None:

@@ -97,7 +97,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     iters: int | None = None
     warmup: int | None = None
     precision: float | None = None
-    max_seconds: float = 10.0
+    max_seconds: float | None = None
     min_seconds: float = 0.2
     min_iters: int = 20
     max_iters: int = 2000
@@ -114,6 +114,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cpu_time: bool = False
     pin: bool = True
     timeout: float | None = None
+
+    def resolved(self, crowded: bool) -> Policy:
+        """With the defaults that depend on whether ranks must share cores: then nothing measured is fit for claims,
+        and is known well enough sooner."""
+        return msgspec.structs.replace(
+            self,
+            precision=self.precision or (0.05 if crowded else 0.02),
+            max_seconds=self.max_seconds if self.max_seconds is not None else (5.0 if crowded else 10.0),
+        )
 
 
 class Skip(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from collbench.suite import Case, Policy
 
 
 class Bench(NamedTuple):
-    """What all cases of a world share on this rank; ``precision`` as Policy's, ``scheme`` as Sync's."""
+    """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's."""
 
     rank: int
     backend: Backend
@@ -29,7 +29,6 @@ class Bench(NamedTuple):
     board: Board
     policy: Policy
     scheme: str
-    precision: float
     same_clock: bool
 
 
@@ -87,7 +86,7 @@ class Trial:
         submit = self._submit_times() if self._policy.cpu_time else []
         self._fill(0)
         self._enter(Phase.WARMING)
-        protocol = Protocol(self._policy, self._control, sync, self._sampler, self._bench.precision, case.mode)
+        protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         self._enter(Phase.CHECKING)
         wrong = self._check(sorted(sampler.used if not self._grows else set(sampler.dirty)), "after timing")

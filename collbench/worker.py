@@ -100,10 +100,8 @@ class Worker:
         scheme = self._policy.sync
         if scheme == "auto":
             scheme = "window" if world.same_clock and not world.oversubscribed else "barrier"
-        precision = self._policy.precision or (0.05 if world.oversubscribed else 0.02)
-        self._bench = Bench(
-            place.rank, self._backend, self._control, self._board, self._policy, scheme, precision, world.same_clock
-        )
+        policy = self._policy.resolved(world.oversubscribed)
+        self._bench = Bench(place.rank, self._backend, self._control, self._board, policy, scheme, world.same_clock)
         for index, job in enumerate(plan.jobs):
             self._enter(Phase.PREPARING, index)
             record = self._job(job)

@@ -1,0 +1,162 @@
+"""The whole command line on the model backend: no torch, no ranks, no clocks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench import store
+from collbench.collectives import COLLECTIVES
+
+MODEL = ("--backend", "model", "-g", "4")
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli):
+    """The command line in a Python where torch cannot be imported."""
+    blocker = tmp_path / "blocker"
+    blocker.mkdir()
+    (blocker / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+    return lambda *args: cli(*args, PYTHONPATH=str(blocker))
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_collective_has_a_command_that_explains_itself_and_runs(bare, name: str) -> None:
+    helped = bare(name, "--help")
+    assert helped.returncode == 0
+    row = COLLECTIVES[name]
+    assert row.meaning.split()[0] in helped.stdout
+    assert row.factor in " ".join(helped.stdout.split()) or row.factor == "-"
+    done = bare(name, "-b", "1K", "-e", "4K", *MODEL)
+    assert done.returncode == 0, done.stderr
+    sizes = [line.split()[0] for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert sizes == (["0"] if name == "barrier" else ["1024", "2048", "4096"])
+    (found,) = store.saved()
+    assert {r.status for r in store.read(found).records} <= {"predicted", "skipped"}
+
+
+def test_aliases_of_nccl_tests_work(bare) -> None:
+    for alias in ("allreduce", "alltoall", "allgather", "bcast"):
+        assert bare(alias, "--sizes", "1K", *MODEL).returncode == 0
+
+
+def test_columns_follow_the_documented_factors(bare) -> None:
+    done = bare("all_reduce", "--sizes", "1M", *MODEL, "--format", "csv")
+    for row in csv.DictReader(io.StringIO(done.stdout)):
+        median = float(row["median"])
+        assert float(row["algbw"]) == pytest.approx((1 << 20) / median)
+        assert float(row["busbw"]) == pytest.approx((1 << 20) / median * 2 * 3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("-b", "8Q"), "not a size"),
+        (("-b", "0", "-e", "1K"), "never grows"),
+        (("-b", "8", "-e", "4"), "larger than"),
+        (("-b", "8", "-e", "1K", "-f", "1"), "never grows"),
+        (("-b", "8", "-e", "1K", "-f", "2", "-i", "8"), "exclude each other"),
+        (("-b", "8", "-e", "1K", "-i", "0"), "must be positive"),
+        (("--sizes", "8", "-b", "8"), "exclude each other"),
+        (("-g", "0"), "not a whole number"),
+        (("-d", "float,quarter"), "unknown datatype 'quarter'"),
+        (("-o", "median"), "unknown reduction"),
+        (("-r", "x"), "not a whole number"),
+        (("--env", "NOVALUE"), "is not NAME=VALUE"),
+        (("--place", "sideways"), "not one of"),
+        (("--mode", "fast"), "not one of"),
+        (("--format", "xml"), "not one of"),
+        (("--precision", "200%"), "not a share"),
+        (("--max-time", "soon"), "not a duration"),
+        (("--budget", "1ms"), "not a duration"),
+        (("-J", "out.txt"), ".json"),
+    ],
+)
+def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...], words: str) -> None:
+    done = bare("all_reduce", *MODEL, *args)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_unknown_options_and_commands_exit_2(bare) -> None:
+    assert bare("all_reduce", "--fast").returncode == 2
+    assert bare("all_produce").returncode == 2
+    assert bare("--version").stdout.startswith("collbench ")
+
+
+def test_skips_say_why_and_a_sweep_of_nothing_else_exits_5(bare) -> None:
+    done = bare("all_gather", "--sizes", "8,64", *MODEL)
+    assert done.returncode == 0
+    assert "8 B give a rank no float element; the smallest size is 16 B" in done.stdout
+    done = bare("all_gather", "--sizes", "8", *MODEL)
+    assert done.returncode == 5
+    assert "no case can run here" in done.stderr
+    done = bare("all_reduce", "-o", "band", *MODEL, "--sizes", "64")
+    assert "integers only" in done.stderr
+
+
+def test_dry_run_shows_cases_memory_and_time_and_runs_nothing(bare) -> None:
+    done = bare("all_reduce", "-b", "1K", "-e", "4K", "-g", "2", "--backend", "gloo", "--dry-run")
+    assert done.returncode == 0
+    assert "6 cases" in done.stdout and "MiB" in done.stdout
+    assert store.saved() == []
+
+
+def test_what_cannot_fit_in_memory_is_a_skip_that_names_need_and_limit(bare) -> None:
+    done = bare("all_reduce", "--sizes", "1K,64T", "-g", "2", "--backend", "gloo", "--dry-run")
+    assert "MiB on this host" in done.stdout and "are available" in done.stdout
+    done = bare("all_reduce", "--sizes", "64T", "-g", "2", "--backend", "gloo")
+    assert done.returncode == 5
+
+
+def test_formats_for_programs(bare, tmp_path: Path) -> None:
+    args = ("all_reduce", "--sizes", "1K,4K", *MODEL)
+    whole = json.loads(bare(*args, "--format", "json").stdout)
+    assert [r["nbytes"] for r in whole["records"]] == [1024, 1024, 4096, 4096]
+    assert bare(*args, "--format", "md").stdout.count("|") > 20
+    target = tmp_path / "out.json"
+    assert bare(*args, "-J", str(target)).returncode == 0
+    document = json.loads(target.read_text())
+    assert document["version"] == 3
+    assert [r["size"] for r in document["results"]] == [1024, 4096]
+
+
+def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
+    bare("all_reduce", "--sizes", "1K", *MODEL, "--tag", "first")
+    bare("barrier", *MODEL)
+    listed = bare("runs").stdout
+    assert "@last~1" in listed and "first" in listed and "barrier" in listed
+    assert store.find("first") == store.find("@last~1")
+    assert store.read(store.find("@last")).run.suite.name == "barrier"
+    assert bare("all_reduce", "--sizes", "1K", *MODEL, "--no-save").returncode == 0
+    assert len(store.saved()) == 2
+
+
+def test_a_sweep_is_the_product_of_its_lists(bare) -> None:
+    args = ("-d", "float,half", "-g", "2,4", "-o", "sum,max", "--env", "A=1,2", "-N", "2", "--place", "out")
+    bare("all_reduce", "--sizes", "1K,4K", "--backend", "model", *args)
+    records = store.read(store.find("@last")).records
+    assert len(records) == 2 * 2 * 2 * 2 * 2 * 2
+    assert len({(r.case.key, r.case.cycle) for r in records}) == len(records)
+
+
+def test_secrets_of_the_environment_and_command_are_not_kept(cli, home: Path) -> None:
+    secret = "hunter2hunter2"
+    args = ("all_reduce", "--sizes", "1K", *MODEL, "--tag", f"http://me:{secret}@host")
+    cli(*args, NCCL_AUTH_TOKEN=secret, AWS_SECRET_ACCESS_KEY=secret, UCX_PROXY=f"http://me:{secret}@host")
+    run = store.read(store.find("@last")).run
+    assert "UCX_PROXY" in run.environment["variables"]
+    assert secret not in json.dumps(run.environment) + json.dumps(run.command)
+
+
+def test_the_module_runs_like_the_script() -> None:
+    done = subprocess.run([sys.executable, "-m", "collbench", "--help"], capture_output=True, text=True, check=True)
+    assert "all_reduce" in done.stdout

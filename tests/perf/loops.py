@@ -1,0 +1,81 @@
+"""Under torchrun: blocks of collbench's sampler, of a hand-written loop, and of that loop again, in turns.
+
+Both loops start from the same alignment and use the same buffers and library call; what may differ is what the
+measuring adds. The result, one JSON line, holds medians over blocks of the blocks' medians of the slowest rank, in ns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import msgspec
+import numpy as np
+import torch.distributed as dist
+
+from collbench import backends, worker
+from collbench.launch import join
+from collbench.measure import Sampler, Sync
+from collbench.suite import Case
+from collbench.trial import allocate
+
+CASES = [("barrier", 0), ("all_reduce", 8), ("all_reduce", 1 << 20), ("all_reduce", 16 << 20), ("broadcast", 1 << 20)]
+BLOCKS, SIZE = 30, 20
+
+
+def main() -> None:
+    member = join.detect()
+    assert member is not None
+    join.only_loopback(member)
+    place = worker.Place(*member[1:], launcher=member.launcher)
+    control = worker.connect(place, None)
+    board = join.shared_board(member, control)
+    worker.settle(place, control, wanted=True)
+    backend = backends.find("gloo")
+    backend.open(place.rank, place.n, place.local_rank)
+    sync = Sync("window", control, board)
+    found = []
+    for collective, nbytes in CASES:
+        op = "max" if collective == "all_reduce" else "none"
+        case = Case(collective=collective, backend="gloo", n=place.n, nbytes=nbytes, in_place=nbytes > 0, op=op, root=0)
+        buffers = allocate(case, 0, backend.device, place.rank)
+        buffers.recv.zero_()
+        prepared = backend.prepare(case, buffers.send, buffers.recv)
+        sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))
+        group = backend._at.group  # type: ignore[attr-defined]
+        bare = {
+            "barrier": lambda group=group: dist.barrier(group=group),
+            "broadcast": lambda data=buffers.recv, group=group: dist.broadcast(data, 0, group=group),
+            "all_reduce": lambda data=buffers.recv, group=group: dist.all_reduce(
+                data, op=dist.ReduceOp.MAX, group=group
+            ),
+        }[collective]
+        sides: dict[str, list[float]] = {"ours": [], "bare": [], "again": []}
+        for turn in range(3 * BLOCKS + 3):
+            side = ("ours", "bare", "again")[(turn + turn // 3) % 3]
+            if side == "ours":
+                samples = sampler.take(SIZE, sync)
+                times = samples.durations if samples is not None else None
+            else:
+                times = hand_written(bare, sync, control)
+            if times is not None and turn >= 3:
+                sides[side].append(float(np.median(times.max(axis=0))))
+        what = f"{collective} {nbytes} B" if nbytes else collective
+        found.append({"what": what, **{s: statistics.median(t) if t else 0 for s, t in sides.items()}})
+    if place.rank == 0:
+        print(msgspec.json.encode(found).decode(), flush=True)
+    control.barrier()
+
+
+def hand_written(call, sync, control):  # type: ignore[no-untyped-def]
+    times = np.zeros(SIZE, dtype=np.int64)
+    for i in range(SIZE):
+        sync()
+        begin = time.perf_counter_ns()
+        call()
+        times[i] = time.perf_counter_ns() - begin
+    return control.gather(times)
+
+
+if __name__ == "__main__":
+    main()
