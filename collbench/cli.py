@@ -12,12 +12,12 @@ from typer.core import TyperCommand, TyperGroup
 
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES
-from collbench.errors import CollbenchError, Exit, UsageError
+from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.formats import Reporter
     from collbench.session import Order
-    from collbench.suite import Axes, Policy
+    from collbench.suite import Axes, Policy, Suite
 
 Option = typer.Option
 DIFFERENCES = """
@@ -88,7 +88,7 @@ def _measure(
     algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm; a list.")] = "native",
     splits: Annotated[str, Option("--splits", help="all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.")] = "uniform",
     place: Annotated[str, Option("--place", help="out (of place), in, or both.")] = "both",
-    mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), host (calls as a program makes them), graph; a list. Default: streaming on nccl, else isolated.")] = "",
+    mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), host (calls as a program makes them); a list. Default: streaming on nccl, else isolated.")] = "",
     env: Annotated[list[str] | None, Option("--env", help="NAME=V1,V2: one world of ranks per value. May be repeated.")] = None,
     align: Annotated[str, Option("--align", help="Round each rank's block down to a multiple of this (nccl-tests: 16).")] = "1",
     iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Exactly this many samples; in streaming mode, calls per sample.")] = None,
@@ -100,12 +100,12 @@ def _measure(
     budget: Annotated[str, Option("--budget", help="Fit the whole sweep into this time, by fewer repetitions: 10m.")] = "",
     check: Annotated[int, Option("-c", "--check", min=0, help="Checks of the data per case (bitwise, before and after timing); 0 = none.")] = 1,
     blocking: Annotated[int, Option("-z", "--blocking", min=0, max=3, help="1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.")] = 0,
-    cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, help="As --mode graph: calls captured and replayed (needs a GPU).")] = 0,
+    cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, hidden=True)] = 0,
     timeout: Annotated[float | None, Option("-T", "--timeout", min=0.1, help="Seconds without progress after which a run is hung. Default: 30, more for large sizes.")] = None,
     average: Annotated[int, Option("-a", "--average", min=0, max=3, help="Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.")] = 3,
     report_cputime: Annotated[int, Option("-C", "--report_cputime", min=0, max=1, help="Show the time to hand a call over instead of the time it takes (nccl-tests' formats).")] = 0,
     report_timestamps: Annotated[int, Option("-S", "--report_timestamps", min=0, max=1, help="Add a time stamp to each line (nccl-tests' formats).")] = 0,
-    local_register: Annotated[int, Option("-R", "--local_register", min=0, max=2, help="Register buffers with NCCL: 1 local, 2 symmetric window.")] = 0,
+    local_register: Annotated[int, Option("-R", "--local_register", min=0, max=2, hidden=True)] = 0,
     unalign: Annotated[int, Option("-u", "--unalign", min=0, help="Shift all buffers by this many elements.")] = 0,
     sync: Annotated[str, Option("--sync", help="auto, window (common deadline) or barrier (messages).")] = "auto",
     cache: Annotated[str, Option("--cache", help="cold (buffers take turns) or hot (one buffer).")] = "cold",
@@ -123,19 +123,27 @@ def _measure(
     from collbench import suite
 
     given = ctx.params
+    for option, value in (("-G", cudagraph), ("-R", local_register)):
+        if value:
+            raise CannotRun(
+                f"{option}: this version neither captures CUDA graphs nor registers buffers", "leave it out"
+            )
     axes = _axes(collective(ctx.info_name or "").name, given)
     policy = _policy(given)
-    from collbench.session import Order
-
-    wanted = Order(
-        suite=suite.Suite(name=axes.collectives[0], axes=axes, policy=policy), command=sys.argv, save=save and not dry_run,
-        output=output, tag=tag, budget=suite.parse_duration(budget, "--budget") if budget else None,
-    )  # fmt: skip
+    named = suite.Suite(name=axes.collectives[0], axes=axes, policy=policy)
+    wanted = _order(named, save=save and not dry_run, output=output, tag=tag, budget=budget)
     if dry_run:
         return _show_plan(wanted)
     from collbench import session
 
     raise typer.Exit(session.execute(wanted, lambda: _reporter(given)))
+
+
+def _order(named: Suite, *, save: bool, output: Path | None, tag: str, budget: str) -> Order:
+    from collbench import session, suite
+
+    seconds = suite.parse_duration(budget, "--budget") if budget else None
+    return session.Order(suite=named, command=sys.argv, save=save, output=output, tag=tag, budget=seconds)
 
 
 def _show_plan(wanted: Order) -> None:
@@ -149,9 +157,9 @@ def _axes(name: str, given: dict[str, Any]) -> Axes:
     from collbench import suite
 
     modes = _words(given["mode"])
-    modes = ["graph"] if given["cudagraph"] else {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
+    modes = {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
     for mode in modes:
-        _choice("--mode", mode, suite.MODES)
+        _choice("--mode", mode, ("isolated", "streaming", "host"))
     places = {"out": (False,), "in": (True,), "both": (False, True)}
     backends = tuple(_words(given["backend"])) or _default_backends()
     roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
@@ -204,7 +212,6 @@ def _policy(given: dict[str, Any]) -> Policy:
         agg_iters=given["agg_iters"],
         unalign=given["unalign"],
         blocking=given["blocking"],
-        register=given["local_register"],
         cpu_time=bool(given["report_cputime"]),
         pin=given["pin"],
         timeout=given["timeout"],
@@ -278,11 +285,48 @@ def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
     return (gpus or max(2, environment.core_count()),)
 
 
+def _run(
+    suites: Annotated[list[str], typer.Argument(help="Built-in names (see `collbench list`) or TOML files.")],
+    budget: Annotated[str, Option("--budget", help="Fit each suite into this time, by fewer repetitions: 10m.")] = "",
+    output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md.")] = "auto",
+    output: Annotated[Path | None, Option("--output", help="Save runs to this folder (one suite: or file).")] = None,
+    save: Annotated[bool, Option("--save/--no-save", help="Keep the runs' records.")] = True,
+    tag: Annotated[str, Option("--tag", help="A name to find the runs by.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would run, and what it takes.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:  # fmt: skip
+    """Run suites: sweeps kept in files."""
+    from collbench import catalogue, session
+
+    given = {
+        "output_format": output_format,
+        "average": 3,
+        "report_cputime": 0,
+        "report_timestamps": 0,
+        "output_file": None,
+    }
+    codes = []
+    for suite in [catalogue.load(name) for name in suites]:
+        wanted = _order(suite, save=save and not dry_run, output=output, tag=tag, budget=budget)
+        if dry_run:
+            _show_plan(wanted)
+        else:
+            codes.append(session.execute(wanted, lambda: _reporter(given)))
+    raise typer.Exit(max(codes, default=Exit.OK))
+
+
 def _runs(last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20) -> None:
     """List saved runs."""
     from collbench import console, store
 
-    console.show(console.runs_table([store.read(path) for path in store.saved()[-last:]]))
+    found, unreadable = [], []
+    paths = store.saved()[-last:]
+    for back, path in zip(range(len(paths) - 1, -1, -1), paths, strict=True):
+        try:
+            found.append((f"@last~{back}" if back else "@last", store.read(path)))
+        except UsageError as e:
+            unreadable.append(e.message)
+    console.show(console.runs_table(found), *(f"left out: {message}" for message in unreadable))
 
 
 def _doctor() -> None:
@@ -299,7 +343,7 @@ def _list() -> None:
     console.show(console.listing(doctor.catalogue()))
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"runs": _runs, "doctor": _doctor, "list": _list}
+COMMANDS: dict[str, Callable[..., None]] = {"run": _run, "runs": _runs, "doctor": _doctor, "list": _list}
 
 app = typer.Typer(
     cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True

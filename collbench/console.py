@@ -237,17 +237,17 @@ def _fitting(names: Sequence[str], lines: Sequence[Mapping[str, str]], width: in
     return widths | {"flags": max(1, min(flags, widths["flags"] + left))}
 
 
-def runs_table(files: Sequence[RunFile]) -> Table:
-    """Saved runs, oldest first as ``store.saved`` has them, with the name each answers to and how it ended."""
+def runs_table(files: Sequence[tuple[str, RunFile]]) -> Table:
+    """Saved runs, oldest first, with the name each answers to and how it ended."""
     view = _plain_table()
     for name in ("name", "id", "tag", "cases", "ended", "arguments"):
         view.add_column(name, no_wrap=name != "arguments", justify="right" if name == "cases" else "left")
-    for back, file in zip(range(len(files) - 1, -1, -1), files, strict=True):
+    for name, file in files:
         run, end = file.run, file.end
         ended = (
             Text("cut short", "yellow") if end is None else Text("") if not end.exit else Text(_exit(end.exit), "red")
         )
-        parts = [Text(plain(part)) for part in (f"@last~{back}" if back else "@last", run.id, run.tag)]
+        parts = [Text(plain(part)) for part in (name, run.id, run.tag)]
         arguments = Text(plain(" ".join(run.command[1:])), no_wrap=True, overflow="ellipsis")
         view.add_row(*parts, str(len(file.records)), ended, arguments)
     return view

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
+from collbench import catalogue as catalogue_of_suites
 from collbench import environment, plan, session, stats
 from collbench.collectives import COLLECTIVES
 from collbench.errors import CollbenchError, Exit
@@ -186,4 +187,5 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
         ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
         ("model", "predicted times: the lower bound on a flat network"),
     ]
-    return {"Collectives": rows, "Backends": backends}
+    suites: list[tuple[str, ...]] = [("name", "what it is for"), *catalogue_of_suites.built_in().items()]
+    return {"Collectives": rows, "Backends": backends, "Suites": suites}

@@ -189,8 +189,9 @@ def lateness(per_rank: PerRank) -> list[float]:
 def straggler(per_rank: PerRank) -> int | None:
     """The rank that comes last too often for chance (binomial against 1/p, Holm over ranks, p < .001) and by too much.
 
-    Too much: half of the time by more than 5 % of the median slowest duration. Ties name nobody. Of several such
-    ranks the one last most often. None with one rank or under 20 samples. Valid where lateness is.
+    Chance is reckoned with N_eff of "came last", as lateness may wander. Too much: half of the time by more than 5 %
+    of the median slowest duration. Ties name nobody; of several such ranks, the one last most often. None with one
+    rank or under 20 samples. Valid where lateness is.
     """
     durations = np.asarray(per_rank, dtype=float)
     if durations.ndim != 2 or durations.shape[0] < 2 or durations.shape[1] < 20:
@@ -198,12 +199,22 @@ def straggler(per_rank: PerRank) -> int | None:
     ranks, n = durations.shape
     slowest, least = durations.max(axis=0), durations.min(axis=0)
     alone = np.count_nonzero(durations == least, axis=0) == 1
-    last = np.bincount(durations.argmin(axis=0)[alone], minlength=ranks)
-    beyond = np.cumsum(_binomial(n, 1 / ranks)[::-1])[::-1]
-    chance = holm([float(beyond[count]) for count in last])
+    came_last = (durations == least) & alone
+    last = came_last.sum(axis=1)
+    chance = holm([_beyond(n, 1 / ranks, int(count)) for count in last])
     limit = 0.05 * float(np.median(slowest))
-    often = [(int(last[r]), float(np.median(slowest - durations[r])), r) for r in range(ranks) if chance[r] < 0.001]
-    return max((found for found in often if found[1] > limit), default=(0, 0.0, None))[2]
+    found = []
+    for r in (r for r in range(ranks) if chance[r] < 0.001):
+        share = n_eff(np.exp(came_last[r])) / n  # lateness that wanders slowly is fewer observations than samples
+        surely = _beyond(int(n * share), 1 / ranks, int(last[r] * share)) * ranks < 0.001
+        if surely and float(np.median(slowest - durations[r])) > limit:
+            found.append((int(last[r]), r))
+    return max(found, default=(0, None))[1]
+
+
+def _beyond(n: int, p: float, count: int) -> float:
+    """Probability of ``count`` or more out of ``n``."""
+    return float(_binomial(n, p)[count:].sum())
 
 
 def variance_split(launches: Sequence[Samples]) -> tuple[float, float]:

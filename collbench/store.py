@@ -80,7 +80,7 @@ def find(name: str) -> Path:
         if position < len(runs):
             return runs[-1 - position]
         raise UsageError(f"{name}: only {len(runs)} runs are saved under {home()}", "collbench runs lists them")
-    matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if read_run(p).tag == name]
+    matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if _tag(p) == name]
     if matching:
         return matching[-1]
     raise UsageError(f"no run called '{name}'", "a path, @last, @last~1, an id or a tag; collbench runs lists them")
@@ -89,7 +89,18 @@ def find(name: str) -> Path:
 def read_run(path: Path) -> Run:
     """The first line of a run's file."""
     with path.open("rb") as f:
-        return msgspec.json.decode(f.readline(), type=Run)
+        line = f.readline()
+    try:
+        return msgspec.json.decode(line, type=Run)
+    except msgspec.DecodeError as e:
+        raise UsageError(f"{path}: {e}", "it is no run, or one of another version") from e
+
+
+def _tag(path: Path) -> str:
+    try:
+        return read_run(path).tag
+    except UsageError:
+        return ""  # a file that cannot be read answers to its path and id only
 
 
 def read(path: Path) -> RunFile:

@@ -110,7 +110,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     agg_iters: int = 1
     unalign: int = 0
     blocking: int = 0
-    register: int = 0
     cpu_time: bool = False
     pin: bool = True
     timeout: float | None = None

@@ -68,7 +68,7 @@ class Trial:
         device = bench.backend.device
         self._slots = [allocate(self._case, self._policy.unalign, device, self._rank) for _ in range(job.rotation)]
         self._calls = [bench.backend.prepare(self._case, b.send, b.recv) for b in self._slots]
-        self._checker = Checker(self._case, self._policy.seed, self._rank, device)
+        self._checker = Checker(self._case, self._policy.seed, self._rank, device, bench.backend.premultiplies)
         # repeated in place, a reduction feeds on its own result: inputs are put back before each call
         self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         self._checked = self._total = 0

@@ -16,8 +16,8 @@ LINES_MAX = 8000
 
 # a layer may import itself where listed in order, and everything below it; outside packages are listed by layer
 LAYERS: list[tuple[str, list[str]]] = [
-    ("core", ["__init__", "errors", "dtypes", "collectives", "splits", "stats", "environment", "suite", "records",
-              "store", "payload", "plan"]),
+    ("core", ["__init__", "errors", "dtypes", "collectives", "splits", "stats", "environment", "suite", "catalogue",
+              "records", "store", "payload", "plan"]),
     ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure",
                  "backends.torchdist", "trial", "worker", "launch.forkserver", "launch.local", "launch.join"]),
     ("showing", ["formats", "nccltests", "nccljson", "summary", "console"]),

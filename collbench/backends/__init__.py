@@ -28,6 +28,10 @@ class Backend(Protocol):
         """The torch device that holds this rank's buffers."""
 
     @property
+    def premultiplies(self) -> bool:
+        """Whether avg scales inputs by 1/n before adding, and so may differ from dividing the sum by 2 ulp."""
+
+    @property
     def library(self) -> str:
         """Name and version of what does the work."""
 

@@ -139,6 +139,7 @@ class TorchDistributed:
     def __init__(self, name: str) -> None:
         self.name = name
         self.device = torch.device("cpu")
+        self.premultiplies = name == "nccl"
         self.library = f"torch {torch.__version__} {name}"
 
     def why_not(self, case: Case) -> str | None:

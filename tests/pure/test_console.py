@@ -388,11 +388,12 @@ def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> N
 
     ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
     long = file(OK, id="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])
-    narrow = printed(console.runs_table([long]), 80).splitlines()[-1]
+    narrow = printed(console.runs_table([("@last", long)]), 80).splitlines()[-1]
     assert narrow.startswith("@last  20260709-100000-all_reduce-ab12") and narrow.endswith("…")
-    files = [file(end, id=f"r{i}", tag="[red]t[/]") for i, end in enumerate(ends)]
+    names = ("@last~3", "@last~2", "@last~1", "@last")
+    files = [(n, file(end, id=f"r{i}", tag="[red]t[/]")) for i, (n, end) in enumerate(zip(names, ends, strict=True))]
     rows = [line.split() for line in printed(console.runs_table(files)).splitlines()[2:]]
-    assert [row[0] for row in rows] == ["@last~3", "@last~2", "@last~1", "@last"]
+    assert [row[0] for row in rows] == list(names)
     assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "cut", "short", "all_reduce"]
     assert [" ".join(row[4:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", ""]
 

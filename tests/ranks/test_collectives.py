@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from collbench import stats
 from collbench.collectives import COLLECTIVES, OPS
 from collbench.dtypes import DTYPES
 from collbench.suite import Axes, Case, expand
@@ -102,3 +105,13 @@ def test_all_ranks_stop_together_when_the_median_is_known(measure) -> None:
     assert len(record.times_ns) >= 20
     (record,) = measure(swept, iters=None, warmup=None, precision=1e-9, max_iters=60)
     assert record.stop == "max_n"
+
+
+def test_a_rank_that_comes_late_is_named(measure) -> None:
+    """In host mode nothing aligns the ranks: the late one finds the others waiting, and its calls are the shortest."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks on one core are both late")
+    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=("host",), in_place=(False,))
+    for late in (0, 1):
+        (record,) = measure(swept, iters=100, env=(("SABOTAGE", f"straggle:{late}:0"),))
+        assert stats.straggler(record.per_rank) == late

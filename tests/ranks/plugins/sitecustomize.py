@@ -1,14 +1,24 @@
-"""On a test's PYTHONPATH: ranks find the backends of this folder; SABOTAGE=slow-start:RANK:0 delays a rank."""
+"""On a test's PYTHONPATH: ranks find the backends of this folder; SABOTAGE=slow-start:RANK:0 delays a rank;
+SABOTAGE=straggle:RANK:0 has it come 2 ms late to every call, outside the clock."""
 
 import os
 import time
 from pathlib import Path
 
 import collbench.backends
+from collbench.launch.board import Board
 
 collbench.backends.__path__.append(str(Path(__file__).parent / "backends"))
 
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
+if what == "straggle":
+    beat, late = Board.beat, int(rest.partition(":")[0])
+
+    def straggle(self: Board, rank: int) -> None:
+        time.sleep(0.002 if rank == late else 0)
+        beat(self, rank)
+
+    Board.beat = straggle  # type: ignore[method-assign]
 if what == "slow-start":
     slow, forks = int(rest.partition(":")[0]), []
     os.register_at_fork(

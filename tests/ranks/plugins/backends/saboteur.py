@@ -1,7 +1,7 @@
 """Gloo with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
-``sleep`` hangs it before the call; ``late`` delays every call by 2 ms.
+``sleep`` hangs it before the call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Saboteur(TorchDistributed):
         def run() -> None:
             self._calls += 1
             due = self._calls == self._at_call
-            if due or self._what == "late":
+            if due:
                 self._before()
             call.run()
             if due and self._what == "corrupt":
@@ -55,8 +55,6 @@ class Saboteur(TorchDistributed):
                 raise ArithmeticError("planted")
             case "sleep":
                 time.sleep(3600)
-            case "late":
-                time.sleep(0.002)
 
 
 def create(name: str) -> Saboteur:
