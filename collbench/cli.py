@@ -15,9 +15,8 @@ from collbench.dtypes import DTYPES
 from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
-    from collbench.formats import Reporter
     from collbench.session import Order
-    from collbench.suite import Axes, Policy, Suite
+    from collbench.suite import Suite
 
 Option = typer.Option
 DIFFERENCES = """
@@ -120,7 +119,7 @@ def _measure(
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would run, what it takes and what is left out.")] = False,
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
-    from collbench import suite
+    from collbench import options, session, suite
 
     given = ctx.params
     for option, value in (("-G", cudagraph), ("-R", local_register)):
@@ -128,15 +127,13 @@ def _measure(
             raise CannotRun(
                 f"{option}: this version neither captures CUDA graphs nor registers buffers", "leave it out"
             )
-    axes = _axes(collective(ctx.info_name or "").name, given)
-    policy = _policy(given)
+    axes = options.axes(collective(ctx.info_name or "").name, given)
+    policy = options.policy(given)
     named = suite.Suite(name=axes.collectives[0], axes=axes, policy=policy)
     wanted = _order(named, save=save and not dry_run, output=output, tag=tag, budget=budget)
     if dry_run:
         return _show_plan(wanted)
-    from collbench import session
-
-    raise typer.Exit(session.execute(wanted, lambda: _reporter(given)))
+    raise typer.Exit(session.execute(wanted, lambda: options.reporter(given)))
 
 
 def _order(named: Suite, *, save: bool, output: Path | None, tag: str, budget: str) -> Order:
@@ -152,139 +149,6 @@ def _show_plan(wanted: Order) -> None:
     console.show(console.plan_table(session.plan_rows(session.prepare(wanted))))
 
 
-def _axes(name: str, given: dict[str, Any]) -> Axes:
-    """The sweep that the options describe. Raises UsageError."""
-    from collbench import suite
-
-    modes = _words(given["mode"])
-    modes = {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
-    for mode in modes:
-        _choice("--mode", mode, ("isolated", "streaming", "host"))
-    places = {"out": (False,), "in": (True,), "both": (False, True)}
-    backends = tuple(_words(given["backend"])) or _default_backends()
-    roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
-    return suite.Axes(
-        collectives=(name,),
-        sizes=_sizes(given),
-        ranks=tuple(_integer("-g", word, 1) for word in _words(given["ngpus"])) or _default_ranks(backends),
-        backends=backends,
-        algorithms=tuple(_words(given["algo"])),
-        dtypes=tuple(DTYPES) if given["datatype"] == "all" else tuple(_words(given["datatype"])),
-        ops=tuple(OPS) if given["op"] == "all" else tuple(_words(given["op"])),
-        roots=roots,
-        in_place=places[_choice("--place", given["place"], places)],
-        modes=tuple(modes),  # type: ignore[arg-type]
-        envs=suite.expand_envs(given["env"] or []),
-        splits=tuple(_words(given["splits"])),
-        align=suite.parse_size(given["align"], "--align"),
-        cycles=given["run_cycles"],
-    )
-
-
-def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
-    from collbench.suite import parse_size, sweep
-
-    if given["sizes"]:
-        if given["minbytes"] or given["maxbytes"]:
-            raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
-        return tuple(parse_size(word, "--sizes") for word in _words(given["sizes"]))
-    smallest = parse_size(given["minbytes"] or "32M", "-b")
-    largest = parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
-    step = parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
-    return sweep(smallest, largest, given["stepfactor"], step)
-
-
-def _policy(given: dict[str, Any]) -> Policy:
-    from collbench import suite
-
-    precision = given["precision"]
-    return suite.Policy(
-        iters=given["iters"],
-        warmup=given["warmup_iters"],
-        precision=_share("--precision", precision) if precision else None,
-        max_seconds=suite.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
-        batch=given["iters"] or 20,
-        sync=_choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
-        cache=_choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
-        order=_choice("--order", given["order"], ("auto", "size", "shuffled")),  # type: ignore[arg-type]
-        check=given["check"],
-        seed=given["seed"],
-        agg_iters=given["agg_iters"],
-        unalign=given["unalign"],
-        blocking=given["blocking"],
-        cpu_time=bool(given["report_cputime"]),
-        pin=given["pin"],
-        timeout=given["timeout"],
-    )
-
-
-def _reporter(given: dict[str, Any]) -> Reporter:
-    from collbench import console, formats, nccljson, nccltests
-
-    options = nccltests.Options(
-        average=given["average"], cpu_time=bool(given["report_cputime"]), timestamps=bool(given["report_timestamps"])
-    )
-    makers: dict[str, Callable[[], Reporter]] = {
-        "table": console.LiveTable,
-        "nccl": lambda: nccltests.Text(sys.stdout, options),
-        "json": lambda: formats.Json(sys.stdout),
-        "csv": lambda: formats.Csv(sys.stdout),
-        "md": lambda: formats.Markdown(sys.stdout),
-    }
-    name = _choice("--format", given["output_format"], ("auto", *makers))
-    if name == "auto":
-        name = "table" if sys.stdout.isatty() else "nccl"
-    reporters: list[Reporter] = [makers[name]()]
-    if name != "table":
-        reporters.append(console.Status())
-    if given["output_file"]:
-        reporters.append(nccljson.Document(given["output_file"], options))
-    return formats.Several(*reporters)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _integer(option: str, text: str, least: int = 0) -> int:
-    if not text.isdigit() or int(text) < least:
-        raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
-    return int(text)
-
-
-def _share(option: str, text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise UsageError(f"{option}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01")
-    return value
-
-
-def _choice(option: str, text: str, allowed: Any) -> str:
-    if text not in allowed:
-        raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
-    return text
-
-
-def _default_backends() -> tuple[str, ...]:
-    from collbench import environment
-
-    return ("nccl",) if environment.gpu_count() else ("gloo",)
-
-
-def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
-    from collbench import environment
-    from collbench.launch import join
-
-    member = join.detect()
-    if member is not None:
-        return (member.n,)
-    gpus = environment.gpu_count() if "nccl" in backends else 0
-    return (gpus or max(2, environment.core_count()),)
-
-
 def _run(
     suites: Annotated[list[str], typer.Argument(help="Built-in names (see `collbench list`) or TOML files.")],
     budget: Annotated[str, Option("--budget", help="Fit each suite into this time, by fewer repetitions: 10m.")] = "",
@@ -296,7 +160,7 @@ def _run(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
     """Run suites: sweeps kept in files."""
-    from collbench import catalogue, session
+    from collbench import catalogue, options, session
 
     given = {
         "output_format": output_format,
@@ -311,7 +175,7 @@ def _run(
         if dry_run:
             _show_plan(wanted)
         else:
-            codes.append(session.execute(wanted, lambda: _reporter(given)))
+            codes.append(session.execute(wanted, lambda: options.reporter(given)))
     raise typer.Exit(max(codes, default=Exit.OK))
 
 

@@ -21,6 +21,21 @@ PLACES = {"out": "out of place", "in": "in place"}
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
 COLUMNS = (*Case.__struct_fields__, "implementation", "count", "size", *OWN, *Row.__struct_fields__)
 
+FLAGS = {
+    "predicted": "computed from a model of the network, not measured",
+    "oversubscribed": "more ranks than physical cores: times include waiting for a core",
+    "n<6": "fewer than 6 samples: too few for an interval",
+    "unconverged": "time or samples ran out before the interval was as narrow as asked for",
+    "unsteady": "times were still changing when warm-up had to end",
+    "skewed": "ranks started apart by more than 5 % of the time (with !: 20 %)",
+    "overhead": "measuring itself takes more than 5 % of the time (with !: 20 %)",
+    "invalid": "more than 5 % of the samples had to be repeated (with !: 25 %)",
+    "bimodal": "times fall into two groups: the median may be a time that never occurs",
+    "late": "this rank came last far more often than chance explains; the others wait for it",
+    "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
+    "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
+}
+
 
 class Reporter(Protocol):
     """Told about a run as it goes. ``cases`` come in plan order, records in any; subclasses inherit doing nothing.

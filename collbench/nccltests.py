@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from collbench import __version__
-from collbench.formats import PLACES, Outcome, Reporter, plain, reasons, settings
+from collbench.formats import FLAGS, PLACES, Outcome, Reporter, plain, reasons, settings
 from collbench.records import End, RankInfo, Record, Row, Run, World
 from collbench.suite import Case, Skip
 
@@ -234,6 +234,7 @@ class Text(Reporter):
             self._say(_row(known[0][0].case, halves) + stamp)
             self._busbw += [h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)]
             self._bad += sum(bool(h.wrong) for h in halves)
+            self._flags.update(flag for _, row in known if row for flag in row.flags)
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -242,6 +243,7 @@ class Text(Reporter):
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
+        self._flags: Counter[str] = Counter()
         mine = [w for w in self._worlds if (w.backend, w.n, w.env) == (first.backend, first.n, first.env)]
         config = configuration(self._run, cases, mine[-1] if mine else None)
         self._say(f"# Collective test starting: {program(first)}", _settings(config))
@@ -258,6 +260,8 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
+            for flag, number in self._flags.items():
+                self._say(f"# flagged: {flag} ({number}): {FLAGS.get(flag.rstrip('!').partition(':')[0], '')}")
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from collbench.formats import (
+    FLAGS,
     PLACES,
     Gathered,
     Outcome,
@@ -23,21 +24,6 @@ from collbench.suite import Case
 
 Line = tuple[Literal["", "bad", "notice", "quiet"], str]
 SHOWN = 5  # of the cases that went wrong, this many are told in full
-
-FLAGS = {
-    "predicted": "computed from a model of the network, not measured",
-    "oversubscribed": "more ranks than physical cores: times include waiting for a core",
-    "n<6": "fewer than 6 samples: too few for an interval",
-    "unconverged": "time or samples ran out before the interval was as narrow as asked for",
-    "unsteady": "times were still changing when warm-up had to end",
-    "skewed": "ranks started apart by more than 5 % of the time (with !: 20 %)",
-    "overhead": "measuring itself takes more than 5 % of the time (with !: 20 %)",
-    "invalid": "more than 5 % of the samples had to be repeated (with !: 25 %)",
-    "bimodal": "times fall into two groups: the median may be a time that never occurs",
-    "late": "this rank came last far more often than chance explains; the others wait for it",
-    "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
-    "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
-}
 
 
 def clock(seconds: float) -> str:

@@ -21,7 +21,7 @@ LAYERS: list[tuple[str, list[str]]] = [
     ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure",
                  "backends.torchdist", "trial", "worker", "launch.forkserver", "launch.local", "launch.join"]),
     ("showing", ["formats", "nccltests", "nccljson", "summary", "console"]),
-    ("top", ["session", "doctor", "cli", "__main__"]),
+    ("top", ["options", "session", "doctor", "cli", "__main__"]),
 ]  # fmt: skip
 NEVER = {"showing": "running"}  # they meet only in Record
 OUTSIDE = {
