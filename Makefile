@@ -22,7 +22,7 @@ $(BIN)/ruff: $(BIN)/pytest
 	@touch $@
 
 demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
-	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2
+	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --max-time 3s
 
 test: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest

@@ -75,7 +75,7 @@ class Status(Gathered):
         self._header = header(run, cases, {})
         if self._watched:
             self._live = Live(
-                get_renderable=self._view, console=self._console, refresh_per_second=4, transient=True,
+                get_renderable=self._view, console=self._console, refresh_per_second=1, transient=True,
                 redirect_stdout=not self._console.stderr,
             )  # fmt: skip
             self._live.start()
@@ -297,7 +297,7 @@ def listing(tables: Mapping[str, Sequence[Sequence[str]]]) -> RenderableType:
 def finding(what: str, state: str, detail: str) -> None:
     """Prints a line of the doctor's: ``state`` is yes, no or note."""
     style = {"yes": "green", "no": "red"}.get(state, "dim")
-    line = Text(f"{plain(what):<18}").append(f"{state:<6}", style).append(plain(detail))
+    line = Text(f"{plain(what):<20}").append(f"{state:<6}", style).append(plain(detail))
     show(line)
 
 

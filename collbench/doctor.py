@@ -89,9 +89,9 @@ def _backends() -> Iterator[Finding]:
     yield Finding("model", "yes", "predicted times, needs nothing")
     mpi4py = util.find_spec("mpi4py")
     yield Finding(
-        "mpirun, srun, torchrun",
+        "launchers",
         "yes",
-        "joined when found in the environment" + ("; mpi4py is there" if mpi4py else ""),
+        "torchrun, mpirun and srun are joined when found in the environment" + ("; mpi4py is there" if mpi4py else ""),
     )
 
 

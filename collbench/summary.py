@@ -40,8 +40,7 @@ def summary(told: Gathered) -> list[Line]:
     lines += _verified(told)
     if told.path is None:
         return [*lines, ("", "not saved")]
-    again = "again: collbench report @last, or compare @last~1 @last; all of them: collbench runs"
-    return [*lines, ("", f"saved: {plain(str(told.path))}"), ("", again)]
+    return [*lines, ("", f"saved: {plain(str(told.path))} (collbench runs lists all)")]
 
 
 def _trouble(told: Gathered) -> Iterable[Line]:

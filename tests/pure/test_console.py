@@ -312,7 +312,7 @@ def test_summary_counts_what_was_verified_skipped_failed_and_left() -> None:
     found = lines_of(outcomes, cases=cases, skips=skips, end=end, path=Path("/runs/r1.jsonl"))
     assert {
         "500 elements verified, none wrong", "3 skipped: no such thing", "FAILED in 7 of 8 cases", "  … and 2 more",
-        "ended early, after 8 of 9 cases: interrupted", "saved: /runs/r1.jsonl",
+        "ended early, after 8 of 9 cases: interrupted", "saved: /runs/r1.jsonl (collbench runs lists all)",
     } <= set(found)  # fmt: skip
     assert sum("rank 1 died" in line for line in found) == 5
     assert any("collbench runs" in line for line in found)
@@ -415,7 +415,7 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(capsys: pytest.
     console.finding("gloo [red]", "no", "x" * 200)
     console.show(console.listing({"Things": [("name", "meaning"), ("a[b]", "c")]}))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"gloo [red]        no    {'x' * 200}"
+    assert lines[0] == f"gloo [red]          no    {'x' * 200}"
     assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]
 
 
