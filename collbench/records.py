@@ -183,7 +183,7 @@ def derive(record: Record, world: World | None = None) -> Row | None:
     median, lo, hi = stats.median_interval(times, n_eff)
     skew = float(np.median(record.skew_ns)) / record.inner if record.skew_ns else None
     late = (
-        stats.straggler(record.per_rank)
+        stats.straggler(record.per_rank, record.starts_ns)
         if record.case.row.synchronising and world and not world.oversubscribed
         else None
     )

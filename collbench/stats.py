@@ -186,28 +186,29 @@ def lateness(per_rank: PerRank) -> list[float]:
     return [float(late) for late in np.median(durations.max(axis=0) - durations, axis=1)]
 
 
-def straggler(per_rank: PerRank) -> int | None:
+def straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     """The rank that comes last too often for chance (binomial against 1/p, Holm over ranks, p < .001) and by too much.
 
-    Chance is reckoned with N_eff of "came last", as lateness may wander. Too much: half of the time by more than 5 %
-    of the median slowest duration. Ties name nobody; of several such ranks, the one last most often. None with one
-    rank or under 20 samples. Valid where lateness is.
+    How late a rank comes is read off ``starts`` (after the earliest rank's, all on one clock) where given, else from
+    durations as in lateness, and valid where that is. Chance is reckoned with N_eff of "came last", as lateness may
+    wander. Too much: half of the time by more than 5 % of the median slowest duration. Ties name nobody; of several
+    such ranks, the one last most often. None with one rank or under 20 samples.
     """
     durations = np.asarray(per_rank, dtype=float)
     if durations.ndim != 2 or durations.shape[0] < 2 or durations.shape[1] < 20:
         return None
     ranks, n = durations.shape
-    slowest, least = durations.max(axis=0), durations.min(axis=0)
-    alone = np.count_nonzero(durations == least, axis=0) == 1
-    came_last = (durations == least) & alone
+    late = np.asarray(starts, dtype=float) if len(starts) else durations.max(axis=0) - durations
+    latest = late == late.max(axis=0)
+    came_last = latest & (latest.sum(axis=0) == 1)
     last = came_last.sum(axis=1)
     chance = holm([_beyond(n, 1 / ranks, int(count)) for count in last])
-    limit = 0.05 * float(np.median(slowest))
+    limit = 0.05 * float(np.median(durations.max(axis=0)))
     found = []
     for r in (r for r in range(ranks) if chance[r] < 0.001):
-        share = n_eff(np.exp(came_last[r])) / n  # lateness that wanders slowly is fewer observations than samples
+        share = n_eff(np.exp(came_last[r])) / n
         surely = _beyond(int(n * share), 1 / ranks, int(last[r] * share)) * ranks < 0.001
-        if surely and float(np.median(slowest - durations[r])) > limit:
+        if surely and float(np.median(late[r])) > limit:
             found.append((int(last[r]), r))
     return max(found, default=(0, None))[1]
 

@@ -360,3 +360,11 @@ def test_straggler_does_not_cry_wolf_when_lateness_wanders() -> None:
             noise[:, i] = 0.9 * noise[:, i - 1] + np.sqrt(1 - 0.81) * noise[:, i]
         named += stats.straggler((1e6 * np.exp(0.1 * noise)).tolist()) is not None
     assert named <= 6
+
+
+def test_straggler_believes_start_stamps_before_durations() -> None:
+    """Ranks that start together and leave apart are not late: some simply have less to do."""
+    durations = [[1000] * 100, [500] * 100]
+    assert stats.straggler(durations) == 1
+    assert stats.straggler(durations, [[0] * 100, [i % 3 for i in range(100)]]) is None
+    assert stats.straggler([[1000] * 100] * 2, [[0] * 100, [400] * 100]) == 1
