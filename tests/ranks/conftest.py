@@ -20,16 +20,15 @@ Measure = Callable[..., list[Record]]
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[Launcher]:
     """One fork server for the whole session: each world costs only its forks."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = f"{PLUGINS}{os.pathsep}{before}" if before else str(PLUGINS)
     found = Launcher()
     yield found
     found.close()
 
 
 @pytest.fixture
-def measure(launcher: Launcher) -> Measure:
-    """``measure(cases, **policy)``: the records of cases of one world, a sample each unless told otherwise."""
+def measure(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told otherwise."""
+    monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
 
     def run(
         cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object
