@@ -103,16 +103,19 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             launcher.warm(order.suite.axes.envs[0])
         prepared = prepare(order)
         if not prepared.jobs:
-            raise _nothing_runs(prepared.skips)
+            raise _nothing_runs([skip.reason for skip in prepared.skips])
         return _Session(order, prepared, make_reporter(), launcher, member).run()
     finally:
         launcher.close()
 
 
-def _nothing_runs(skips: Sequence[Skip]) -> CannotRun:
-    reasons = list(dict.fromkeys(skip.reason for skip in skips))
+def _nothing_runs(notes: Sequence[str]) -> CannotRun:
+    reasons = list(dict.fromkeys(notes))
     more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
-    return CannotRun(f"no case can run here: {reasons[0]}{more}", "--dry-run lists every case and why it is left out")
+    return CannotRun(
+        f"no case can run here: {reasons[0]}{more}",
+        "try another size, datatype or --backend; collbench doctor says what runs here",
+    )
 
 
 class _Session:
@@ -125,7 +128,7 @@ class _Session:
         self._run = _describe(order, prepared.suite)
         self._writer = _writer(order, self._run)
         self._worlds: dict[int, World] = {}
-        self._statuses: list[str] = []
+        self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
         self._plans = plan.worlds(prepared.jobs, prepared.suite.policy)
 
@@ -136,7 +139,10 @@ class _Session:
         before = [(number, signal.signal(number, self._interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
         try:
             self._launch()
-            return self._finish(self._verdict())
+            if not {"ok", "wrong", "predicted"} & {status for status, _ in self._outcomes}:
+                raise _nothing_runs([note for _, note in self._outcomes])
+            wrong = any(status == "wrong" for status, _ in self._outcomes)
+            return self._finish(Exit.WRONG_DATA if wrong else Exit.OK)
         except KeyboardInterrupt:
             return self._finish(Exit.INTERRUPTED, "interrupted")
         except CollbenchError as e:
@@ -175,7 +181,7 @@ class _Session:
             self._worlds[line.index] = line
             self._reporter.world(line)
         else:
-            self._statuses.append(line.status)
+            self._outcomes.append((line.status, line.note))
             self._reporter.record(line, records.derive(line, self._worlds.get(line.world)))
         self._taking = False
         if self._interrupted:
@@ -205,13 +211,6 @@ class _Session:
         self._writer.write(line)
         if self._writer.trouble and not had_trouble:
             print(f"collbench: {self._writer.trouble}; measuring goes on", file=sys.stderr)
-
-    def _verdict(self) -> Exit:
-        if "wrong" in self._statuses:
-            return Exit.WRONG_DATA
-        if not {"ok", "predicted"} & set(self._statuses):
-            return Exit.CANNOT_RUN
-        return Exit.OK
 
     def _finish(self, code: Exit, note: str = "") -> Exit:
         end = End(exit=code, ended=_now(), note=note)
