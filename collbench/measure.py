@@ -52,19 +52,25 @@ class Sync:
 
 
 class Samples(NamedTuple):
-    """Blocks of all ranks, at rank 0 only: int64 arrays of shape (ranks, samples), in ns, and per-sample facts."""
+    """Blocks of all ranks, at rank 0 only: int64 arrays of shape (ranks, samples), in ns; which samples some rank was
+    late for; and how often the kernel took a rank off its core meanwhile."""
 
     starts: np.ndarray
     ends: np.ndarray
     late: np.ndarray
-    preempted: np.ndarray
+    switches: int
 
     @property
     def durations(self) -> np.ndarray:
         return np.asarray(self.ends - self.starts)
 
     def plus(self, other: Samples) -> Samples:
-        return Samples(*(np.concatenate(pair, axis=-1) for pair in zip(self, other, strict=True)))
+        starts, ends = (np.hstack(pair) for pair in ((self.starts, other.starts), (self.ends, other.ends)))
+        return Samples(starts, ends, np.hstack((self.late, other.late)), self.switches + other.switches)
+
+    def only(self, chosen: np.ndarray) -> Samples:
+        """The samples where ``chosen`` is true."""
+        return Samples(self.starts[:, chosen], self.ends[:, chosen], self.late[chosen], self.switches)
 
 
 class Sampler:
@@ -94,33 +100,37 @@ class Sampler:
         self._control = control
         self._next = 0
         self.dirty: Sequence[int] = ()
-        self.used: set[int] = set()
+
+    @property
+    def used(self) -> set[int]:
+        """Slots that calls were made on."""
+        return {slot for _, slots in self._batches[: self._next] for slot in slots}
 
     def take(self, count: int, sync: Sync) -> Samples | None:
-        """``count`` samples, gathered at rank 0 (None elsewhere)."""
-        mine = np.zeros((4, count), dtype=np.int64)
-        usage = resource.getrusage
+        """``count`` samples, gathered at rank 0 (None elsewhere). What happens between them is kept as short as can be:
+        ranks that nothing aligns feel it."""
+        begins, ends, lates = [0] * count, [0] * count, [False] * count
+        turn, turns = self._next, len(self._batches)
+        switched = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
         for i in range(count):
-            batch, slots = self._batches[self._next % len(self._batches)]
-            self._next += 1
+            batch, slots = self._batches[(turn + i) % turns]
             if self._freshen:
                 for slot in self.dirty:
                     self._freshen(slot)
                 self.dirty = slots
-            self.used.update(slots)
-            switched = usage(resource.RUSAGE_THREAD).ru_nivcsw
             self._beat()
-            late = sync()
-            begin = clock()
+            lates[i] = sync()
+            begins[i] = clock()
             for call in batch:
                 call()
-            end = clock()
-            mine[:, i] = begin, end, late, usage(resource.RUSAGE_THREAD).ru_nivcsw - switched
-        everyone = self._control.gather(mine)
+            ends[i] = clock()
+        self._next += count
+        switched = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switched
+        everyone = self._control.gather(np.array([begins, ends, lates, [switched] * count]))
         if everyone is None:
             return None
-        starts, ends, late_any, switches = everyone.transpose(1, 0, 2)
-        return Samples(starts, ends, late_any.any(axis=0), switches.any(axis=0))
+        starts, stops, late_any, switches = everyone.transpose(1, 0, 2)
+        return Samples(starts, stops, late_any.any(axis=0), int(switches[:, 0].sum()))
 
 
 class Measured(NamedTuple):
@@ -169,7 +179,7 @@ class Protocol:
             return None, sampler
         valid = ~samples.late.astype(bool)
         late_starts = int((~valid).sum())
-        kept = Samples(samples.starts[:, valid], samples.ends[:, valid], samples.late[valid], samples.preempted[valid])
+        kept = samples.only(valid)
         invalid = {"late start": late_starts} if late_starts else {}
         return Measured(kept, sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead), sampler
 
@@ -249,7 +259,7 @@ def shape(measured: Measured, same_clock: bool, per_rank: int) -> dict[str, obje
         "sync": measured.scheme,
         "invalid": measured.invalid,
         "overhead_ns": measured.overhead_ns,
-        "preempted": int(samples.preempted.sum()),
+        "preempted": samples.switches,
     }
     if same_clock:
         first = samples.starts.min(axis=0)

@@ -90,7 +90,7 @@ class Record(_Line, frozen=True, tag="record"):
     ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value.
     ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where
     even all of them fit the cache, "shrunk" where memory allowed fewer than cold needs.
-    ``preempted`` counts samples during which the kernel took a rank off its core; ``copies_first`` says that the
+    ``preempted`` is how often the kernel took a rank off its core while measuring; ``copies_first`` says that the
     timed call begins with a copy because the library has no such out-of-place collective.
     ``overhead_ns`` is the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
     """

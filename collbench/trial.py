@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,7 +129,7 @@ class Trial:
         self._bench.board.enter(self._rank, phase)
 
     def _sampler(self, inner: int) -> Sampler:
-        beat = lambda: self._bench.board.beat(self._rank)  # noqa: E731
+        beat = partial(self._bench.board.beat, self._rank)
         calls = self._timed()
         inner = min(inner, len(calls)) if self._grows else inner
         return Sampler(calls, inner, self._control, beat, self._fill if self._grows else None)

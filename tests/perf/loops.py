@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 import msgspec
 import numpy as np
 import torch.distributed as dist
 
 from collbench import backends, worker
+from collbench.backends import torchdist
 from collbench.launch import join
 from collbench.measure import Sampler, Sync
 from collbench.suite import Case
 from collbench.trial import allocate
 
-CASES = [("barrier", 0), ("all_reduce", 8), ("all_reduce", 1 << 20), ("all_reduce", 16 << 20), ("broadcast", 1 << 20)]
-BLOCKS, SIZE = 30, 20
+# collective, bytes, alignment, blocks: without alignment, small calls on a small machine are steady enough to compare
+CASES = [("all_reduce", 8, "none", 200), ("all_gather", 8, "none", 200), ("all_reduce", 4096, "none", 200),
+         ("all_to_all", 1 << 20, "none", 100), ("all_reduce", 16 << 20, "window", 60)]  # fmt: skip
+SIZE = 20
 
 
 def main() -> None:
@@ -33,25 +37,32 @@ def main() -> None:
     worker.settle(place, control, wanted=True)
     backend = backends.find("gloo")
     backend.open(place.rank, place.n, place.local_rank)
-    sync = Sync("window", control, board)
     found = []
-    for collective, nbytes in CASES:
+    for collective, nbytes, scheme, blocks in CASES:
+        sync = Sync(scheme, control, board)
         op = "max" if collective == "all_reduce" else "none"
-        case = Case(collective=collective, backend="gloo", n=place.n, nbytes=nbytes, in_place=nbytes > 0, op=op, root=0)
+        case = Case(
+            collective=collective,
+            backend="gloo",
+            n=place.n,
+            nbytes=nbytes,
+            in_place=collective == "all_reduce",
+            op=op,
+            root=0,
+        )
         buffers = allocate(case, 0, backend.device, place.rank)
         buffers.recv.zero_()
         prepared = backend.prepare(case, buffers.send, buffers.recv)
         sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))
         group = backend._at.group  # type: ignore[attr-defined]
+        recv, send = buffers.recv, buffers.send
         bare = {
-            "barrier": lambda group=group: dist.barrier(group=group),
-            "broadcast": lambda data=buffers.recv, group=group: dist.broadcast(data, 0, group=group),
-            "all_reduce": lambda data=buffers.recv, group=group: dist.all_reduce(
-                data, op=dist.ReduceOp.MAX, group=group
-            ),
+            "all_reduce": partial(dist.all_reduce, recv, dist.ReduceOp.MAX, group),
+            "all_gather": partial(torchdist._all_gather, recv, send, group),
+            "all_to_all": partial(dist.all_to_all_single, recv, send, group=group),
         }[collective]
         sides: dict[str, list[float]] = {"ours": [], "bare": [], "again": []}
-        for turn in range(3 * BLOCKS + 3):
+        for turn in range(3 * blocks + 3):
             side = ("ours", "bare", "again")[(turn + turn // 3) % 3]
             if side == "ours":
                 samples = sampler.take(SIZE, sync)
@@ -60,7 +71,7 @@ def main() -> None:
                 times = hand_written(bare, sync, control)
             if times is not None and turn >= 3:
                 sides[side].append(float(np.median(times.max(axis=0))))
-        what = f"{collective} {nbytes} B" if nbytes else collective
+        what = f"{collective} {nbytes} B" + (", aligned" if scheme == "window" else "")
         found.append({"what": what, **{s: statistics.median(t) if t else 0 for s, t in sides.items()}})
     if place.rank == 0:
         print(msgspec.json.encode(found).decode(), flush=True)
