@@ -15,6 +15,7 @@ from collbench.formats import (
     axes,
     bandwidth,
     duration,
+    interval,
     plain,
     reasons,
     size,
@@ -73,11 +74,11 @@ def _best(outcomes: Sequence[Outcome]) -> Iterable[Line]:
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
         varying, _ = axes([case for case, _ in mine])
         case, row = min(mine, key=lambda pair: pair[1].median)
-        words = f"{name}, {mode}: latency floor {duration(row.median)} at {_point(case, varying)}"
-        rates = [(row.busbw, case) for case, row in mine if row.busbw is not None]
+        words = f"{name}, {mode}: latency floor {duration(row.median)} {interval(row)} at {_point(case, varying)}"
+        rates = [(row.busbw, case, row) for case, row in mine if row.busbw is not None]
         if rates:
-            most, case = max(rates, key=lambda pair: pair[0])
-            words += f"; peak busbw {bandwidth(most)} GB/s at {_point(case, varying)}"
+            most, case, row = max(rates, key=lambda rate: rate[0])
+            words += f"; peak busbw {bandwidth(most)} GB/s {interval(row)} at {_point(case, varying)}"
         yield "", plain(words)
 
 

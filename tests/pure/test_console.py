@@ -270,12 +270,12 @@ def test_summary_names_peak_and_floor_per_collective_and_mode() -> None:
     ]
     found = lines_of(outcomes)
     assert (
-        "all_reduce, isolated: latency floor 700 ns at 8 B (ring@gloo, out of place); "
-        "peak busbw 209.7 GB/s at 1 MiB (ring@gloo, out of place)"
+        "all_reduce, isolated: latency floor 700 ns ±1.5% at 8 B (ring@gloo, out of place); "
+        "peak busbw 209.7 GB/s ±1.5% at 1 MiB (ring@gloo, out of place)"
     ) in found
-    assert "all_reduce, streaming: latency floor 10.0 ns at 8 B; peak busbw 1.20 GB/s at 8 B" in found
+    assert "all_reduce, streaming: latency floor 10.0 ns ±1.5% at 8 B; peak busbw 1.20 GB/s ±1.5% at 8 B" in found
     barrier = lines_of([measured(a_case(collective="barrier", op="none", nbytes=0), row={"busbw": None})])
-    assert "barrier, isolated: latency floor 10.0 µs at 0 B" in barrier
+    assert "barrier, isolated: latency floor 10.0 µs ±1.5% at 0 B" in barrier
 
 
 def test_summary_explains_flags_that_occurred_and_no_others() -> None:
