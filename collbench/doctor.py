@@ -141,7 +141,9 @@ def _measured() -> Iterator[Finding]:
     detail = f"identical launches differ by {spread:.1%} (1 sd of {LAUNCHES} medians, all_reduce 64 KiB, 2 ranks)"
     yield Finding("noise, A = A", "note" if spread < 0.05 else "no", detail)
     yield Finding(
-        "harness overhead", "note", f"{last.overhead_ns} ns a sample ({last.overhead_ns / typical:.2%} of the above)"
+        "harness overhead",
+        "note",
+        f"{last.overhead_ns} ns a sample ({last.overhead_ns / typical / last.inner:.2%} of the above)",
     )
     skew = statistics.median(last.skew_ns) if last.skew_ns else 0
     yield Finding(

@@ -76,8 +76,9 @@ class Samples(NamedTuple):
 class Sampler:
     """Takes samples of one rank: each is ``inner`` calls under one clock pair, buffers taking turns call by call.
 
-    ``calls`` are pairs of an action and the slots of buffers it uses. ``freshen(slot)`` puts back the input of a slot
-    that the call before has overwritten; it runs outside the clock, just before the sample after, so that what the
+    ``calls`` are pairs of an action and the slots of buffers it uses. ``finish()`` returns when the device has done
+    what was issued, and is part of the sample. ``freshen(slot)`` puts back the input of a slot that the call before
+    has overwritten; it runs outside the clock, just before the sample after, so that what the
     last sample left can still be checked.
     """
 
@@ -88,15 +89,16 @@ class Sampler:
         control: Control,
         beat: Action,
         freshen: Callable[[int], object] | None = None,
+        finish: Action = nothing,
     ) -> None:
-        self.inner = inner
+        self.inner, self.calls = inner, calls
         turns = math.lcm(len(calls), inner) // inner
         chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
         self._batches = [
             (tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used})) for batch in chosen
         ]
         self._beat = beat
-        self._freshen = freshen
+        self._freshen, self._finish = freshen, finish
         self._control = control
         self._next = 0
         self.dirty: Sequence[int] = ()
@@ -117,12 +119,14 @@ class Sampler:
             if self._freshen:
                 for slot in self.dirty:
                     self._freshen(slot)
+                self._finish()
                 self.dirty = slots
             self._beat()
             lates[i] = sync()
             begins[i] = clock()
             for call in batch:
                 call()
+            self._finish()
             ends[i] = clock()
         self._next += count
         switched = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switched
@@ -228,11 +232,14 @@ class Protocol:
         if self._iters is not None:
             missing = self._iters - n
             exhausted = tried >= 3 * self._iters
-            return (0, STOPS.index("fixed")) if missing <= 0 or exhausted else (min(missing, second), 0)
+            if missing <= 0 or exhausted:
+                return 0, STOPS.index("max_n" if missing > 0 else "fixed")
+            return min(missing, second), 0
         if n and stats.converged(times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds):
             return 0, STOPS.index("converged")
-        if tried >= policy.max_iters:
-            return 0, STOPS.index("max_n")
+        if tried >= policy.max_iters:  # of very short samples even that many may take less than min_seconds
+            narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
+            return 0, STOPS.index("converged" if narrow else "max_n")
         if elapsed >= self._most_seconds:
             return 0, STOPS.index("budget")
         left = int((self._most_seconds - elapsed) / elapsed * tried)

@@ -181,7 +181,7 @@ def derive(record: Record, world: World | None = None) -> Row | None:
     times = np.asarray(record.times_ns, dtype=float) / record.inner
     n_eff = stats.n_eff(times)
     median, lo, hi = stats.median_interval(times, n_eff)
-    skew = float(np.median(record.skew_ns)) / record.inner if record.skew_ns else None
+    skew = float(np.median(record.skew_ns)) if record.skew_ns else None
     late = (
         stats.straggler(record.per_rank, record.starts_ns)
         if record.case.row.synchronising and world and not world.oversubscribed
@@ -211,13 +211,14 @@ def _flags(
     """Short words for what a reader must know; ``!`` marks the grade at which a row may not gate."""
     replaced = sum(record.invalid.values())
     dropped = replaced / (replaced + len(record.times_ns))
+    apart = (skew or 0) / record.inner / median if record.sync != "none" else 0.0
     found = {
         "predicted": record.status == "predicted",
         "oversubscribed": bool(world and world.oversubscribed),
         "n<6": len(record.times_ns) < 6 and record.status == "ok",
         "unconverged": record.stop in ("budget", "max_n"),
         "unsteady": not record.steady,
-        _graded("skewed", (skew or 0) / median): (skew or 0) > 0.05 * median,
+        _graded("skewed", apart): apart > 0.05,
         _graded("overhead", overhead / median): overhead > 0.05 * median,
         _graded("invalid", dropped, 0.25): dropped > 0.05,
         "bimodal": modes is not None,

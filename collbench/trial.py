@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,7 +70,8 @@ class Trial:
         device = bench.backend.device
         self._slots = [allocate(self._case, self._policy.unalign, device, self._rank) for _ in range(job.rotation)]
         self._calls = [bench.backend.prepare(self._case, b.send, b.recv) for b in self._slots]
-        self._checker = Checker(self._case, self._policy.seed, self._rank, device, bench.backend.premultiplies)
+        seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
+        self._checker = Checker(self._case, seed, self._rank, device, bench.backend.premultiplies)
         # repeated in place, a reduction feeds on its own result: inputs are put back before each call
         self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         self._checked = self._total = 0
@@ -90,14 +92,23 @@ class Trial:
         protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         self._enter(Phase.CHECKING)
-        wrong = self._check(sorted(sampler.used if not self._grows else set(sampler.dirty)), "after timing")
-        wrong = wrong or self._check_again()
+        # in place, where a batch used a slot twice, its input was no longer what the check knows
+        repeated = sampler.inner > len(sampler.calls)
+        left = sampler.used if not self._grows else set() if repeated else set(sampler.dirty)
+        wrong = self._check(sorted(left), "after timing") or self._check_again(sampler)
         if wrong:
             return wrong
         self._enter(Phase.REPORTING)
         firsts = self._control.gather(np.array([setup]))
         if measured is None or firsts is None:
             return {}
+        if not measured.samples.durations.size:
+            counts = ", ".join(f"{count} x {cause}" for cause, count in measured.invalid.items())
+            return {
+                "status": "failed",
+                "note": f"no valid sample ({counts}); try --sync barrier",
+                "invalid": measured.invalid,
+            }
         fields = shape(measured, self._bench.same_clock, PER_RANK_SAMPLES)
         fields["inner"] = measured.inner * self._policy.agg_iters
         return {
@@ -131,20 +142,23 @@ class Trial:
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)
         calls = self._timed()
-        inner = min(inner, len(calls)) if self._grows else inner
-        return Sampler(calls, inner, self._control, beat, self._fill if self._grows else None)
+        freshen = self._fill if self._grows else None
+        return Sampler(calls, inner, self._control, beat, freshen, self._bench.backend.finish)
 
     def _timed_first(self, sync: Sync) -> int:
-        """Duration of the first call ever made on these buffers: connections, channels, registration and all."""
+        """Duration of the first call on these buffers. The library was probed with a few elements before."""
+        self._bench.backend.finish()
         sync()
         begin = clock()
         self._calls[0].run()
+        self._bench.backend.finish()
         return clock() - begin
 
     def _submit_times(self) -> list[int]:
         """What it takes a rank to hand a call over, without waiting for it; rank 0's are kept."""
         times = []
         for _ in range(20):
+            self._bench.board.beat(self._rank)
             self._control.barrier()
             begin = clock()
             work = self._calls[0].submit()
@@ -181,12 +195,21 @@ class Trial:
         )
         return {"status": "wrong", "wrong": total, "first_wrong": found, "checked": self._total, "note": note}
 
-    def _check_again(self) -> dict[str, Any]:
-        """Checks beyond the first (-c N), each of one more call on fresh buffers."""
-        for _ in range(self._policy.check - 1):
-            self._fill(0)
+    def _check_again(self, sampler: Sampler) -> dict[str, Any]:
+        """What timed calls left behind may be older than the last of them: so every buffer used is poisoned and filled
+        anew, the same calls are made once more, untimed, and all is compared again; -c N does so N times."""
+        for _ in range(self._policy.check):
+            for slot in sampler.used:
+                self._fill(slot)
+            self._bench.backend.finish()
             self._control.barrier()
-            self._calls[0].run()
-            if wrong := self._check([0], "in a repeated check"):
+            slots: set[int] = set()
+            for call, used in sampler.calls:
+                if sampler.used.issuperset(used):
+                    self._bench.board.beat(self._rank)
+                    call()
+                    slots.update(used)
+            self._bench.backend.finish()
+            if wrong := self._check(sorted(slots), "after timing, on fresh buffers"):
                 return wrong
         return {}

@@ -14,7 +14,8 @@ from collbench.suite import Case
 
 
 class Call(NamedTuple):
-    """A prepared call: ``run()`` returns when this rank is done; ``submit()`` returns a handle with ``wait()``."""
+    """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
+    ``submit()`` returns a handle with ``wait()``."""
 
     run: Callable[[], object]
     submit: Callable[[], Any]
@@ -46,6 +47,9 @@ class Backend(Protocol):
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
+
+    def finish(self) -> None:
+        """Wait until the device has done all that was issued; nothing to do where calls return when they are done."""
 
     def close(self) -> None:
         """Leave the world."""

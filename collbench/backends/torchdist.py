@@ -7,6 +7,7 @@ the call is a copy followed by the in-place collective, and the record's note sa
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -161,7 +162,7 @@ class TorchDistributed:
     def open(self, rank: int, n: int, local_rank: int) -> None:
         self._choose_device(local_rank)
         try:
-            self._at = _Site(rank, n, dist.new_group(backend=self.name))
+            self._at = _Site(rank, n, dist.new_group(backend=self.name, timeout=timedelta(days=1)))
         except (RuntimeError, ValueError, AttributeError) as e:
             reason = str(e).splitlines()[0]
             raise CannotRun(
@@ -185,18 +186,21 @@ class TorchDistributed:
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         issue = CALLS[case.collective](case, send, recv, self._at)
         submit = partial(issue, async_op=True)
-        run = partial(_run_and_wait, submit, self.device) if self.device.type == "cuda" else issue
+        run = partial(_issue_in_order, submit) if self.device.type == "cuda" else issue
         if not self.copies_first(case):
             return Call(run, submit)
         return _after_copy(case, send, recv, self._at.rank, Call(run, submit))
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
         dist.destroy_process_group(self._at.group)
 
 
-def _run_and_wait(submit: Callable[[], Any], device: torch.device) -> None:
-    submit().wait()
-    torch.cuda.current_stream(device).synchronize()
+def _issue_in_order(submit: Callable[[], Any]) -> None:
+    submit().wait()  # orders the current stream behind the collective, without waiting for either
 
 
 def _after_copy(case: Case, send: Tensor, recv: Tensor, rank: int, call: Call) -> Call:

@@ -67,8 +67,7 @@ def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, 
     for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
         assert (record.status, record.wrong) == ("ok", 0)
         assert record.sync in ("window", "barrier") if mode != "host" else record.sync == "none"
-        in_batches = mode == "streaming" and not record.case.in_place
-        assert record.inner >= (4 if in_batches else 1) * extra.get("agg_iters", 1)
+        assert record.inner >= (4 if mode == "streaming" else 1) * extra.get("agg_iters", 1)
         assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
 
 
@@ -86,6 +85,25 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
             assert (record.first_wrong.rank, record.first_wrong.when) == (rank, when)
             assert record.first_wrong.index == case.counts[1] - 1
             assert record.first_wrong.got != record.first_wrong.expected
+
+
+@pytest.mark.parametrize("mode", ["isolated", "streaming"])
+def test_a_library_that_stops_delivering_is_caught(measure, mode: str) -> None:
+    """From its sixth call on it does nothing; what earlier calls left must not pass for the result of later ones."""
+    swept = cases(collectives=("all_reduce", "all_gather"), sizes=(1024,), ranks=(2,), backends=("saboteur",),
+                  ops=("sum", "max"), modes=(mode,))  # fmt: skip
+    for case in swept:
+        settings = {"rotation": 2, "iters": 10, "max_seconds": 0.2, "env": (("SABOTAGE", "lazy:0:6"),)}
+        (record,) = measure([case], **settings)
+        assert record.status == "wrong", case.key
+        assert record.times_ns == []
+
+
+def test_no_valid_sample_is_a_failure_not_a_time(measure) -> None:
+    swept = cases(collectives=("all_reduce",), sizes=(64,), ranks=(2,), in_place=(False,))
+    (record,) = measure(swept, iters=3, env=(("SABOTAGE", "never-in-time:0:0"),), sync="window")
+    assert (record.status, record.times_ns) == ("failed", [])
+    assert record.invalid == {"late start": 9} and "late start" in record.note
 
 
 def test_the_slowest_rank_makes_the_sample(measure) -> None:

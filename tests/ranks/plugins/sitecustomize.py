@@ -1,5 +1,5 @@
 """On a test's PYTHONPATH: ranks find the backends of this folder; SABOTAGE=slow-start:RANK:0 delays a rank;
-SABOTAGE=straggle:RANK:0 has it come 2 ms late to every call, outside the clock."""
+SABOTAGE=straggle:RANK:0 has it come 2 ms late to every call, outside the clock; never-in-time voids every sample."""
 
 import os
 import time
@@ -19,6 +19,9 @@ if what == "straggle":
         beat(self, rank)
 
     Board.beat = straggle  # type: ignore[method-assign]
+if what == "never-in-time":
+    meet = Board.meet
+    Board.meet = lambda self, rank, ahead_ns: meet(self, rank, ahead_ns) or True  # type: ignore[method-assign]
 if what == "slow-start":
     slow, forks = int(rest.partition(":")[0]), []
     os.register_at_fork(

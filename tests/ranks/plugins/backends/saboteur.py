@@ -1,7 +1,7 @@
 """Gloo with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
-``sleep`` hangs it before the call.
+``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Saboteur(TorchDistributed):
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         call = super().prepare(case, send, recv)
-        if not self._mine or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
+        if (
+            not self._mine and self._what != "lazy"
+        ) or case.nbytes < 64:  # the library is probed with a few elements: leave that alone
             return call
 
         def run() -> None:
@@ -39,7 +41,8 @@ class Saboteur(TorchDistributed):
             due = self._calls == self._at_call
             if due:
                 self._before()
-            call.run()
+            if self._what != "lazy" or self._calls < self._at_call:
+                call.run()
             if due and self._what == "corrupt":
                 recv.view(torch.uint8)[-1] ^= 1
 
