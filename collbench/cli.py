@@ -145,8 +145,11 @@ def _order(named: Suite, *, save: bool, output: Path | None, tag: str, budget: s
 
 def _show_plan(wanted: Order) -> None:
     from collbench import console, session
+    from collbench.launch import join
 
-    console.show(console.plan_table(session.plan_rows(session.prepare(wanted))))
+    member = join.detect()
+    if member is None or member.rank == 0:
+        console.show(console.plan_table(session.plan_rows(session.prepare(wanted))))
 
 
 def _run(
@@ -161,7 +164,10 @@ def _run(
 ) -> None:  # fmt: skip
     """Run suites: sweeps kept in files."""
     from collbench import catalogue, options, session
+    from collbench.launch import join
 
+    if len(suites) > 1 and join.detect():
+        raise UsageError("under a launcher, ranks live for one suite", "one command per suite")
     given = {
         "output_format": output_format,
         "average": 3,

@@ -16,7 +16,7 @@ import psutil
 from collbench import catalogue as catalogue_of_suites
 from collbench import environment, plan, session, stats
 from collbench.collectives import COLLECTIVES
-from collbench.errors import CollbenchError, Exit
+from collbench.errors import CannotRun, CollbenchError, Exit
 from collbench.launch.local import Launcher
 from collbench.records import Record, World
 from collbench.suite import Axes, Policy, Suite
@@ -155,6 +155,8 @@ def _measured() -> Iterator[Finding]:
 
 def _launches(suite: Suite) -> list[tuple[World, Record]]:
     prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
+    if not prepared.jobs:
+        raise CannotRun(prepared.skips[0].reason)
     lines: list[World | Record] = []
     launcher = Launcher()
     try:

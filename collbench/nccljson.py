@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ class Document(Gathered):
     def __init__(self, path: Path, options: Options = DEFAULTS) -> None:
         if path.suffix.lower() != ".json":
             raise UsageError(f"-J {path}: the name must end in .json", "nccl-tests would write nothing and not say so")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise CannotRun(f"cannot write {path}: no folder to write to", "choose another place with -J")
         self._wanted, self._options = path, options
 
     def end(self, end: End, path: Path | None) -> None:

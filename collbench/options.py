@@ -52,6 +52,10 @@ def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
 
 
 def policy(given: dict[str, Any]) -> suite.Policy:
+    if given["iters"] and (given["budget"] or given["max_time"]):
+        raise UsageError("-n fixes the repetitions that --budget and --max-time would choose", "give one or the other")
+    if given["timeout"] is not None and not given["timeout"] < 1e7:
+        raise UsageError(f"-T: {given['timeout']:g} s is no time limit", "leave -T out for one that fits the sizes")
     precision = given["precision"]
     return suite.Policy(
         iters=given["iters"],

@@ -157,8 +157,13 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
     """Seconds without any rank's progress after which a run is called hung: -T, else ample for the largest case."""
     if policy.timeout is not None:
         return policy.timeout
-    slowest = max((j.case.moved * j.case.n * policy.agg_iters for j in jobs), default=0)
+    slowest = max((j.case.moved * j.case.n * _calls(j.case, policy) for j in jobs), default=0)
     return 30.0 + slowest / 50e6
+
+
+def _calls(case: Case, policy: Policy) -> int:
+    """Calls between two signs of life."""
+    return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
 
 
 def within(jobs: Sequence[Job], policy: Policy, budget: float) -> Policy:

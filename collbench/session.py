@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import signal
@@ -26,6 +27,7 @@ from collbench.plan import Job, Plan
 from collbench.records import End, Record, Run, World
 from collbench.suite import Case, Skip, Suite, expand
 
+JOIN_SECONDS = 120.0  # for all ranks of a launcher to come together
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
@@ -94,8 +96,15 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         raise UsageError(
             f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides"
         )
+    if member is not None and len(order.suite.axes.envs) > 1:
+        raise UsageError(
+            f"--env sweeps need fresh ranks, which {member.launcher} does not give",
+            "one command per value, or without the launcher",
+        )
     if member is not None and member.rank:
-        join.run(member, list, lambda line: None, lambda plan, e: print(e.message, file=sys.stderr))
+        nothing = lambda *_: None  # noqa: E731
+        limit = order.suite.policy.timeout or JOIN_SECONDS
+        join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), limit)
         return Exit.OK
     launcher = Launcher()
     try:
@@ -127,6 +136,7 @@ class _Session:
         self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
         self._run = _describe(order, prepared.suite)
         self._writer = _writer(order, self._run)
+        self._limit = order.suite.policy.timeout or JOIN_SECONDS
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
@@ -137,20 +147,36 @@ class _Session:
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         before = [(number, signal.signal(number, self._interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
+        problem: CollbenchError | None = None
         try:
             self._launch()
-            if not {"ok", "wrong", "predicted"} & {status for status, _ in self._outcomes}:
-                raise _nothing_runs([note for _, note in self._outcomes])
-            wrong = any(status == "wrong" for status, _ in self._outcomes)
-            return self._finish(Exit.WRONG_DATA if wrong else Exit.OK)
+            code, note = self._verdict(), ""
         except KeyboardInterrupt:
-            return self._finish(Exit.INTERRUPTED, "interrupted")
+            code, note = Exit.INTERRUPTED, "interrupted"
+        except BrokenPipeError:
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  (whoever reads has gone; so will this process)
+            code, note = Exit.INTERRUPTED, "standard output was closed"
         except CollbenchError as e:
-            self._finish(e.exit, e.message)
-            raise
+            problem, code, note = e, e.exit, e.message
         finally:
             for number, handler in before:
                 signal.signal(number, handler)
+        try:
+            self._finish(code, note)
+        except CollbenchError as e:
+            if problem is None:
+                raise
+            print(f"collbench: {e.message}", file=sys.stderr)
+        if problem is not None:
+            raise problem
+        return code
+
+    def _verdict(self) -> Exit:
+        """0 or 7. Raises CannotRun when no case ran."""
+        statuses = {status for status, _ in self._outcomes}
+        if not statuses & {"ok", "wrong", "predicted"}:
+            raise _nothing_runs([note for _, note in self._outcomes])
+        return Exit.WRONG_DATA if "wrong" in statuses else Exit.OK
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C or termination: at once, but never between a record's being saved and its being shown."""
@@ -160,9 +186,9 @@ class _Session:
 
     def _launch(self) -> None:
         if self._member is not None:
-            join.run(self._member, lambda: self._plans, self._on_line, self._on_hang)
+            join.run(self._member, lambda: self._plans, self._on_line, self._lost, self._on_hang, self._limit)
             return
-        for current in self._plans:
+        for place, current in enumerate(self._plans):
             if is_predicted(current.backend):
                 from collbench.backends import model
 
@@ -173,6 +199,8 @@ class _Session:
             except RunBroken as e:
                 self._lost(current, e)
                 raise
+            if all(later.env != current.env for later in self._plans[place + 1 :]):
+                self._launcher.release(current.env)
 
     def _on_line(self, line: World | Record) -> None:
         self._taking = True
@@ -191,11 +219,10 @@ class _Session:
         if Phase.CONNECTING < phase < Phase.DONE:
             self._reporter.phase(current.jobs[job].case, phase.words, (phase - Phase.PREPARING) / len(Phase))
 
-    def _on_hang(self, current: Plan, error: RunBroken) -> None:
+    def _on_hang(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
-        self._lost(current, error)
-        self._finish(error.exit, error.message)
         print(f"collbench: {error.message}", file=sys.stderr)
+        self._finish(error.exit, error.message)
 
     def _lost(self, current: Plan, error: RunBroken) -> None:
         """The case under way becomes a failed record."""
@@ -212,7 +239,8 @@ class _Session:
         if self._writer.trouble and not had_trouble:
             print(f"collbench: {self._writer.trouble}; measuring goes on", file=sys.stderr)
 
-    def _finish(self, code: Exit, note: str = "") -> Exit:
+    def _finish(self, code: Exit, note: str) -> None:
+        """Write the last line and have the reporter close. Raises CannotRun if something could not be saved."""
         end = End(exit=code, ended=_now(), note=note)
         path = None
         if self._writer is not None:
@@ -224,7 +252,6 @@ class _Session:
             raise CannotRun(
                 self._writer.trouble, "free some space; what is shown above was measured, but not all is saved"
             )
-        return code
 
 
 def _now() -> str:
@@ -258,6 +285,7 @@ def _writer(order: Order, run: Run) -> store.Writer | None:
     if free < MIN_FREE:
         path.unlink()
         raise CannotRun(
-            f"{path.parent} has {free >> 20} MiB left", f"{MIN_FREE >> 20} MiB are needed; -o elsewhere or --no-save"
+            f"{path.parent} has {free >> 20} MiB left",
+            f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
         )
     return writer

@@ -30,10 +30,12 @@ class Writer:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         except OSError as e:
-            raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place with -o, or --no-save") from e
+            raise CannotRun(
+                f"cannot write {path}: {e.strerror}", "choose another place with --output, or --no-save"
+            ) from e
         self.write(run)
         if self.trouble:
-            raise CannotRun(self.trouble, "free some space, choose another place with -o, or --no-save")
+            raise CannotRun(self.trouble, "free some space, choose another place with --output, or --no-save")
 
     def write(self, line: Run | World | Record | End) -> None:
         self._waiting.append(self._encoder.encode(line) + b"\n")

@@ -12,6 +12,7 @@ import msgspec
 from collbench import splits
 from collbench.collectives import COLLECTIVES, OPS, Collective, collective
 from collbench.dtypes import DTYPES, DType, dtype
+from collbench.environment import mask
 from collbench.errors import UsageError
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
@@ -163,7 +164,10 @@ def parse_size(text: str, what: str = "size") -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if not match:
         raise UsageError(f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G")
-    return int(float(match[1]) * UNITS[match[2].lower()])
+    size = float(match[1]) * UNITS[match[2].lower()]
+    if size > 1 << 62:
+        raise UsageError(f"{what}: '{text}' is more than any machine holds")
+    return int(size)
 
 
 def parse_duration(text: str, what: str = "duration") -> float:
@@ -202,6 +206,8 @@ def expand_envs(settings: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], .
         name, equals, values = setting.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
             raise UsageError(f"--env '{setting}' is not NAME=VALUE[,VALUE…]", "for example --env NCCL_ALGO=Ring,Tree")
+        if mask(setting) != setting:
+            raise UsageError(f"--env {name}: settings are kept in the run's file", "export what is secret instead")
         axes.append([(name, value) for value in values.split(",")])
     return tuple(itertools.product(*axes))
 

@@ -22,6 +22,9 @@ from collbench.records import PER_RANK_SAMPLES, FirstWrong
 from collbench.suite import Case, Policy
 
 
+CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
+
+
 class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's."""
 
@@ -196,20 +199,19 @@ class Trial:
         return {"status": "wrong", "wrong": total, "first_wrong": found, "checked": self._total, "note": note}
 
     def _check_again(self, sampler: Sampler) -> dict[str, Any]:
-        """What timed calls left behind may be older than the last of them: so every buffer used is poisoned and filled
-        anew, the same calls are made once more, untimed, and all is compared again; -c N does so N times."""
+        """What timed calls left behind may be older than the last of them: so some of the buffers are poisoned and
+        filled anew, the same calls are made once more, untimed, and all is compared again; -c N does so N times."""
+        again = [(call, slots) for call, slots in sampler.calls if sampler.used.issuperset(slots)][:CALLED_AGAIN]
+        fresh = sorted({slot for _, slots in again for slot in slots})
         for _ in range(self._policy.check):
-            for slot in sampler.used:
+            for slot in fresh:
                 self._fill(slot)
             self._bench.backend.finish()
             self._control.barrier()
-            slots: set[int] = set()
-            for call, used in sampler.calls:
-                if sampler.used.issuperset(used):
-                    self._bench.board.beat(self._rank)
-                    call()
-                    slots.update(used)
+            for call, _ in again:
+                self._bench.board.beat(self._rank)
+                call()
             self._bench.backend.finish()
-            if wrong := self._check(sorted(slots), "after timing, on fresh buffers"):
+            if wrong := self._check(fresh, "after timing, on fresh buffers"):
                 return wrong
         return {}

@@ -99,7 +99,10 @@ class Worker:
             self._emit(world)
         scheme = self._policy.sync
         if scheme == "auto":
-            scheme = "window" if world.same_clock and not world.oversubscribed else "barrier"
+            together = world.same_clock and self._board.shared
+            scheme = "window" if together and not world.oversubscribed else "barrier"
+        if scheme == "window" and not self._board.shared:
+            raise CannotRun("--sync window needs all ranks on one host", "--sync barrier works everywhere")
         policy = self._policy.resolved(world.oversubscribed)
         self._bench = Bench(place.rank, self._backend, self._control, self._board, policy, scheme, world.same_clock)
         for index, job in enumerate(plan.jobs):

@@ -19,7 +19,7 @@ LAYERS: list[tuple[str, list[str]]] = [
     ("core", ["__init__", "errors", "dtypes", "collectives", "splits", "stats", "environment", "suite", "catalogue",
               "records", "store", "payload", "plan"]),
     ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure",
-                 "backends.torchdist", "trial", "worker", "launch.forkserver", "launch.local", "launch.join"]),
+                 "backends.torchdist", "trial", "worker", "launch.forkserver", "launch.join", "launch.local"]),
     ("showing", ["formats", "nccltests", "nccljson", "summary", "console"]),
     ("top", ["options", "session", "doctor", "cli", "__main__"]),
 ]  # fmt: skip

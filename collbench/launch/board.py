@@ -47,8 +47,9 @@ _WORDING = {
 class Board:
     """``n`` lines of (phase, case, beats, arrivals) after one line with the common deadline."""
 
-    def __init__(self, n: int, fd: int) -> None:
+    def __init__(self, n: int, fd: int, shared: bool = True) -> None:
         self.n = n
+        self.shared = shared  # with all ranks of the world
         self._map = mmap.mmap(fd, self.size(n))
         self.words = memoryview(self._map).cast("q")
 

@@ -99,8 +99,11 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     import collbench.worker  # noqa: F401  (the reason this process exists: torch is loaded before the forks)
 
-    control.send(b'{"up":true}')
-    Server(control).serve()
+    try:
+        control.send(b'{"up":true}')
+        Server(control).serve()
+    except BrokenPipeError:
+        pass  # the parent has found a reason not to run, and is gone
 
 
 if __name__ == "__main__":

@@ -6,20 +6,21 @@ Every process runs the whole command; rank 0 plans, prints and records, and the 
 from __future__ import annotations
 
 import os
+import re
+import stat
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from collbench import environment
-from collbench.errors import CannotRun, Exit, RunBroken, UsageError
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.launch.board import Board, Phase
 
 if TYPE_CHECKING:
@@ -28,8 +29,13 @@ if TYPE_CHECKING:
     from collbench.records import Record, World
 
 
+OnLost = Callable[["Plan", RunBroken], None]
+OnHang = Callable[[RunBroken], None]
+GONE = ("closed by peer", "connection reset", "broken pipe")  # how libraries say that another process went away
+
+
 class Membership(NamedTuple):
-    """What a launcher's environment says of this process."""
+    """What a launcher's environment says of this process; ``local_n`` 0 where it does not say who shares the host."""
 
     launcher: str
     rank: int
@@ -57,7 +63,7 @@ def detect(variables: Mapping[str, str] = os.environ) -> Membership | None:
         rank, n = (_number(variables, name) for name in names[:2])
         local_rank, local_n = (
             _number(variables, name) if name in variables else default
-            for name, default in zip(names[2:], (rank, n), strict=True)
+            for name, default in zip(names[2:], (0, 0), strict=True)
         )
         if launcher == "srun" and n == 1:
             continue  # one task is an interactive step: it starts ranks of its own
@@ -84,7 +90,7 @@ def rendezvous(member: Membership) -> Iterator[Any]:
     """
     import torch.distributed as dist
 
-    if member.launcher == "torchrun":
+    if member.launcher in ("torchrun", "environment"):
         yield None
     elif member.n == member.local_n:
         with _private_folder(member) as folder:
@@ -103,19 +109,27 @@ def rendezvous(member: Membership) -> Iterator[Any]:
 @contextmanager
 def _private_folder(member: Membership) -> Iterator[Path]:
     """A folder that only ranks of this launch on this host, of this user, know and may open."""
-    parent = psutil.Process(os.getppid())
-    name = f"collbench-{os.getuid()}-{parent.pid}-{int(parent.create_time() * 100)}"
-    folder = Path(tempfile.gettempdir()) / name
+    folder = Path(tempfile.gettempdir()) / f"collbench-{os.getuid()}-{_job()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
-        raise CannotRun(f"{folder} is not this user's alone", "remove it, or set TMPDIR to a private folder")
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise CannotRun(f"{folder} is not a folder of this user alone", "remove it, or set TMPDIR to a private folder")
     try:
         yield folder
     finally:
-        for leftover in folder.glob(f"board-{member.rank}" if member.rank else "*"):
-            leftover.unlink(missing_ok=True)
         if member.rank == 0:
-            folder.rmdir()
+            (folder / "store").unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _job() -> str:
+    """A name that all ranks of this launch on this host agree on: the launcher's job, else their parent process."""
+    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
+        if all(name in os.environ for name in names):
+            return re.sub(r"\W", "-", "-".join(os.environ[name] for name in names))
+    parent = psutil.Process(os.getppid())
+    return f"{parent.pid}-{int(parent.create_time() * 100)}"
 
 
 def only_loopback(member: Membership) -> None:
@@ -128,14 +142,17 @@ def only_loopback(member: Membership) -> None:
 def shared_board(member: Membership, control: Control) -> Board:
     """One board for all ranks where they share this host's memory, else one this rank alone looks at."""
     path = None
-    if member.rank == 0 and member.n == member.local_n:
+    if member.rank == 0 and member.n == member.local_n and member.n > 1:
         fd, name = tempfile.mkstemp(prefix="collbench-board-")
         os.ftruncate(fd, Board.size(member.n))
         os.close(fd)
         path = Path(name)
     where = control.broadcast(str(path) if path else None)
     if where is None:
-        return Board.create(member.n)[0]
+        board, fd = Board.create(member.n)
+        os.close(fd)
+        board.shared = member.n == 1
+        return board
     board = Board.at(Path(where), member.n)
     control.barrier()
     if path:
@@ -146,9 +163,10 @@ def shared_board(member: Membership, control: Control) -> Board:
 class Watchdog(threading.Thread):
     """Ends this process with exit code 4 when no rank that it can see has moved for ``limit`` seconds."""
 
-    def __init__(self, board: Board, member: Membership, plan: Plan, on_hang: Callable[[RunBroken], None]) -> None:
+    def __init__(self, board: Board, member: Membership, plan: Plan, on_lost: OnLost, on_hang: OnHang) -> None:
         super().__init__(daemon=True, name="collbench-watchdog")
-        self._board, self._member, self._plan, self._on_hang = board, member, plan, on_hang
+        self._board, self._member, self._plan = board, member, plan
+        self._on_lost, self._on_hang = on_lost, on_hang
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -158,9 +176,13 @@ class Watchdog(threading.Thread):
             if latest != beats:
                 beats, moved = latest, time.monotonic()
             elif time.monotonic() - moved > self._plan.timeout:
-                self._on_hang(self._verdict(beats))
-                sys.stderr.flush()
-                os._exit(Exit.TIMEOUT)
+                error = self._verdict(beats)
+                try:
+                    self._on_lost(self._plan, error)
+                    self._on_hang(error)
+                finally:
+                    sys.stderr.flush()
+                    os._exit(Exit.TIMEOUT)
 
     def _verdict(self, beats: list[int]) -> RunBroken:
         rank = (
@@ -179,25 +201,67 @@ class Watchdog(threading.Thread):
         self._stop.set()
 
 
+def _gave_up(member: Membership, seconds: float, on_hang: OnHang) -> None:
+    who = f"rank {member.rank} of {member.n} on {environment.host()}"
+    hint = "did all ranks start, with the same command line? -T sets the limit"
+    try:
+        on_hang(RunBroken(f"{who}: not all ranks came together within {seconds:g} s ({member.launcher}); {hint}"))
+    finally:
+        os._exit(Exit.TIMEOUT)
+
+
 def run(
     member: Membership, make_plans: Callable[[], list[Plan]], on_line: Callable[[World | Record], None],
-    on_hang: Callable[[Plan, RunBroken], None],
+    on_lost: OnLost, on_hang: OnHang, seconds: float,
 ) -> None:  # fmt: skip
-    """This rank's part of a whole run: ``make_plans`` is asked at rank 0 only, and its plans followed by all."""
+    """This rank's part of a whole run: ``make_plans`` is asked at rank 0 only, and its plans followed by all.
+
+    ``seconds`` limit how long ranks may take to come together. Raises RunBroken when a rank fails, this or another;
+    ``on_lost`` is told before, and ``on_hang`` from another thread when nothing moves, just before the process ends.
+    """
     import msgspec
 
     from collbench import worker
     from collbench.plan import Plan
 
     only_loopback(member)
+    timer = threading.Timer(seconds, _gave_up, (member, seconds, on_hang))
+    timer.daemon = True
+    timer.start()
     with rendezvous(member) as store:
-        place = worker.Place(*member[1:], launcher=member.launcher)
-        control = worker.connect(place, store)
+        control = worker.connect(worker.Place(*member[1:], launcher=member.launcher), store)
+        hosts = control.collect(environment.host())
+        member = member._replace(
+            local_rank=hosts[: member.rank].count(environment.host()), local_n=hosts.count(environment.host())
+        )
         board = shared_board(member, control)
-        plans = control.broadcast(msgspec.to_builtins(make_plans()) if member.rank == 0 else None)
-        for plan in msgspec.convert(plans, list[Plan]):
-            os.environ.update(plan.env)  # and stays for later plans, each of which sets the same names
-            watchdog = Watchdog(board, member, plan, partial(on_hang, plan))
+        plans = msgspec.convert(
+            control.broadcast(msgspec.to_builtins(make_plans()) if member.rank == 0 else None), list[Plan]
+        )
+        timer.cancel()
+        place = worker.Place(*member[1:], launcher=member.launcher)
+        for plan in plans:
+            os.environ.update(plan.env)
+            watchdog = Watchdog(board, member, plan, on_lost, on_hang)
             watchdog.start()
-            worker.Worker(place, plan, control, board, on_line).run()
-            watchdog.end()
+            try:
+                worker.Worker(place, plan, control, board, on_line).run()
+            except Exception as e:
+                if isinstance(e, CollbenchError):
+                    raise
+                error = _broken(e, member, board, plan)
+                on_lost(plan, error)
+                raise error from e
+            finally:
+                watchdog.end()
+
+
+def _broken(error: Exception, member: Membership, board: Board, plan: Plan) -> RunBroken:
+    """In words: whether this rank failed or lost another, and in which case."""
+    phase, case, _ = board.where(member.rank)
+    job = case if Phase.CONNECTING < phase < Phase.DONE else None
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    lost = any(words in text.lower() for words in GONE)
+    what = "lost another rank (the launcher says which)" if lost else f"raised {type(error).__name__}: {text}"
+    who = f"rank {member.rank} on {environment.host()}"
+    return RunBroken(f"{who} {what} while {plan.doing(phase.words, job)}", job=job)

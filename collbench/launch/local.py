@@ -21,6 +21,7 @@ import psutil
 from collbench import environment
 from collbench.errors import CannotRun, RunBroken
 from collbench.launch.board import Board, Phase
+from collbench.launch.join import GONE
 from collbench.plan import Plan
 from collbench.records import Record, World
 
@@ -133,6 +134,10 @@ class Launcher:
                 del self._servers[plan.env]
             shutil.rmtree(folder, ignore_errors=True)
 
+    def release(self, env: tuple[tuple[str, str], ...]) -> None:
+        """End the fork server of an environment that no plan needs any more."""
+        self._servers.pop(env).close()
+
     def close(self) -> None:
         for server in self._servers.values():
             server.close()
@@ -243,7 +248,7 @@ class _Watch:
     @staticmethod
     def _noticed(message: str) -> bool:
         """Whether an error only says that a peer went away."""
-        return any(words in message.lower() for words in ("closed by peer", "connection reset", "broken pipe"))
+        return any(words in message.lower() for words in GONE)
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the others."""

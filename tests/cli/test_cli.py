@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,11 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("--max-time", "soon"), "not a duration"),
         (("--budget", "1ms"), "not a duration"),
         (("-J", "out.txt"), ".json"),
+        (("-b", "1e400"), "more than any machine holds"),
+        (("-T", "inf"), "no time limit"),
+        (("-n", "5", "--budget", "1m"), "-n fixes"),
+        (("-n", "5", "--max-time", "1s"), "-n fixes"),
+        (("--env", "MY_TOKEN=x"), "kept in the run's file"),
     ],
 )
 def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...], words: str) -> None:
@@ -127,6 +133,22 @@ def test_formats_for_programs(bare, tmp_path: Path) -> None:
     document = json.loads(target.read_text())
     assert document["version"] == 3
     assert [r["size"] for r in document["results"]] == [1024, 4096]
+
+
+def test_a_bad_place_for_json_is_found_before_anything_runs(bare) -> None:
+    done = bare("all_reduce", "--sizes", "1K", *MODEL, "-J", "/nowhere/out.json")
+    assert done.returncode == 5
+    assert "cannot write /nowhere/out.json" in done.stderr and "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly(bare, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "collbench", "all_reduce", "-b", "8", "-e", "1G", "--format", "csv", *MODEL]
+    done = subprocess.run(
+        f"{' '.join(command)} | head -1", shell=True, capture_output=True, text=True, check=True,
+        env={**os.environ, "COLLBENCH_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and len(done.stdout.splitlines()) == 1
 
 
 def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "3", "-n", "5", "-w", "1", 
     ],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
-    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 times."""
-    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:10")
+    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4 (check) times."""
+    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:16")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err

@@ -13,6 +13,7 @@ import pytest
 from collbench import store
 from collbench.launch import join
 
+PLUGINS = Path(__file__).parent / "plugins"
 ARGS = ["all_reduce", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "2", "--format", "nccl"]
 
 
@@ -95,3 +96,31 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
     assert many.oversubscribed
     cli("barrier", "-g", "1", "-n", "3", "-w", "0", "--no-pin")
     assert len(store.read(store.find("@last")).worlds[0].ranks[0].cpus) == cores
+
+
+@pytest.mark.parametrize("what", ["kill", "raise", "stop"])
+def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
+    """Rank 1 breaks in the second case: rank 0 records it as failed and ends the run; nobody waits for ever."""
+    env = {**os.environ, "PYTHONPATH": str(PLUGINS), "SABOTAGE": f"{what}:1:18"}
+    path = tmp_path / "joined.jsonl"
+    done = subprocess.run(
+        [*torchrun(2), *ARGS, "--backend", "saboteur", "--order", "size", "--place", "out", "-T", "4",
+         "--output", str(path)],
+        capture_output=True, text=True, timeout=120, check=False, env=env,
+    )  # fmt: skip
+    assert done.returncode != 0
+    run = store.read(path)
+    assert [r.status for r in run.records] == ["ok", "failed"]
+    assert "all_reduce 32768 B" in run.records[1].note
+    assert run.end is not None and run.end.exit in (4, 130)
+
+
+def test_ranks_that_never_meet_give_up(tmp_path: Path) -> None:
+    """One of two ranks is never started."""
+    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "-m", "collbench", *ARGS, "-T", "3"], capture_output=True, text=True, timeout=60, check=False,
+        env=env,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "not all ranks came together within 3 s" in done.stderr
