@@ -21,7 +21,6 @@ from collbench.plan import PAGE, Job
 from collbench.records import PER_RANK_SAMPLES, FirstWrong
 from collbench.suite import Case, Policy
 
-
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
