@@ -66,7 +66,6 @@ class World(_Line, frozen=True, tag="world"):
     ranks: list[RankInfo]
     oversubscribed: bool
     same_clock: bool
-    clock_ns: int = 0
     library: str = ""
     init_ns: int = 0
 
