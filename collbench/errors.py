@@ -18,6 +18,16 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def says_peer_is_gone(message: str) -> bool:
+    """Whether a library's error only reports that another process went away."""
+    return any(words in message.lower() for words in ("closed by peer", "connection reset", "broken pipe"))
+
+
 class CollbenchError(Exception):
     """An error with one line of what happened and one of what to do; the CLI prints both without a traceback."""
 

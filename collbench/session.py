@@ -27,7 +27,6 @@ from collbench.plan import Job, Plan
 from collbench.records import End, Record, Run, World
 from collbench.suite import Case, Skip, Suite, expand
 
-JOIN_SECONDS = 120.0  # for all ranks of a launcher to come together
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
@@ -40,6 +39,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None = None
     tag: str = ""
     budget: float | None = None
+
+    @property
+    def join_seconds(self) -> float:
+        """How long the ranks of a launcher may take to come together."""
+        return self.suite.policy.timeout or 120.0
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -103,8 +107,7 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         )
     if member is not None and member.rank:
         nothing = lambda *_: None  # noqa: E731
-        limit = order.suite.policy.timeout or JOIN_SECONDS
-        join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), limit)
+        join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), order.join_seconds)
         return Exit.OK
     launcher = Launcher()
     try:
@@ -136,7 +139,7 @@ class _Session:
         self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
         self._run = _describe(order, prepared.suite)
         self._writer = _writer(order, self._run)
-        self._limit = order.suite.policy.timeout or JOIN_SECONDS
+        self._join_seconds = order.join_seconds
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
@@ -186,7 +189,7 @@ class _Session:
 
     def _launch(self) -> None:
         if self._member is not None:
-            join.run(self._member, lambda: self._plans, self._on_line, self._lost, self._on_hang, self._limit)
+            join.run(self._member, lambda: self._plans, self._on_line, self._lost, self._on_hang, self._join_seconds)
             return
         for place, current in enumerate(self._plans):
             if is_predicted(current.backend):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from collbench import backends, environment
 from collbench.backends import Backend
 from collbench.control import Control
-from collbench.errors import CannotRun, CollbenchError
+from collbench.errors import CannotRun, CollbenchError, first_line
 from collbench.launch.board import Board, Phase
 from collbench.measure import clock
 from collbench.plan import Job, Plan
@@ -170,7 +170,7 @@ class Worker:
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError):
                     raise
-                trouble = str(e).splitlines()[0] or type(e).__name__
+                trouble = first_line(e)
             troubles = self._control.collect(trouble)
             if any(troubles) and not all(troubles):
                 rank = next(r for r, t in enumerate(troubles) if t)
@@ -198,8 +198,7 @@ def local_rank(rank: int, board: Board, channel: socket.socket) -> int:
         say("error", {"message": e.message, "hint": e.hint, "expected": True, "traceback": ""})
         return 1
     except BaseException as e:
-        text = str(e).splitlines()[0] if str(e) else ""
-        say("error", {"message": f"{type(e).__name__}: {text}", "hint": "", "expected": False,
+        say("error", {"message": f"{type(e).__name__}: {first_line(e)}", "hint": "", "expected": False,
                       "traceback": traceback.format_exc()})  # fmt: skip
         return 1
     say("done", True)

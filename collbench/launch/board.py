@@ -58,11 +58,11 @@ class Board:
         return (n + 1) * _WORDS * 8
 
     @classmethod
-    def create(cls, n: int) -> tuple[Board, int]:
+    def create(cls, n: int, shared: bool = True) -> tuple[Board, int]:
         """A board in anonymous memory, and its file descriptor to hand to other processes."""
         fd = os.memfd_create("collbench-board")
         os.ftruncate(fd, cls.size(n))
-        return cls(n, fd), fd
+        return cls(n, fd, shared), fd
 
     @classmethod
     def at(cls, path: Path, n: int) -> Board:
@@ -89,6 +89,11 @@ class Board:
         """Phase, case number and beats of a rank."""
         line = (rank + 1) * _WORDS
         return Phase(self.words[line]), self.words[line + 1], self.words[line + 2]
+
+    def job(self, rank: int) -> int | None:
+        """The case a rank is at work on, or None before the first and after the last."""
+        phase, case, _ = self.where(rank)
+        return case if Phase.CONNECTING < phase < Phase.DONE else None
 
     def beats(self) -> list[int]:
         return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from collbench import environment
-from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
-from collbench.launch.board import Board, Phase
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError, first_line, says_peer_is_gone
+from collbench.launch.board import Board
 
 if TYPE_CHECKING:
     from collbench.control import Control
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 OnLost = Callable[["Plan", RunBroken], None]
 OnHang = Callable[[RunBroken], None]
-GONE = ("closed by peer", "connection reset", "broken pipe")  # how libraries say that another process went away
 
 
 class Membership(NamedTuple):
@@ -149,9 +148,8 @@ def shared_board(member: Membership, control: Control) -> Board:
         path = Path(name)
     where = control.broadcast(str(path) if path else None)
     if where is None:
-        board, fd = Board.create(member.n)
+        board, fd = Board.create(member.n, shared=member.n == 1)
         os.close(fd)
-        board.shared = member.n == 1
         return board
     board = Board.at(Path(where), member.n)
     control.barrier()
@@ -190,12 +188,7 @@ class Watchdog(threading.Thread):
             if self._member.n == self._member.local_n
             else self._member.rank
         )
-        phase, case, _ = self._board.where(rank)
-        job = case if Phase.CONNECTING < phase < Phase.DONE else None
-        doing = self._plan.doing(phase.words, job)
-        return RunBroken(
-            f"rank {rank} on {environment.host()} has not moved for {self._plan.timeout:g} s while {doing}", job=job
-        )
+        return _broken(f"has not moved for {self._plan.timeout:g} s", rank, self._board, self._plan)
 
     def end(self) -> None:
         self._stop.set()
@@ -249,19 +242,19 @@ def run(
             except Exception as e:
                 if isinstance(e, CollbenchError):
                     raise
-                error = _broken(e, member, board, plan)
+                lost = says_peer_is_gone(first_line(e))
+                what = (
+                    "lost another rank (the launcher says which)"
+                    if lost
+                    else f"raised {type(e).__name__}: {first_line(e)}"
+                )
+                error = _broken(what, member.rank, board, plan)
                 on_lost(plan, error)
                 raise error from e
             finally:
                 watchdog.end()
 
 
-def _broken(error: Exception, member: Membership, board: Board, plan: Plan) -> RunBroken:
-    """In words: whether this rank failed or lost another, and in which case."""
-    phase, case, _ = board.where(member.rank)
-    job = case if Phase.CONNECTING < phase < Phase.DONE else None
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    lost = any(words in text.lower() for words in GONE)
-    what = "lost another rank (the launcher says which)" if lost else f"raised {type(error).__name__}: {text}"
-    who = f"rank {member.rank} on {environment.host()}"
-    return RunBroken(f"{who} {what} while {plan.doing(phase.words, job)}", job=job)
+def _broken(what: str, rank: int, board: Board, plan: Plan) -> RunBroken:
+    phase, job = board.where(rank)[0], board.job(rank)
+    return RunBroken(f"rank {rank} on {environment.host()} {what} while {plan.doing(phase.words, job)}", job=job)

@@ -19,9 +19,8 @@ import msgspec
 import psutil
 
 from collbench import environment
-from collbench.errors import CannotRun, RunBroken
+from collbench.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.launch.board import Board, Phase
-from collbench.launch.join import GONE
 from collbench.plan import Plan
 from collbench.records import Record, World
 
@@ -240,15 +239,10 @@ class _Watch:
             death = min(self._deaths.values(), key=lambda d: not os.WIFSIGNALED(d.status))
             hint = "out of memory? see dmesg" if os.WTERMSIG(death.status) == signal.SIGKILL else ""
             return self._broken(death.rank, death.words, hint)
-        rank = min(self._errors, key=lambda r: self._noticed(self._errors[r]["message"]))
+        rank = min(self._errors, key=lambda r: says_peer_is_gone(self._errors[r]["message"]))
         error = self._errors[rank]
         print(error["traceback"], file=sys.stderr, end="")
         return self._broken(rank, f"raised {error['message']}")
-
-    @staticmethod
-    def _noticed(message: str) -> bool:
-        """Whether an error only says that a peer went away."""
-        return any(words in message.lower() for words in GONE)
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the others."""
@@ -269,6 +263,5 @@ class _Watch:
             if rank is None
             else f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
         )
-        phase, case, _ = self._board.where(rank or 0)
-        job = case if Phase.CONNECTING < phase < Phase.DONE else None
+        phase, job = self._board.where(rank or 0)[0], self._board.job(rank or 0)
         return RunBroken(f"{who} {what} while {self._plan.doing(phase.words, job)}", hint, job)
