@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from collbench import study
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES
 from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
@@ -213,7 +214,10 @@ def _list() -> None:
     console.show(console.listing(doctor.catalogue()))
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"run": _run, "runs": _runs, "doctor": _doctor, "list": _list}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "run": _run, "runs": _runs, "show": study.show, "prove": study.prove, "predict": study.predict, "fit": study.fit,
+    "export": study.export, "doctor": _doctor, "list": _list,
+}  # fmt: skip
 
 app = typer.Typer(
     cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True

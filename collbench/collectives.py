@@ -39,6 +39,7 @@ class Collective(NamedTuple):
     ``synchronising``: no rank can leave before the last one arrived, so exits nearly coincide and per-rank durations
     tell who came late. ``result(inputs, op, root)`` maps every rank's input to every rank's output (None where
     the operation leaves a rank's output undefined); it is pure and works on any values that ``op`` can combine.
+    ``uneven``: blocks differ in length, and an input is a list of blocks.
     """
 
     name: str
@@ -54,6 +55,16 @@ class Collective(NamedTuple):
     bound: Callable[[int], Bound]
     result: Result
     aliases: tuple[str, ...] = ()
+    uneven: bool = False
+
+    def overlay(self, n: int, count: int, rank: int) -> tuple[int, int, int]:
+        """Where rank's send and receive block begin in one buffer that holds both, and its length, in units of ``count``:
+        shared as in place or, where there is no in-place form, one after the other."""
+        send, recv = self.counts(n, count)
+        places = {"same": (0, 0), "block of recv": (rank * count, 0), "block of send": (0, rank * count)}
+        if self.in_place is None:
+            return 0, send, send + recv
+        return (*places[self.in_place], max(send, recv))
 
 
 class Op(NamedTuple):
@@ -184,7 +195,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective(
             "all_to_allv", "all_to_all with blocks of unequal length (--splits).",
             False, False, True, None, True, _exchanges, "1 (of the busiest rank's bytes)", _one,
-            lambda n: Bound(_log2(n), 1, 0), _all_to_allv, ("alltoallv",),
+            lambda n: Bound(_log2(n), 1, 0), _all_to_allv, ("alltoallv",), True,
         ),
         Collective(
             "broadcast", "Every rank ends with the root's buffer.",

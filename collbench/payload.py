@@ -302,9 +302,9 @@ class Placement(NamedTuple):
 
 def in_place_offsets(case: Case, rank: int) -> Placement:
     """How ``rank`` lays its two buffers into one; KeyError where the collective has no in-place form."""
-    block = rank * case.count
-    send, recv = {"same": (0, 0), "block of recv": (block, 0), "block of send": (0, block)}[case.row.in_place or ""]
-    return Placement(send, recv, max(case.counts))
+    if case.row.in_place is None:
+        raise KeyError(case.collective)
+    return Placement(*case.row.overlay(case.n, case.count, rank))
 
 
 def _cells(case: Case) -> NDArray[np.int64]:

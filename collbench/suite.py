@@ -260,7 +260,7 @@ def _product(axes: Axes) -> Iterator[Case]:
             axes.dtypes[:1] if empty else axes.dtypes,
             axes.ops if row.reduces else ("none",),
             roots,
-            axes.splits if row.name == "all_to_allv" else ("",),
+            axes.splits if row.uneven else ("",),
             (0,) if empty else axes.sizes,
             (False,) if empty else axes.in_place,
         ):

@@ -1,0 +1,148 @@
+"""Every reference algorithm, a generator of steps each. A module in this package is a family, found by its file.
+
+A family ends in a table ``ALGORITHMS``. A generator ``steps(n, cells, **parameters)`` yields Moves for ranks 0..n-1
+with root 0 (other roots are the same schedule with ranks renamed) and blocks cut into ``cells``; it knows nothing of
+tensors, networks or clocks. An algorithm added to a table is listed, proved, drawn, predicted and run everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from collbench.collectives import COLLECTIVES, collective
+from collbench.errors import UsageError
+from collbench.schedule import Ints, Moves, Schedule
+
+Steps = Callable[..., Iterator[Moves]]
+
+
+class Algorithm(NamedTuple):
+    """One row: ``steps(n, cells, **parameters)``, the pieces ``cells(n, **parameters)`` a block is cut into, and why it
+    cannot run on n ranks (``why_not(n, **parameters)``, None where it can).
+
+    ``parameters`` map a name to its default for (ranks, size in units of alpha / beta): the model's optimum, if any.
+    """
+
+    name: str
+    collective: str
+    steps: Steps
+    paper: str
+    cells: Callable[..., int] = lambda n, **_: 1
+    why_not: Callable[..., str | None] = lambda n, **_: None
+    parameters: dict[str, Callable[[int, float], int]] = {}
+
+
+class Variant(NamedTuple):
+    """An algorithm with the parameters somebody chose for it (``chain:segments=64``)."""
+
+    algorithm: Algorithm
+    given: tuple[tuple[str, int], ...] = ()
+
+    def resolved(self, n: int, ratio: float) -> dict[str, int]:
+        """All parameters: those given, and defaults for a size of ``ratio`` times alpha / beta."""
+        return {name: default(n, ratio) for name, default in self.algorithm.parameters.items()} | dict(self.given)
+
+    def why_not(self, n: int) -> str | None:
+        """Why this cannot run on n ranks, or None."""
+        return self.algorithm.why_not(n, **self.resolved(n, 1.0))
+
+    def schedule(self, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
+        """The schedule for n ranks. Raises UsageError where there is none."""
+        reason = self.why_not(n)
+        name = ":".join([self.algorithm.name, *(f"{k}={v}" for k, v in self.given)])
+        if reason:
+            raise UsageError(f"{self.algorithm.collective} {name}: {reason}", "collbench list --algorithms shows all")
+        parameters = self.resolved(n, ratio)
+        row, root = COLLECTIVES[self.algorithm.collective], max(root, 0)
+        if root >= n:
+            raise UsageError(f"root {root} does not exist among {n} ranks", f"0 to {n - 1}")
+        cells = self.algorithm.cells(n, **parameters)
+        steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
+        turned = functools.partial(_turned, steps, n, root, cells if row.total else 0) if root else steps
+        return Schedule(name, row.name, n, root if row.rooted else -1, cells, turned)
+
+
+def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int) -> Iterator[Moves]:
+    """The same steps with rank 0's role played by ``root``; cells in blocks by rank move along."""
+
+    def cell(index: Ints) -> Ints:
+        return (index + root * block) % (n * block) if block else index
+
+    for moves in steps():
+        src, dst, chunk, into, reduce = moves.arrays()
+        yield Moves((src + root) % n, (dst + root) % n, cell(chunk), cell(into), reduce)
+
+
+@functools.cache
+def catalogue() -> dict[tuple[str, str], Algorithm]:
+    """Every algorithm by (collective, name), in the order of the table of collectives."""
+    families = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    rows = [row for family in families for row in family.ALGORITHMS]
+    order = list(COLLECTIVES)
+    return {(row.collective, row.name): row for row in sorted(rows, key=lambda row: order.index(row.collective))}
+
+
+def of(name: str) -> list[Algorithm]:
+    """All algorithms for a collective."""
+    return [row for (owner, _), row in catalogue().items() if owner == name]
+
+
+def find(name: str, text: str) -> Variant:
+    """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or ``chain:segments=64``."""
+    owner = collective(name).name
+    word, *settings = text.split(":")
+    algorithm = catalogue().get((owner, word))
+    if algorithm is None:
+        known = ", ".join(row.name for row in of(owner))
+        raise UsageError(f"{owner} has no algorithm '{word}'", f"one of {known}")
+    given = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in algorithm.parameters or not value.isdigit() or int(value) < 1:
+            takes = ", ".join(f"{word}:{key}=4" for key in algorithm.parameters) or "it takes no parameters"
+            raise UsageError(f"{owner} {word}: '{setting}' is not a parameter with a whole number", takes)
+        given.append((key, int(value)))
+    return Variant(algorithm, tuple(given))
+
+
+def mirror(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]:
+    """The steps backwards in time, every move turned round: a broadcast becomes a reduce, a scatter a gather."""
+    for moves in reversed(list(steps)):
+        src, dst, chunk, into, _ = moves.arrays()
+        yield Moves(dst, src, into, chunk, reduce)
+
+
+def around(n: int) -> Callable[[int], Ints]:
+    """``turn(k)``: (rank + k) mod n for all ranks at once, for -n <= k <= n, as a view that costs nothing to make."""
+    thrice = np.tile(np.arange(n), 3)
+    return lambda k: thrice[n + k : 2 * n + k]
+
+
+def log2(n: int) -> int:
+    """Rounds in which one rank can reach n by doubling: the logarithm, rounded up."""
+    return (n - 1).bit_length()
+
+
+def power_of_two(n: int, **_: int) -> str | None:
+    return None if n & (n - 1) == 0 else f"needs a power of two, and {n} ranks are none"
+
+
+def one_each(n: int, **_: int) -> int:
+    """As many cells as ranks."""
+    return n
+
+
+def segments(n: int, segments: int) -> int:
+    """As many cells as segments."""
+    return segments
+
+
+def pipelined(n: int, ratio: float) -> int:
+    """Segments that make a chain of n ranks fastest: sqrt((n-2) * size * beta / alpha)."""
+    return max(1, min(256, round((max(0, n - 2) * ratio) ** 0.5)))
