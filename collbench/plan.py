@@ -62,8 +62,11 @@ def buffer_bytes(case: Case, policy: Policy) -> int:
 def scratch_bytes(case: Case) -> int:
     """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13 with Gloo.
 
-    all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two segments.
+    all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two segments. Reference
+    algorithms keep scratch for up to the whole, and land messages of up to as much.
     """
+    if case.algorithm != "native":
+        return 2 * case.size + (8 << 20)
     copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(case.collective, 0.0)
     return int(copies * case.size) + (8 << 20)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from collbench import splits
+from collbench import algorithms, splits
 from collbench.collectives import COLLECTIVES, OPS, Collective, collective
 from collbench.dtypes import DTYPES, DType, dtype
 from collbench.environment import mask
@@ -237,6 +237,13 @@ def why_not(case: Case) -> str:
     row = case.row
     if case.in_place and row.in_place is None:
         return f"{row.name} has no in-place form"
+    if case.algorithm != "native":
+        try:
+            reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
+        except UsageError as e:
+            reason = e.message
+        if reason:
+            return f"{case.algorithm}: {reason}"
     if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
         return f"{case.op} is defined on integers only, not {case.dtype}"
     if case.root >= case.n:
@@ -255,7 +262,7 @@ def _product(axes: Axes) -> Iterator[Case]:
         empty = row.name == "barrier"
         roots = _roots(axes.roots, n) if row.rooted else (-1,)
         for algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
-            axes.algorithms,
+            _spelled(axes, row.name),
             axes.modes or (default_mode(backend),),
             axes.dtypes[:1] if empty else axes.dtypes,
             axes.ops if row.reduces else ("none",),
@@ -269,6 +276,22 @@ def _product(axes: Axes) -> Iterator[Case]:
                 op=_op(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
                 cycle=cycle,
             )  # fmt: skip
+
+
+def _spelled(axes: Axes, name: str) -> list[str]:
+    """The algorithms by their proper names; those only other collectives of the sweep have stay for why_not to refuse."""
+    names = []
+    for text in axes.algorithms:
+        owners = [other for other in map(collective, axes.collectives) if _has(other.name, text)]
+        if text == "native" or (owners and not _has(name, text)):
+            names.append(text)
+        else:
+            names.append(algorithms.find(name, text).name)
+    return names
+
+
+def _has(name: str, text: str) -> bool:
+    return text.partition(":")[0] in {word for row in algorithms.of(name) for word in (row.name, *row.aliases)}
 
 
 def _roots(roots: tuple[int, ...], n: int) -> tuple[int, ...]:

@@ -44,23 +44,26 @@ class Buffers(NamedTuple):
     whole: torch.Tensor | None
 
 
-def allocate(case: Case, unalign: int, device: torch.device, rank: int) -> Buffers:
+def allocate(backend: Backend, case: Case, rank: int, unalign: int, slots: int) -> list[Buffers]:
     """Page-aligned buffers (shifted by ``unalign`` elements), in place as views of one; contents are undefined."""
     kind = getattr(torch, case.type.torch)
-    if case.in_place:
-        send_at, recv_at, total = payload.in_place_offsets(case, rank)
-        whole = _aligned(total, unalign, kind, device)
-        send, recv = case.counts
-        return Buffers(whole[send_at : send_at + send], whole[recv_at : recv_at + recv], whole)
-    send, recv = case.counts
-    return Buffers(_aligned(send, unalign, kind, device), _aligned(recv, unalign, kind, device), None)
-
-
-def _aligned(count: int, unalign: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
-    spare = PAGE // kind.itemsize
-    raw = torch.empty(count + unalign + spare, dtype=kind, device=device)
-    start = -raw.data_ptr() % PAGE // kind.itemsize + unalign
-    return raw[start : start + count]
+    placement = payload.in_place_offsets(case, rank) if case.in_place else None
+    lengths = [placement.total] if placement else list(case.counts)
+    strides = [-(-(length + unalign) * kind.itemsize // PAGE) * PAGE for length in lengths]
+    raw = backend.allocate(sum(strides) * slots + PAGE)
+    at = -raw.data_ptr() % PAGE
+    buffers = []
+    for _ in range(slots):
+        views = []
+        for length, stride in zip(lengths, strides, strict=True):
+            start = at + unalign * kind.itemsize
+            views.append(raw[start : start + length * kind.itemsize].view(kind))
+            at += stride
+        if placement:
+            send, recv = (views[0][o : o + c] for o, c in zip(placement, case.counts, strict=False))
+            views = [send, recv, *views]
+        buffers.append(Buffers(views[0], views[1], views[2] if placement else None))
+    return buffers
 
 
 class Trial:
@@ -70,7 +73,7 @@ class Trial:
         self._bench, self._case = bench, job.case
         self._policy, self._control, self._rank = bench.policy, bench.control, bench.rank
         device = bench.backend.device
-        self._slots = [allocate(self._case, self._policy.unalign, device, self._rank) for _ in range(job.rotation)]
+        self._slots = allocate(bench.backend, self._case, self._rank, self._policy.unalign, job.rotation)
         self._calls = [bench.backend.prepare(self._case, b.send, b.recv) for b in self._slots]
         seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
         self._checker = Checker(self._case, seed, self._rank, device, bench.backend.premultiplies)

@@ -164,7 +164,7 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                send, recv, _ = allocate(tiny, 0, self._backend.device, self.place.rank)
+                ((send, recv, _),) = allocate(self._backend, tiny, self.place.rank, 0, 1)
                 self._backend.prepare(tiny, send.zero_(), recv.zero_()).run()
                 trouble = ""
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:

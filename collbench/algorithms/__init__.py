@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,8 @@ class Algorithm(NamedTuple):
     paper: str
     cells: Callable[..., int] = lambda n, **_: 1
     why_not: Callable[..., str | None] = lambda n, **_: None
-    parameters: dict[str, Callable[[int, float], int]] = {}
+    parameters: Mapping[str, Callable[[int, float], int]] = {}
+    aliases: tuple[str, ...] = ()
 
 
 class Variant(NamedTuple):
@@ -43,6 +44,10 @@ class Variant(NamedTuple):
 
     algorithm: Algorithm
     given: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return _named(self.algorithm.name, dict(self.given))
 
     def resolved(self, n: int, ratio: float) -> dict[str, int]:
         """All parameters: those given, and defaults for a size of ``ratio`` times alpha / beta."""
@@ -53,19 +58,24 @@ class Variant(NamedTuple):
         return self.algorithm.why_not(n, **self.resolved(n, 1.0))
 
     def schedule(self, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
-        """The schedule for n ranks. Raises UsageError where there is none."""
-        reason = self.why_not(n)
-        name = ":".join([self.algorithm.name, *(f"{k}={v}" for k, v in self.given)])
-        if reason:
-            raise UsageError(f"{self.algorithm.collective} {name}: {reason}", "collbench list --algorithms shows all")
+        """The schedule for n ranks, named with all its parameters. Raises UsageError where there is none."""
         parameters = self.resolved(n, ratio)
-        row, root = COLLECTIVES[self.algorithm.collective], max(root, 0)
+        name = _named(self.algorithm.name, parameters)
+        row = COLLECTIVES[self.algorithm.collective]
+        root = max(root, 0) if row.rooted else 0
+        reason = self.why_not(n)
+        if reason:
+            raise UsageError(f"{row.name} {name}: {reason}", "collbench prove shows what runs where")
         if root >= n:
             raise UsageError(f"root {root} does not exist among {n} ranks", f"0 to {n - 1}")
         cells = self.algorithm.cells(n, **parameters)
         steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
         turned = functools.partial(_turned, steps, n, root, cells if row.total else 0) if root else steps
         return Schedule(name, row.name, n, root if row.rooted else -1, cells, turned)
+
+
+def _named(name: str, parameters: dict[str, int]) -> str:
+    return ":".join([name, *(f"{key}={value}" for key, value in parameters.items())])
 
 
 def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int) -> Iterator[Moves]:
@@ -75,8 +85,7 @@ def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int)
         return (index + root * block) % (n * block) if block else index
 
     for moves in steps():
-        src, dst, chunk, into, reduce = moves.arrays()
-        yield Moves((src + root) % n, (dst + root) % n, cell(chunk), cell(into), reduce)
+        yield Moves((moves.src + root) % n, (moves.dst + root) % n, cell(moves.chunk), cell(moves.into), moves.reduce)
 
 
 @functools.cache
@@ -97,7 +106,7 @@ def find(name: str, text: str) -> Variant:
     """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or ``chain:segments=64``."""
     owner = collective(name).name
     word, *settings = text.split(":")
-    algorithm = catalogue().get((owner, word))
+    algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
     if algorithm is None:
         known = ", ".join(row.name for row in of(owner))
         raise UsageError(f"{owner} has no algorithm '{word}'", f"one of {known}")
@@ -114,8 +123,7 @@ def find(name: str, text: str) -> Variant:
 def mirror(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]:
     """The steps backwards in time, every move turned round: a broadcast becomes a reduce, a scatter a gather."""
     for moves in reversed(list(steps)):
-        src, dst, chunk, into, _ = moves.arrays()
-        yield Moves(dst, src, into, chunk, reduce)
+        yield Moves(moves.dst, moves.src, moves.into, moves.chunk, reduce)
 
 
 def around(n: int) -> Callable[[int], Ints]:

@@ -165,7 +165,7 @@ GROUP: dict[str, Callable[[int, float], int]] = {"group": lambda n, ratio: _divi
 
 ALGORITHMS = (
     Algorithm("central", "all_reduce", central, CHAN),
-    Algorithm("reduce_broadcast", "all_reduce", reduce_broadcast, CHAN),
+    Algorithm("reduce_broadcast", "all_reduce", reduce_broadcast, CHAN, aliases=("tree",)),
     Algorithm("ring", "all_reduce", ring, PATARASUK, one_each),
     Algorithm("recursive_doubling", "all_reduce", recursive_doubling, THAKUR),
     Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, core),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collbench.algorithms import Algorithm, around, mirror, power_of_two
-from collbench.algorithms.rooted import CHAN, binomial, scatter_binomial
+from collbench.algorithms import Algorithm, around, mirror, one_each, power_of_two
+from collbench.algorithms.rooted import CHAN, RABENSEIFNER, binomial, scatter_binomial
 from collbench.schedule import Moves
 
 THAKUR = "Thakur, Rabenseifner, Gropp 2005, Optimization of collective communication operations in MPICH"
@@ -70,6 +70,11 @@ def gather_broadcast(n: int, cells: int) -> Iterator[Moves]:
     yield from binomial(n, n)
 
 
+def reduce_scatter_gather(n: int, cells: int) -> Iterator[Moves]:
+    yield from ring_reduce(n, cells)
+    yield from mirror(scatter_binomial(n, 1), reduce=False)
+
+
 def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
     """In round k each rank sends rank + k that one's block."""
     turn = around(n)
@@ -87,6 +92,7 @@ ALGORITHMS = (
     Algorithm("bruck", "all_gather", bruck, BRUCK),
     Algorithm("neighbour_exchange", "all_gather", neighbour_exchange, CHEN, why_not=even),
     Algorithm("gather_broadcast", "all_gather", gather_broadcast, CHAN),
+    Algorithm("reduce_scatter_gather", "reduce", reduce_scatter_gather, RABENSEIFNER, one_each),
     Algorithm("ring", "reduce_scatter", ring_reduce, CHAN),
     Algorithm("recursive_halving", "reduce_scatter", halving, THAKUR, why_not=power_of_two),
     Algorithm("pairwise", "reduce_scatter", pairwise_reduce, THAKUR),

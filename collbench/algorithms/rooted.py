@@ -151,14 +151,13 @@ CHAN = "Chan, Heimlich, Purkayastha, van de Geijn 2007, Collective communication
 
 ALGORITHMS = (
     Algorithm("linear", "broadcast", linear, CHAN),
-    Algorithm("binomial", "broadcast", binomial, CHAN),
+    Algorithm("binomial", "broadcast", binomial, CHAN, aliases=("tree",)),
     Algorithm("chain", "broadcast", chain, CHAN, segments, parameters=PIPELINE),
     Algorithm("scatter_allgather", "broadcast", scatter_allgather, VAN_DE_GEIJN, one_each),
     Algorithm("double_tree", "broadcast", double_tree, SANDERS, two_halves, parameters=TREES),
     Algorithm("linear", "reduce", backwards(linear), CHAN),
-    Algorithm("binomial", "reduce", backwards(binomial), CHAN),
+    Algorithm("binomial", "reduce", backwards(binomial), CHAN, aliases=("tree",)),
     Algorithm("chain", "reduce", backwards(chain), CHAN, segments, parameters=PIPELINE),
-    Algorithm("reduce_scatter_gather", "reduce", backwards(scatter_allgather), RABENSEIFNER, one_each),
     Algorithm("double_tree", "reduce", backwards(double_tree), SANDERS, two_halves, parameters=TREES),
     Algorithm("linear", "gather", backwards(scatter_linear, False), CHAN),
     Algorithm("binomial", "gather", backwards(scatter_binomial, False), CHAN),

@@ -45,6 +45,9 @@ class Backend(Protocol):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         """Join the world; called once, before any prepare, by all ranks. Raises CannotRun with the reason."""
 
+    def allocate(self, nbytes: int) -> Any:
+        """A 1-D uint8 tensor for all buffers of one case, which every rank cuts up alike; the last case's is let go."""
+
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
 

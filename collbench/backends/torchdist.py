@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from collbench import splits
-from collbench.backends import Call
+from collbench import reducers, splits
+from collbench.backends import Call, wire
 from collbench.collectives import premul_factor
 from collbench.errors import CannotRun
 from collbench.suite import Case
@@ -144,20 +144,20 @@ class TorchDistributed:
         self.library = f"torch {torch.__version__} {name}"
 
     def why_not(self, case: Case) -> str | None:
+        if case.mode == "graph":
+            return f"{self.name} cannot be captured in a CUDA graph"
         if case.algorithm != "native":
-            return f"{case.algorithm}: only the library's own choice (native) runs here"
+            return reducers.why_not(case.op) if case.row.reduces else None
         if case.collective not in CALLS:
             return f"torch.distributed has no {case.collective}"
         if case.op == "premul_sum" and self.name != "nccl":
             return f"premul_sum is an NCCL reduction; {self.name} has none"
-        if case.mode == "graph":
-            return f"{self.name} cannot be captured in a CUDA graph"
         if case.collective == "sendrecv" and case.n == 1:
             return f"{self.name} does not send to itself"
         return None
 
     def copies_first(self, case: Case) -> bool:
-        return not case.in_place and case.collective in COPIES_FIRST
+        return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         self._choose_device(local_rank)
@@ -183,7 +183,12 @@ class TorchDistributed:
         torch.cuda.set_device(self.device)
         self.library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} (torch {torch.__version__})"  # type: ignore[no-untyped-call]
 
+    def allocate(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
+        if case.algorithm != "native":
+            return wire.prepare(case, send, recv, self._at.rank, self._at.group)
         issue = CALLS[case.collective](case, send, recv, self._at)
         submit = partial(issue, async_op=True)
         run = partial(_issue_in_order, submit) if self.device.type == "cuda" else issue

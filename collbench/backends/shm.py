@@ -1,0 +1,220 @@
+"""Reference algorithms over memory that the ranks of one host share: moves are direct reads of a peer's buffer.
+
+Buffers and scratch lie in anonymous shared memory (memfd), laid out alike on all ranks, which peers map through /proc:
+nothing has a name that could be left behind. Ranks tell each other how far they are by one counter each, which only
+grows; a step waits for the counters its program names, works on plain views, and raises its own. Large buffers go
+through the program in slices, so that what one rank has just written is read while it is still in the cache.
+
+This rests on x86's total store order: a counter is never seen to rise before the data it stands for.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from collbench import environment, reducers
+from collbench.backends import Call
+from collbench.backends.wire import Done
+from collbench.compiled import Compiled, Spot
+from collbench.control import Control
+from collbench.errors import CannotRun
+from collbench.program import Action, Bank, Term
+from collbench.reducers import Operation, arithmetic, fold, mean
+from collbench.suite import Case
+
+HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
+SLICE_BYTES = 1 << 20
+MAX_SLICES = 512
+LINE = 8  # 64-bit words between two counters, so that no two share a cache line
+PATIENCE = 2000  # looks at a counter before giving the core away between looks
+
+Tensor = torch.Tensor
+Scripted = tuple[tuple[tuple[int, int], ...], tuple[Operation, ...], int]
+
+
+def _mapped(fd: int, nbytes: int) -> mmap.mmap:
+    return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+class SharedMemory:
+    """The ``shm`` backend."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.premultiplies = False
+        self.library = "collbench shared memory"
+        self._scratch: list[Tensor] = []
+        self._base = 0
+
+    def why_not(self, case: Case) -> str | None:
+        if case.algorithm == "native":
+            return "shm is no library with a choice of its own: name an algorithm (--algo ring)"
+        if case.mode == "graph":
+            return "shm runs on CPUs and cannot be captured in a CUDA graph"
+        return reducers.why_not(case.op) if case.row.reduces else None
+
+    def copies_first(self, case: Case) -> bool:
+        return False
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        if platform.machine() not in ("x86_64", "AMD64"):
+            raise CannotRun(
+                f"shm relies on x86's store order, which {platform.machine()} does not give", "--backend gloo runs here"
+            )
+        self._rank, self._n, self._control = rank, n, Control(rank, n)
+        homes = self._control.collect([environment.host(), str(Path("/proc/self/ns/pid").readlink())])
+        if any(home != homes[0] for home in homes):
+            raise CannotRun("shm needs all ranks on one host, in one PID namespace", "--backend gloo joins hosts")
+        cores = {core for mine in self._control.collect(sorted(os.sched_getaffinity(0))) for core in mine}
+        self._patience = PATIENCE if n <= len(cores) else 0
+        self._counters = memoryview(self._share(n * LINE * 8)[1][0]).cast("q")
+
+    def _share(self, nbytes: int) -> tuple[mmap.mmap, list[mmap.mmap]]:
+        """New shared memory of this rank, and every rank's (all ranks call this together)."""
+        fd = os.memfd_create("collbench")
+        try:
+            os.ftruncate(fd, nbytes)
+            mine = _mapped(fd, nbytes)
+            everyone = [(pid, at, length) for pid, at, length in self._control.collect([os.getpid(), fd, nbytes])]
+            maps = [mine if rank == self._rank else _opened(*where) for rank, where in enumerate(everyone)]
+            self._control.collect(None)  # until all have opened it
+        finally:
+            os.close(fd)
+        return mine, maps
+
+    def allocate(self, nbytes: int) -> Tensor:
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        mine, maps = self._share(nbytes)
+        self._buffers = [torch.frombuffer(m, dtype=torch.uint8) for m in maps]
+        return self._buffers[self._rank]
+
+    def _room(self, nbytes: int) -> list[Tensor]:
+        """Every rank's scratch, of at least that many bytes."""
+        if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
+            self._scratch = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)[1]]
+        return self._scratch
+
+    def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
+        compiled = Compiled(case, HALFWAY)
+        script = _Script(compiled, case, self._rank, self._banks(compiled, case, send, recv))
+        program, finish, span = tuple(script.lines()), script.finish, script.span
+        counters, patience, mine = self._counters, self._patience, self._rank * LINE
+
+        def run() -> None:
+            base = self._base
+            for waits, operations, publish in program:
+                for at, progress in waits:
+                    if counters[at] < base + progress:
+                        _await(counters, at, base + progress, patience)
+                for function, arguments in operations:
+                    function(*arguments)
+                if publish:
+                    counters[mine] = base + publish
+            for function, arguments in finish:
+                function(*arguments)
+            self._base = base + span
+
+        def submit() -> Done:
+            run()
+            return Done()
+
+        return Call(run, submit)
+
+    def _banks(self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor) -> list[dict[Bank, Tensor]]:
+        """Every rank's banks: buffers lie where mine do, but for what in-place layouts shift by rank."""
+        mine = self._buffers[self._rank].data_ptr()
+        shifts = [case.row.overlay(case.n, case.count, r)[:2] if case.in_place else (0, 0) for r in range(case.n)]
+        starts = [
+            view.data_ptr() - mine - shift * case.type.size
+            for view, shift in zip((send, recv), shifts[self._rank], strict=True)
+        ]
+        width = max(map(compiled.row_bytes, range(case.n)))
+        room = -(-width // mmap.PAGESIZE) * mmap.PAGESIZE
+        extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if width else []
+        scratch = self._room(room * len(extra))
+        banks = []
+        for rank in range(case.n):
+            at = [start + shift * case.type.size for start, shift in zip(starts, shifts[rank], strict=True)]
+            banks.append({bank: self._buffers[rank][a:] for bank, a in zip((Bank.INPUT, Bank.OUTPUT), at, strict=True)})
+            banks[rank] |= {bank: scratch[rank][room * k :] for k, bank in enumerate(extra)}
+        return banks
+
+    def finish(self) -> None:
+        """Nothing to wait for: calls return when they are done."""
+
+    def close(self) -> None:
+        self._buffers, self._scratch = [], []
+
+
+def _opened(pid: int, fd: int, nbytes: int) -> mmap.mmap:
+    try:
+        theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    except OSError as e:
+        raise CannotRun(f"shm cannot map another rank's memory: {e}", "--backend gloo runs here") from e
+    try:
+        return _mapped(theirs, nbytes)
+    finally:
+        os.close(theirs)
+
+
+def _await(counters: memoryview, at: int, progress: int, patience: int) -> None:
+    """Look until the counter is there; after ``patience`` looks, let others have the core in between."""
+    looks = 0
+    while counters[at] < progress:
+        looks += 1
+        if looks > patience:
+            os.sched_yield()
+
+
+class _Script:
+    """A rank's program, slice after slice, with its operations on views."""
+
+    def __init__(self, compiled: Compiled, case: Case, rank: int, banks: list[dict[Bank, Tensor]]) -> None:
+        self._compiled, self._rank, self._banks = compiled, rank, banks
+        self._has_data = compiled.schedule.has_data
+        self._arithmetic = arithmetic(case.op, case.type, torch.device("cpu"))
+        row = max(map(compiled.row_bytes, range(case.n)))
+        self._slices = max(1, min(MAX_SLICES, row // SLICE_BYTES))
+        self.span = self._slices * compiled.program.progress + 1
+        whole = compiled.output(rank)
+        self.finish = tuple(mean(self._arithmetic, case.op, banks[rank][Bank.OUTPUT][whole.start : whole.stop], case.n))
+
+    def lines(self) -> Iterator[Scripted]:
+        """(counters to wait for, operations, what to publish), in order, for all slices.
+
+        Inputs are there from the first slice on, and that all has been read is seen at the end of the last.
+        """
+        for part in range(self._slices):
+            done = part * self._compiled.program.progress
+            for waits, actions, _, publish in self._compiled.program.ranks[self._rank]:
+                leaving = bool(waits) and not actions
+                if (publish == 1 and part) or (leaving and part < self._slices - 1):
+                    continue
+                held = tuple((peer * LINE, done + progress) for peer, progress in waits if progress > 1 or not part)
+                operations = tuple(operation for action in actions for operation in self._operations(action, part))
+                if held or operations or publish:
+                    yield held, operations, publish and done + publish
+
+    def _operations(self, action: Action, part: int) -> Iterator[Operation]:
+        if not self._has_data:
+            return
+        bank, cell, cells, terms = action
+        spots = [
+            [self._banks[term.rank][bank][start:stop] for bank, start, stop in self._spots(term, cells, part)]
+            for term in (Term(self._rank, bank, cell), *terms)
+        ]
+        for out, *values in zip(*spots, strict=True):
+            yield from fold(self._arithmetic, out, values)
+
+    def _spots(self, term: Term, cells: int, part: int) -> Iterator[Spot]:
+        return self._compiled.spots(term, cells, part, self._slices)
+
+
+def create(name: str) -> SharedMemory:
+    return SharedMemory()

@@ -1,0 +1,77 @@
+"""A case's algorithm, compiled for its executors: the program, and which bytes of which buffer each place is."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collbench import algorithms, splits
+from collbench.program import Bank, Program, Term, lower
+from collbench.schedule import Schedule
+from collbench.suite import Case
+
+
+class Spot(NamedTuple):
+    """Bytes ``start .. stop`` of a bank."""
+
+    bank: Bank
+    start: int
+    stop: int
+
+
+class Compiled:
+    """One case's program, and its geometry in bytes.
+
+    ``halfway`` is alpha / beta of what it runs on, the bytes that take as long as a message's latency: default segment
+    counts go by it. Cells are equal parts of a block, to one element; with fewer elements than cells some are empty.
+    """
+
+    def __init__(self, case: Case, halfway: float) -> None:
+        variant = algorithms.find(case.collective, case.algorithm)
+        self.name = variant.schedule(case.n, case.root, case.size / halfway).name
+        self.schedule, self.program = _lowered(case.collective, self.name, case.n, case.root, case.in_place)
+        self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
+        table = splits.matrix(case.splits, case.n, case.nbytes, case.type.size) if case.splits else None
+        self._starts = None  # of an uneven row's cells, and its end, per rank
+        if table is not None:
+            rows = [[0, *table[rank].tolist(), *table[:, rank].tolist()] for rank in range(case.n)]
+            self._starts = [list(itertools.accumulate(row)) for row in rows]
+
+    def row_bytes(self, rank: int) -> int:
+        """Length of a scratch bank."""
+        return self._ends(rank, self.schedule.width - 1)[1] * self._size if self.schedule.has_data else 0
+
+    def spots(self, first: Term, cells: int, part: int = 0, parts: int = 1) -> Iterator[Spot]:
+        """Where ``cells`` neighbouring places lie; with several parts, the ``part``-th of each cell."""
+        places = {Bank.INPUT: self.schedule.input_cells, Bank.OUTPUT: self.schedule.output_cells}
+        whose = places.get(first.bank)
+        origin = self._ends(first.rank, whose(first.rank).start)[0] if whose else 0
+        edges = [self._ends(first.rank, first.cell + k) for k in range(cells)]
+        if parts == 1:
+            edges = [(edges[0][0], edges[-1][1])]
+        for start, stop in edges:
+            low, high = (start + (stop - start) * k // parts - origin for k in (part, part + 1))
+            yield Spot(first.bank, low * self._size, high * self._size)
+
+    def output(self, rank: int) -> Spot:
+        """All of a rank's output, empty where its content is undefined."""
+        cells = self.schedule.output_cells(rank)
+        (spot,) = self.spots(Term(rank, Bank.OUTPUT, cells.start), len(cells))
+        return spot if self.schedule.root in (-1, rank) or not self.schedule.row.reduces else spot._replace(stop=spot.start)
+
+    def _ends(self, rank: int, cell: int) -> tuple[int, int]:
+        """Where a cell begins and ends in its rank's row, in elements."""
+        if self._starts is not None:
+            return self._starts[rank][cell], self._starts[rank][cell + 1]
+        block, piece = divmod(cell, self._cells)
+        low, high = (piece + k for k in (0, 1))
+        at = block * self._count
+        return at + low * self._count // self._cells, at + high * self._count // self._cells
+
+
+@functools.lru_cache(maxsize=64)
+def _lowered(collective: str, name: str, n: int, root: int, in_place: bool) -> tuple[Schedule, Program]:
+    schedule = algorithms.find(collective, name).schedule(n, root)
+    return schedule, lower(schedule, in_place)

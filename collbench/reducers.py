@@ -1,0 +1,98 @@
+"""Arithmetic of reference algorithms on one rank: combining, copying and finishing spans of a buffer.
+
+numpy where it has the type, since its calls cost a third of torch's; torch for half, bfloat16 and on devices; 8-bit
+floats are combined as float32 and rounded after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from collbench.dtypes import DType
+
+Span = Any  # a numpy array or a torch tensor, as Arithmetic.view made it
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "none": (np.add, torch.add),  # never called: nothing is combined
+    "sum": (np.add, torch.add),
+    "avg": (np.add, torch.add),
+    "prod": (np.multiply, torch.mul),
+    "min": (np.minimum, torch.minimum),
+    "max": (np.maximum, torch.maximum),
+    "band": (np.bitwise_and, torch.bitwise_and),
+    "bor": (np.bitwise_or, torch.bitwise_or),
+    "bxor": (np.bitwise_xor, torch.bitwise_xor),
+}
+Operation = tuple[Callable[..., object], tuple[Any, ...]]  # a function and its arguments, to be called in the clock
+_IN_NUMPY = {"float": "float32", "double": "float64"}
+_DIVIDES = frozenset({"avg"})
+
+
+class Arithmetic(NamedTuple):
+    """``view(bytes)`` makes a span of a 1-D uint8 tensor; ``combine(a, b, out)``, ``copy(out, a)`` and
+    ``divide(span, n)`` work on equally long spans, and ``out`` may be ``a`` or ``b``."""
+
+    view: Callable[[torch.Tensor], Span]
+    combine: Callable[[Span, Span, Span], object]
+    copy: Callable[[Span, Span], object]
+    divide: Callable[[Span, int], object]
+
+
+def why_not(op: str) -> str | None:
+    """Why reference algorithms lack this reduction, or None."""
+    return None if op in _FUNCTIONS else f"{op} is an NCCL reduction; reference algorithms have none"
+
+
+def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
+    """For one reduction and datatype on one kind of device."""
+    in_numpy, in_torch = _FUNCTIONS[op]
+    kind = getattr(torch, dtype.torch)
+    if device.type == "cpu" and (dtype.kind != "float" or dtype.name in _IN_NUMPY):
+        code = np.dtype(_IN_NUMPY.get(dtype.name, dtype.name))
+        divide = np.true_divide if dtype.kind == "float" else np.floor_divide
+        return Arithmetic(
+            lambda raw: raw.numpy().view(code), in_numpy, np.copyto, lambda span, n: divide(span, code.type(n), span)
+        )
+    if dtype.size > 1 or dtype.kind != "float":
+        rounding = None if kind.is_floating_point else "floor"
+        return Arithmetic(
+            lambda raw: raw.view(kind), partial(_into, in_torch), _copy, lambda span, n: span.div_(n, rounding_mode=rounding)
+        )
+    return Arithmetic(
+        lambda raw: raw.view(kind), partial(_in_float32, in_torch), _copy, lambda span, n: span.copy_(span.float() / n)
+    )
+
+
+def fold(how: Arithmetic, out: torch.Tensor, values: Sequence[torch.Tensor]) -> Iterator[Operation]:
+    """Operations that put the combination of ``values`` into ``out``, which may be the first of them; all are bytes."""
+    if not out.numel():
+        return
+    target = how.view(out)
+    first, *others = (how.view(value) for value in values)
+    if not others and out.data_ptr() != values[0].data_ptr():
+        yield how.copy, (target, first)
+    for other in others:
+        yield how.combine, (first, other, target)
+        first = target
+
+
+def mean(how: Arithmetic, op: str, out: torch.Tensor, n: int) -> Iterator[Operation]:
+    """Operations that turn a finished sum into what ``op`` asks for."""
+    if op in _DIVIDES and out.numel():
+        yield how.divide, (how.view(out), n)
+
+
+def _into(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:
+    function(a, b, out=out)
+
+
+def _in_float32(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:
+    out.copy_(function(a.float(), b.float()))
+
+
+def _copy(out: Span, a: Span) -> None:
+    out.copy_(a)
