@@ -84,8 +84,8 @@ def _measure(
     datatype: Annotated[str, Option("-d", "--datatype", help=f"{', '.join(DTYPES)}, a list, or all.")] = "float",
     op: Annotated[str, Option("-o", "--op", help=f"{', '.join(OPS)}, a list, or all.")] = "sum",
     root: Annotated[str, Option("-r", "--root", help="Root rank, a list, or all.")] = "0",
-    backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
-    algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm; a list.")] = "native",
+    backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
+    algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm (see `collbench list`), with parameters as in chain:segments=64; a list.")] = "native",
     splits: Annotated[str, Option("--splits", help="all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.")] = "uniform",
     place: Annotated[str, Option("--place", help="out (of place), in, or both.")] = "both",
     mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), host (calls as a program makes them); a list. Default: streaming on nccl, else isolated.")] = "",
@@ -208,7 +208,7 @@ def _doctor() -> None:
 
 
 def _list() -> None:
-    """List collectives, backends and suites."""
+    """List collectives, algorithms, backends and suites."""
     from collbench import console, doctor
 
     console.show(console.listing(doctor.catalogue()))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import psutil
 
 from collbench import catalogue as catalogue_of_suites
-from collbench import environment, plan, session, stats
+from collbench import algorithms, environment, plan, session, stats
 from collbench.collectives import COLLECTIVES
 from collbench.errors import CannotRun, CollbenchError, Exit
 from collbench.launch.local import Launcher
@@ -69,6 +69,8 @@ def _backends() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
+    from collbench.backends import shm
+
     yield Finding("torch", "yes", torch.__version__)
     yield Finding(
         "gloo", *(("yes", "CPU ranks") if dist.is_gloo_available() else ("no", "this torch was built without it"))
@@ -86,6 +88,8 @@ def _backends() -> Iterator[Finding]:
         yield Finding(
             name, "yes" if available else "no", "" if available else f"this torch was built without {name.upper()}"
         )
+    missing = shm.why_not_here()
+    yield Finding("shm", "no" if missing else "yes", missing or "reference algorithms in memory the ranks share")
     yield Finding("model", "yes", "predicted times, needs nothing")
     mpi4py = util.find_spec("mpi4py")
     yield Finding(
@@ -186,10 +190,13 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
     rows += [(c.name, c.factor, c.in_place or "-", c.meaning) for c in COLLECTIVES.values()]
     backends: list[tuple[str, ...]] = [
         ("name", "what it is"),
-        ("gloo", "torch.distributed on CPUs"),
-        ("nccl", "torch.distributed on NVIDIA GPUs"),
+        ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
+        ("nccl", "torch.distributed on NVIDIA GPUs; algorithms by its messages (ring@nccl)"),
+        ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
         ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
-        ("model", "predicted times: the lower bound on a flat network"),
+        ("model", "predicted times on a flat network: the lower bound, and algorithms (ring@model)"),
     ]
+    named: list[tuple[str, ...]] = [("collective", "algorithms (--algo), with their parameters")]
+    named += [(name, ", ".join(map(algorithms.spelling, algorithms.of(name)))) for name in COLLECTIVES]
     suites: list[tuple[str, ...]] = [("name", "what it is for"), *catalogue_of_suites.built_in().items()]
-    return {"Collectives": rows, "Backends": backends, "Suites": suites}
+    return {"Collectives": rows, "Algorithms": named, "Backends": backends, "Suites": suites}

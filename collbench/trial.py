@@ -118,9 +118,14 @@ class Trial:
         fields["inner"] = measured.inner * self._policy.agg_iters
         return {
             **fields,
-            "status": "ok", "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
+            "status": "ok", "note": self._ran(), "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
             "wrong": 0 if self._policy.check and case.size else None,
         }  # fmt: skip
+
+    def _ran(self) -> str:
+        """What the algorithm's parameters came to, where that was left to it."""
+        ran = self._calls[0].ran
+        return "" if ran in ("", self._case.algorithm) else f"ran {ran}"
 
     def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
         """Calls as the policy wants them timed, with their slots: m together (-m), followed by a barrier (-z 1)."""

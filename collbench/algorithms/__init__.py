@@ -102,6 +102,12 @@ def of(name: str) -> list[Algorithm]:
     return [row for (owner, _), row in catalogue().items() if owner == name]
 
 
+def spelling(algorithm: Algorithm) -> str:
+    """How to ask for it: ``chain[:segments=N]``, with what else it is called."""
+    also = f" ({', '.join(algorithm.aliases)})" if algorithm.aliases else ""
+    return algorithm.name + "".join(f"[:{key}=N]" for key in algorithm.parameters) + also
+
+
 def find(name: str, text: str) -> Variant:
     """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or ``chain:segments=64``."""
     owner = collective(name).name

@@ -15,10 +15,11 @@ from collbench.suite import Case
 
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
-    ``submit()`` returns a handle with ``wait()``."""
+    ``submit()`` returns a handle with ``wait()``. ``ran`` names a reference algorithm with what its parameters came to."""
 
     run: Callable[[], object]
     submit: Callable[[], Any]
+    ran: str = ""
 
 
 class Backend(Protocol):

@@ -42,6 +42,13 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
+def why_not_here() -> str | None:
+    """Why this backend cannot run on this machine, or None."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"shm relies on x86's store order, which {platform.machine()} does not give"
+    return None if hasattr(os, "memfd_create") else "shm needs Linux's memfd_create"
+
+
 class SharedMemory:
     """The ``shm`` backend."""
 
@@ -63,10 +70,8 @@ class SharedMemory:
         return False
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        if platform.machine() not in ("x86_64", "AMD64"):
-            raise CannotRun(
-                f"shm relies on x86's store order, which {platform.machine()} does not give", "--backend gloo runs here"
-            )
+        if missing := why_not_here():
+            raise CannotRun(missing, "--backend gloo runs here")
         self._rank, self._n, self._control = rank, n, Control(rank, n)
         homes = self._control.collect([environment.host(), str(Path("/proc/self/ns/pid").readlink())])
         if any(home != homes[0] for home in homes):
@@ -124,7 +129,7 @@ class SharedMemory:
             run()
             return Done()
 
-        return Call(run, submit)
+        return Call(run, submit, compiled.name)
 
     def _banks(self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor) -> list[dict[Bank, Tensor]]:
         """Every rank's banks: buffers lie where mine do, but for what in-place layouts shift by rank."""

@@ -88,7 +88,7 @@ def prepare(case: Case, send: Tensor, recv: Tensor, rank: int, group: Any) -> Ca
         run()
         return Done()
 
-    return Call(run, submit)
+    return Call(run, submit, wire.name)
 
 
 class _Wire:
@@ -96,6 +96,7 @@ class _Wire:
 
     def __init__(self, case: Case, send: Tensor, recv: Tensor, rank: int) -> None:
         self._compiled = Compiled(case, HALFWAY)
+        self.name = self._compiled.name
         self._has_data = self._compiled.schedule.has_data
         self._rank, self._device = rank, recv.device
         self._arithmetic = arithmetic(case.op, case.type, recv.device)

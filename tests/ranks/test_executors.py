@@ -34,3 +34,70 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
             ran.add((collective, record.case.algorithm))
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
     assert ran == wanted
+
+
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_every_algorithm_is_right_for_every_datatype(measure, backend: str) -> None:
+    found = []
+    for collective in sorted(set(COLLECTIVES) - {"barrier"}):
+        swept = cases(collective, backends=(backend,), ranks=(3,), sizes=(8 * 33,), dtypes=tuple(DTYPES), in_place=(False,))
+        found += measure(swept, **QUICK)
+    assert [(r.case.key, r.note) for r in found if (r.status, r.wrong) != ("ok", 0)] == []
+    assert {r.case.dtype for r in found} == set(DTYPES)
+
+
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
+    swept = expand(
+        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(3,), sizes=(8 * 33,),
+             dtypes=tuple(DTYPES), ops=tuple(OPS))
+    )[0]  # fmt: skip
+    for record in measure(swept, **QUICK):
+        if record.case.op == "premul_sum":
+            assert record.status == "skipped"
+            assert "NCCL" in record.note
+        else:
+            assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+
+
+@pytest.mark.parametrize("backend", EXECUTORS)
+def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> None:
+    """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in parts."""
+    names = ("ring", "two_shot", "halving_doubling", "recursive_doubling", "chain", "pairwise", "bruck")
+    for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "scan"):
+        swept = [case for case in cases(collective, backends=(backend,), ranks=(3,), sizes=((9 << 20) + 12,))
+                 if case.algorithm in names]  # fmt: skip
+        for record in measure(swept, **QUICK):
+            assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+
+
+def test_uneven_blocks_arrive_whole(measure) -> None:
+    splits = ("uniform", "spread:1", "zipf:1.2")
+    for backend in EXECUTORS:
+        for record in measure(cases("all_to_allv", backends=(backend,), ranks=(3,), sizes=(3000,), splits=splits)):
+            assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+
+
+@pytest.mark.parametrize("extra", [{"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}])
+def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
+    for backend in EXECUTORS:
+        swept = expand(Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(2,),
+                            sizes=(4096,), modes=("isolated", "streaming", "host")))[0]  # fmt: skip
+        for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
+            assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+
+
+def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
+    swept = expand(Axes(collectives=("broadcast",), algorithms=("chain", "chain:segments=5", "tree"), backends=("shm",),
+                        ranks=(3,), sizes=(1 << 20,), in_place=(True,)))[0]  # fmt: skip
+    notes = {record.case.algorithm: record.note for record in measure(swept)}
+    assert set(notes) == {"chain", "chain:segments=5", "binomial"}
+    assert notes["chain"].startswith("ran chain:segments=")
+    assert notes["chain:segments=5"] == notes["binomial"] == ""
+
+
+def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
+    assert record.status == "ok"
+    assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
