@@ -110,6 +110,19 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     assert gone(begun.pids())
 
 
+@pytest.mark.parametrize(("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")])
+def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(run, what: str, words: str) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    begun = run(*SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:16")
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert words in err
+    assert "rank 1 on" in err and "ring@saboteur_shm (case 2 of 3)" in err
+    assert [line["status"] for line in begun.lines() if line["line"] == "record"] == ["ok", "failed"]
+    assert gone(begun.pids())
+    assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
+
+
 def test_ctrl_c_keeps_what_is_finished(run) -> None:
     begun = run(*SWEEP, "-N", "500")
     begun.wait_for("record")

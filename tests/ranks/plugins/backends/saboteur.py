@@ -1,4 +1,4 @@
-"""Gloo with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
+"""Gloo (or, as saboteur_shm, shared memory) with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
 ``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call on.
@@ -18,9 +18,10 @@ from collbench.backends.torchdist import TorchDistributed
 from collbench.suite import Case
 
 
-class Saboteur(TorchDistributed):
-    def __init__(self) -> None:
-        super().__init__("gloo")
+class Sabotage:
+    """What goes before a backend in a class's bases."""
+
+    def plan(self) -> None:
         what, rank, call = os.environ["SABOTAGE"].split(":")
         self._what, self._at_rank, self._at_call = what, int(rank), int(call)
         self._calls = 0
@@ -58,6 +59,12 @@ class Saboteur(TorchDistributed):
                 raise ArithmeticError("planted")
             case "sleep":
                 time.sleep(3600)
+
+
+class Saboteur(Sabotage, TorchDistributed):
+    def __init__(self) -> None:
+        super().__init__("gloo")
+        self.plan()
 
 
 def create(name: str) -> Saboteur:

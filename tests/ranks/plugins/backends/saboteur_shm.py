@@ -1,0 +1,16 @@
+"""Shared memory with one planted fault, as saboteur.py describes."""
+
+from __future__ import annotations
+
+from collbench.backends.saboteur import Sabotage
+from collbench.backends.shm import SharedMemory
+
+
+class Saboteur(Sabotage, SharedMemory):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan()
+
+
+def create(name: str) -> Saboteur:
+    return Saboteur()
