@@ -58,7 +58,7 @@ class Collective(NamedTuple):
     uneven: bool = False
 
     def overlay(self, n: int, count: int, rank: int) -> tuple[int, int, int]:
-        """Where rank's send and receive block begin in one buffer that holds both, and its length, in units of ``count``:
+        """Where a rank's send and receive block begin in one buffer that holds both, and its length, in elements:
         shared as in place or, where there is no in-place form, one after the other."""
         send, recv = self.counts(n, count)
         places = {"same": (0, 0), "block of recv": (rank * count, 0), "block of send": (0, rank * count)}

@@ -59,7 +59,8 @@ class Compiled:
         """All of a rank's output, empty where its content is undefined."""
         cells = self.schedule.output_cells(rank)
         (spot,) = self.spots(Term(rank, Bank.OUTPUT, cells.start), len(cells))
-        return spot if self.schedule.root in (-1, rank) or not self.schedule.row.reduces else spot._replace(stop=spot.start)
+        undefined = self.schedule.row.reduces and self.schedule.root not in (-1, rank)
+        return spot._replace(stop=spot.start) if undefined else spot
 
     def _ends(self, rank: int, cell: int) -> tuple[int, int]:
         """Where a cell begins and ends in its rank's row, in elements."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import psutil
 
-from collbench import catalogue as catalogue_of_suites
 from collbench import algorithms, environment, plan, session, stats
+from collbench import catalogue as catalogue_of_suites
 from collbench.collectives import COLLECTIVES
 from collbench.errors import CannotRun, CollbenchError, Exit
 from collbench.launch.local import Launcher

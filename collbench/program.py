@@ -162,9 +162,7 @@ def _joined(actions: list[Action]) -> list[Action]:
 def _follows(last: Action, action: Action) -> bool:
     if (last.bank, last.cell + last.cells, len(last.terms)) != (action.bank, action.cell, len(action.terms)):
         return False
-    return all(
-        (a.rank, a.bank, a.cell + last.cells) == tuple(b) for a, b in zip(last.terms, action.terms, strict=True)
-    )
+    return all((a.rank, a.bank, a.cell + last.cells) == tuple(b) for a, b in zip(last.terms, action.terms, strict=True))
 
 
 class _Clocks:

@@ -53,15 +53,14 @@ def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
     kind = getattr(torch, dtype.torch)
     if device.type == "cpu" and (dtype.kind != "float" or dtype.name in _IN_NUMPY):
         code = np.dtype(_IN_NUMPY.get(dtype.name, dtype.name))
-        divide = np.true_divide if dtype.kind == "float" else np.floor_divide
+        quotient: Callable[..., Any] = np.true_divide if dtype.kind == "float" else np.floor_divide
         return Arithmetic(
-            lambda raw: raw.numpy().view(code), in_numpy, np.copyto, lambda span, n: divide(span, code.type(n), span)
+            lambda raw: raw.numpy().view(code), in_numpy, np.copyto, lambda span, n: quotient(span, code.type(n), span)
         )
     if dtype.size > 1 or dtype.kind != "float":
         rounding = None if kind.is_floating_point else "floor"
-        return Arithmetic(
-            lambda raw: raw.view(kind), partial(_into, in_torch), _copy, lambda span, n: span.div_(n, rounding_mode=rounding)
-        )
+        divide = lambda span, n: span.div_(n, rounding_mode=rounding)  # noqa: E731
+        return Arithmetic(lambda raw: raw.view(kind), partial(_into, in_torch), _copy, divide)
     return Arithmetic(
         lambda raw: raw.view(kind), partial(_in_float32, in_torch), _copy, lambda span, n: span.copy_(span.float() / n)
     )

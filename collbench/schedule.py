@@ -215,7 +215,8 @@ def _apply(state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has
     for found, kind, what in checks:
         if found.any():
             bad = int(found.argmax())
-            return [Fault(kind, number, int(dst[bad]), int(into[bad]), f"{what} (from rank {src[bad]} cell {chunk[bad]})")]
+            told = f"{what} (from rank {src[bad]} cell {chunk[bad]})"
+            return [Fault(kind, number, int(dst[bad]), int(into[bad]), told)]
     copies = ~reduce
     state[dst[copies], into[copies]] = carried[copies]
     carried[:, 0] = 0
@@ -286,11 +287,14 @@ class Runs(NamedTuple):
 
 
 def coalesce(moves: Moves) -> Runs:
-    """A step's moves with neighbouring cells joined, ordered by source and destination."""
+    """A step's moves with neighbouring cells joined, ordered by source, destination and first cell."""
     fields = moves.arrays()
-    order = np.lexsort((fields[3], fields[2], fields[4], fields[1], fields[0]))
-    src, dst, chunk, into, reduce = (f[order] for f in fields)
-    same = (np.diff(src) == 0) & (np.diff(dst) == 0) & (np.diff(chunk) == 1) & (np.diff(into) == 1)
-    starts = np.flatnonzero(np.concatenate([[True], ~(same & (reduce[1:] == reduce[:-1]))])[: len(src)])
+    src, dst, chunk, into, reduce = fields
+    order = np.lexsort((chunk, into - chunk, reduce, dst, src))
+    src, dst, chunk, into, reduce = (field[order] for field in fields)
+    same = np.diff(np.array([src, dst, reduce, into - chunk, chunk - np.arange(len(src))])) == 0  # along a run
+    starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: len(src)])
     lengths = np.diff(np.append(starts, len(src)))
-    return Runs(src[starts], dst[starts], chunk[starts], into[starts], lengths, reduce[starts])
+    shown = np.lexsort((into[starts], chunk[starts], dst[starts], src[starts]))
+    at = starts[shown]
+    return Runs(src[at], dst[at], chunk[at], into[at], lengths[shown], reduce[at])

@@ -279,7 +279,7 @@ def _product(axes: Axes) -> Iterator[Case]:
 
 
 def _spelled(axes: Axes, name: str) -> list[str]:
-    """The algorithms by their proper names; those only other collectives of the sweep have stay for why_not to refuse."""
+    """The algorithms by their proper names; those that only other collectives of the sweep have stay."""
     names = []
     for text in axes.algorithms:
         owners = [other for other in map(collective, axes.collectives) if _has(other.name, text)]

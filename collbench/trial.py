@@ -118,7 +118,8 @@ class Trial:
         fields["inner"] = measured.inner * self._policy.agg_iters
         return {
             **fields,
-            "status": "ok", "note": self._ran(), "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
+            "status": "ok", "note": self._ran(), "setup_ns": int(firsts.max()),
+            "checked": self._total, "submit_ns": submit,
             "wrong": 0 if self._policy.check and case.size else None,
         }  # fmt: skip
 

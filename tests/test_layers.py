@@ -17,12 +17,14 @@ LINES_MAX = 10_500
 # a layer may import itself where listed in order, and everything below it; outside packages are listed by layer
 LAYERS: list[tuple[str, list[str]]] = [
     ("core", ["__init__", "errors", "dtypes", "collectives", "schedule", "algorithms", "algorithms.rooted",
-              "algorithms.blocks", "algorithms.all_reduce", "algorithms.exchange", "program", "networks", "simulate", "export",
-              "splits", "stats", "environment", "suite", "catalogue", "records", "store", "payload", "plan", "fit"]),
-    ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure",
-                 "backends.torchdist", "reducers", "backends.wire", "backends.shm", "trial", "worker",
+              "algorithms.blocks", "algorithms.all_reduce", "algorithms.exchange", "program", "networks", "simulate",
+              "export", "splits", "stats", "environment", "suite", "catalogue", "records", "store", "payload", "plan",
+              "regression", "fit"]),
+    ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure", "reducers",
+                 "compiled", "backends.wire", "backends.shm", "backends.torchdist", "trial", "worker",
                  "launch.forkserver", "launch.join", "launch.local"]),
-    ("showing", ["formats", "nccltests", "nccljson", "summary", "console", "spacetime", "spacetime_html", "forecast"]),
+    ("showing", ["formats", "nccltests", "nccljson", "summary", "console", "spacetime", "spacetime_html", "forecast",
+                 "fitted"]),
     ("top", ["options", "session", "doctor", "study", "cli", "__main__"]),
 ]  # fmt: skip
 NEVER = {"showing": "running"}  # they meet only in Record
@@ -42,7 +44,7 @@ OUTSIDE = {
         "backends.shm",
     },
     "pandas": {"records"},
-    "rich": {"console", "cli", "spacetime", "forecast"},
+    "rich": {"console", "cli", "spacetime", "forecast", "fitted"},
     "plotly": {"spacetime_html"},
     "typer": {"cli", "study"},
     "scipy": {"stats", "fit"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -159,4 +160,4 @@ def segments(n: int, segments: int) -> int:
 
 def pipelined(n: int, ratio: float) -> int:
     """Segments that make a chain of n ranks fastest: sqrt((n-2) * size * beta / alpha)."""
-    return max(1, min(256, round((max(0, n - 2) * ratio) ** 0.5)))
+    return max(1, min(256, round(math.sqrt(max(0, n - 2) * ratio))))

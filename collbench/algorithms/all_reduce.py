@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collbench.algorithms import Algorithm, around, mirror, one_each, power_of_two
+from collbench.algorithms import Algorithm, mirror, one_each, power_of_two
 from collbench.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
 from collbench.algorithms.rooted import (
     CHAN,
@@ -21,7 +21,7 @@ from collbench.algorithms.rooted import (
 from collbench.schedule import Ints, Moves
 
 PATARASUK = "Patarasuk, Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations"
-SWING = "De Sensi, Bonato, Saam, Hoefler 2024, Swing: short-cutting rings for higher bandwidth allreduce (arXiv 2401.09356)"
+SWING = "De Sensi et al. 2024, Swing: short-cutting rings for higher bandwidth allreduce (arXiv 2401.09356)"
 TORUS = "Jain, Sabharwal 2010, Optimal bucket algorithms for large MPI collectives on torus interconnects"
 TWO_SHOT = "all-pairs exchange between the GPUs of a node, as in NVIDIA TensorRT-LLM's custom all-reduce"
 

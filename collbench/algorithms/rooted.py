@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,8 +52,11 @@ class _Edges:
 
     def __init__(self, n: int) -> None:
         first = _in_order(n - 1)
-        shift = (lambda v: v % (n - 1) + 1) if n % 2 == 0 else (lambda v: n - v)
-        second = [(shift(u) if u else 0, shift(v)) for u, v in first]
+        other = [
+            0,
+            *(v % (n - 1) + 1 if n % 2 == 0 else n - v for v in range(1, n)),
+        ]  # an inner node's place is a leaf's
+        second = [(other[u], other[v]) for u, v in first]
         both = np.array([(*edge, 0) for edge in first] + [(*edge, 1) for edge in second], np.int64).reshape(-1, 3)
         self.src, self.dst, self.tree = both.T
         self.colour = _two_colours(self.src, self.dst)
@@ -136,7 +140,7 @@ def backwards(steps: Steps, reduce: bool = True) -> Steps:
 
 def tree_segments(n: int, ratio: float) -> int:
     """Blocks per tree that make the double tree fastest: sqrt(size * beta * log2(n) / (2 alpha))."""
-    return max(1, min(256, round((ratio * log2(n) / 2) ** 0.5)))
+    return max(1, min(256, round(math.sqrt(ratio * log2(n) / 2))))
 
 
 def two_halves(n: int, segments: int) -> int:

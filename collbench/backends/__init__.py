@@ -15,7 +15,7 @@ from collbench.suite import Case
 
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
-    ``submit()`` returns a handle with ``wait()``. ``ran`` names a reference algorithm with what its parameters came to."""
+    ``submit()`` returns a handle with ``wait()``. ``ran`` names a reference algorithm with all its parameters."""
 
     run: Callable[[], object]
     submit: Callable[[], Any]

@@ -1,27 +1,23 @@
 """Predicted times, so that a sweep can be planned, and every command tested, without ranks or clocks.
 
 A library is taken to reach the lower bound of its collective on a flat network: ``a*alpha + b*S*beta + g*S*gamma`` with
-the multiples of collectives.py. Records made here are marked predicted.
+the multiples of collectives.py. Reference algorithms are simulated on the same network. Records made here are marked
+predicted.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
 
+import numpy as np
+
+from collbench import algorithms, simulate, splits
+from collbench.errors import CollbenchError
+from collbench.networks import Link, Network
 from collbench.plan import Plan
 from collbench.records import RankInfo, Record, World
 from collbench.suite import Case
-
-
-class Link(NamedTuple):
-    """Seconds a message, seconds a byte on the wire, seconds a byte reduced."""
-
-    alpha: float
-    beta: float
-    gamma: float
-
 
 TEN_GIGABIT = Link(alpha=20e-6, beta=1 / 1.18e9, gamma=1 / 8e9)
 
@@ -32,6 +28,32 @@ def seconds(case: Case, link: Link = TEN_GIGABIT) -> float:
     return bound.alpha * link.alpha + case.moved * (bound.beta * link.beta + bound.gamma * link.gamma)
 
 
+class Model:
+    """Predicts cases on a flat network; what one case costs helps with the next sizes."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._predictors: dict[tuple[str, str, int, int], simulate.Predictor] = {}
+
+    def seconds(self, case: Case) -> tuple[float, str]:
+        """One call's time, and by which model. Raises UsageError where the algorithm cannot run, CannotRun where
+        simulating it would take too long."""
+        if case.algorithm == "native":
+            return seconds(case, self._network.link), "lower bound of the model"
+        key = case.collective, case.algorithm, case.n, case.root
+        if key not in self._predictors:
+            variant = algorithms.find(case.collective, case.algorithm)
+            self._predictors[key] = simulate.Predictor(variant, self._network, case.n, case.root)
+        predictor = self._predictors[key]
+        predictor.check([case.size])
+        note = f"simulated {predictor.schedule(case.size).name} on the flat network"
+        if not case.splits:
+            return predictor.seconds(case.size), note
+        blocks = splits.matrix(case.splits, case.n, case.nbytes, case.type.size) * case.type.size
+        lengths = np.hstack([blocks, blocks.T])  # of a rank's cells: what it sends to each, and gets from each
+        return simulate.cost(predictor.schedule(case.size), self._network, lengths).seconds(1), note
+
+
 def run(plan: Plan, emit: Callable[[World | Record], None]) -> None:
     """Predicted records of a whole plan."""
     ranks = [RankInfo(rank=r, host=socket.gethostname(), pid=0, cpus=[], device="model") for r in range(plan.n)]
@@ -39,14 +61,12 @@ def run(plan: Plan, emit: Callable[[World | Record], None]) -> None:
         World(index=plan.index, backend=plan.backend, n=plan.n, env=plan.env, launcher="none", ranks=ranks,
               oversubscribed=False, same_clock=True, library="alpha-beta-gamma model, 10 Gb/s links")
     )  # fmt: skip
+    model = Model(Network(TEN_GIGABIT))
     for job in plan.jobs:
-        if job.case.algorithm != "native":
-            note = f"{job.case.algorithm}: the model knows only the lower bound (native)"
-            emit(Record(case=job.case, status="skipped", note=note, world=plan.index))
+        try:
+            taken, note = model.seconds(job.case)
+        except CollbenchError as e:
+            emit(Record(case=job.case, status="skipped", note=e.message, world=plan.index))
             continue
-        time_ns = max(1, round(seconds(job.case) * 1e9))
-        emit(
-            Record(
-                case=job.case, status="predicted", times_ns=[time_ns], world=plan.index, note="lower bound of the model"
-            )
-        )
+        times = [max(1, round(taken * 1e9))]
+        emit(Record(case=job.case, status="predicted", times_ns=times, world=plan.index, note=note))

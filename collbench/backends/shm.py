@@ -78,31 +78,30 @@ class SharedMemory:
             raise CannotRun("shm needs all ranks on one host, in one PID namespace", "--backend gloo joins hosts")
         cores = {core for mine in self._control.collect(sorted(os.sched_getaffinity(0))) for core in mine}
         self._patience = PATIENCE if n <= len(cores) else 0
-        self._counters = memoryview(self._share(n * LINE * 8)[1][0]).cast("q")
+        self._counters = memoryview(self._share(n * LINE * 8)[0]).cast("q")
 
-    def _share(self, nbytes: int) -> tuple[mmap.mmap, list[mmap.mmap]]:
-        """New shared memory of this rank, and every rank's (all ranks call this together)."""
+    def _share(self, nbytes: int) -> list[mmap.mmap]:
+        """Every rank's newly made shared memory, its own among them (all ranks call this together)."""
         fd = os.memfd_create("collbench")
         try:
             os.ftruncate(fd, nbytes)
             mine = _mapped(fd, nbytes)
-            everyone = [(pid, at, length) for pid, at, length in self._control.collect([os.getpid(), fd, nbytes])]
+            everyone = self._control.collect([os.getpid(), fd, nbytes])
             maps = [mine if rank == self._rank else _opened(*where) for rank, where in enumerate(everyone)]
             self._control.collect(None)  # until all have opened it
         finally:
             os.close(fd)
-        return mine, maps
+        return maps
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        mine, maps = self._share(nbytes)
-        self._buffers = [torch.frombuffer(m, dtype=torch.uint8) for m in maps]
+        self._buffers = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
         return self._buffers[self._rank]
 
     def _room(self, nbytes: int) -> list[Tensor]:
         """Every rank's scratch, of at least that many bytes."""
         if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
-            self._scratch = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)[1]]
+            self._scratch = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
         return self._scratch
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:

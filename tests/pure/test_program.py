@@ -1,4 +1,4 @@
-"""Programs under any interleaving of ranks: nothing is read too early, overwritten too soon or waited for in a circle."""
+"""Programs under any interleaving of ranks: nothing read too early, overwritten too soon or waited for in a circle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_output(schedule: Schedule, in_place: bool, rank: int, cell: int) -> bool:
 def life(
     rank: int, steps: list[Step], memory: Memory, progress: list[int], bring: Memory, took: Memory
 ) -> Iterator[bool]:
-    """One rank, one memory access at a time, from the moment it comes with its input; yields whether it got anywhere."""
+    """One rank, access by access, from the moment it comes with its input; yields whether it got anywhere."""
     memory.update(bring)
     for waits, actions, _, publish in steps:
         for peer, wanted in waits:
@@ -109,7 +109,7 @@ def test_any_interleaving_gives_the_result(key: tuple[str, str]) -> None:
 @pytest.mark.parametrize("key", [("all_reduce", "ring"), ("all_reduce", "recursive_doubling"), ("broadcast", "chain"),
                                  ("all_to_all", "bruck"), ("scan", "recursive_doubling")], ids="-".join)  # fmt: skip
 def test_every_wait_is_needed(key: tuple[str, str]) -> None:
-    """Without it, some interleaving reads too early or overwrites too soon: so none is idle, and the test above bites."""
+    """Without it, some interleaving reads too early or overwrites too soon: none is idle, and the test above bites."""
     schedule, program, in_place = next(programs(*key, 4))
     rng = random.Random(1)
     for rank, steps in enumerate(program.ranks):

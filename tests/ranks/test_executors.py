@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from collbench.dtypes import DTYPES
 from collbench.suite import Axes, Case, expand
 
 EXECUTORS = ("shm", "gloo")
+PLUGINS = Path(__file__).parent / "plugins"
 QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 
 
@@ -39,9 +43,9 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_algorithm_is_right_for_every_datatype(measure, backend: str) -> None:
     found = []
+    axes = {"backends": (backend,), "ranks": (3,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "in_place": (False,)}
     for collective in sorted(set(COLLECTIVES) - {"barrier"}):
-        swept = cases(collective, backends=(backend,), ranks=(3,), sizes=(8 * 33,), dtypes=tuple(DTYPES), in_place=(False,))
-        found += measure(swept, **QUICK)
+        found += measure(cases(collective, **axes), **QUICK)
     assert [(r.case.key, r.note) for r in found if (r.status, r.wrong) != ("ok", 0)] == []
     assert {r.case.dtype for r in found} == set(DTYPES)
 
@@ -49,8 +53,8 @@ def test_every_algorithm_is_right_for_every_datatype(measure, backend: str) -> N
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
     swept = expand(
-        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(3,), sizes=(8 * 33,),
-             dtypes=tuple(DTYPES), ops=tuple(OPS))
+        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(3,),
+             sizes=(8 * 33,), dtypes=tuple(DTYPES), ops=tuple(OPS))
     )[0]  # fmt: skip
     for record in measure(swept, **QUICK):
         if record.case.op == "premul_sum":
@@ -81,8 +85,8 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
 @pytest.mark.parametrize("extra", [{"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}])
 def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
     for backend in EXECUTORS:
-        swept = expand(Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(2,),
-                            sizes=(4096,), modes=("isolated", "streaming", "host")))[0]  # fmt: skip
+        swept = expand(Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,),
+                            ranks=(2,), sizes=(4096,), modes=("isolated", "streaming", "host")))[0]  # fmt: skip
         for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
@@ -101,3 +105,24 @@ def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
     record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
     assert record.status == "ok"
     assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
+
+
+def collbench(*words: str) -> str:
+    command = [sys.executable, "-m", "collbench", *words]
+    env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def test_an_algorithm_added_in_one_file_is_known_everywhere() -> None:
+    """plugins/algorithms/planted.py is all there is of it."""
+    assert "line" in collbench("list")
+    assert "line" in collbench("prove", "all_reduce", "line", "-n", "1,2,5")
+    assert "16" in collbench("show", "all_reduce", "line", "-n", "4")
+    assert "line" in collbench("predict", "all_reduce", "-n", "4", "-b", "1K", "-e", "1K", "--algo", "line")
+    options = ("-g", "3", "--sizes", "1K", "--place", "out", "-n", "2", "-w", "0", "--no-save", "--format", "csv")
+    rows = csv.DictReader(
+        collbench("all_reduce", "--algo", "line", "--backend", "gloo,shm,model", *options).splitlines()
+    )
+    assert {row["implementation"]: (row["status"], row["wrong"]) for row in rows} == {
+        "line@gloo": ("ok", "0"), "line@shm": ("ok", "0"), "line@model": ("predicted", ""),
+    }  # fmt: skip

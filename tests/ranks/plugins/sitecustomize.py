@@ -1,14 +1,18 @@
-"""On a test's PYTHONPATH: ranks find the backends of this folder; SABOTAGE=slow-start:RANK:0 delays a rank;
+"""On a test's PYTHONPATH: collbench finds this folder's backends and algorithms.
+
+SABOTAGE=slow-start:RANK:0 delays a rank;
 SABOTAGE=straggle:RANK:0 has it come 2 ms late to every call, outside the clock; never-in-time voids every sample."""
 
 import os
 import time
 from pathlib import Path
 
+import collbench.algorithms
 import collbench.backends
 from collbench.launch.board import Board
 
 collbench.backends.__path__.append(str(Path(__file__).parent / "backends"))
+collbench.algorithms.__path__.append(str(Path(__file__).parent / "algorithms"))
 
 what, _, rest = os.environ.get("SABOTAGE", "").partition(":")
 if what == "straggle":

@@ -1,4 +1,5 @@
-"""Gloo (or, as saboteur_shm, shared memory) with one planted fault: $SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
+"""Gloo (saboteur_shm: shared memory) with one planted fault:
+$SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
 ``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collbench.backends.saboteur import Sabotage
+
 from collbench.backends.shm import SharedMemory
 
 
