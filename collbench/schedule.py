@@ -291,7 +291,7 @@ def coalesce(moves: Moves) -> Runs:
     fields = moves.arrays()
     src, dst, chunk, into, reduce = fields
     order = np.lexsort((chunk, into - chunk, reduce, dst, src))
-    src, dst, chunk, into, reduce = (field[order] for field in fields)
+    src, dst, chunk, into, reduce = *(field[order] for field in fields[:4]), reduce[order]
     same = np.diff(np.array([src, dst, reduce, into - chunk, chunk - np.arange(len(src))])) == 0  # along a run
     starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: len(src)])
     lengths = np.diff(np.append(starts, len(src)))

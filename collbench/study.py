@@ -102,7 +102,7 @@ class _Proof(NamedTuple):
         first, _, others = authors.partition(", ")
         short = f"{first} et al. {year[:4]}" if year and "," in others else f"{authors} {year[:4]}"
         paper = self.paper if alone else textwrap.shorten(short, 36, placeholder=" …")
-        return self.name, _spans(self.right) or "-", str(len(self.faults)), str(self.cells), paper
+        return self.name, _spans(self.right).replace(",", ", ") or "-", str(len(self.faults)), str(self.cells), paper
 
 
 def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:

@@ -12,7 +12,7 @@ import pytest
 import collbench
 
 ROOT = Path(collbench.__file__).parent
-LINES_MAX = 10_500
+LINES_MAX = 11_500
 
 # a layer may import itself where listed in order, and everything below it; outside packages are listed by layer
 LAYERS: list[tuple[str, list[str]]] = [

@@ -88,7 +88,7 @@ class SharedMemory:
             mine = _mapped(fd, nbytes)
             everyone = self._control.collect([os.getpid(), fd, nbytes])
             maps = [mine if rank == self._rank else _opened(*where) for rank, where in enumerate(everyone)]
-            self._control.collect(None)  # until all have opened it
+            self._control.barrier()  # all have opened it
         finally:
             os.close(fd)
         return maps
