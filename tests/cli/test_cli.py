@@ -182,3 +182,35 @@ def test_secrets_of_the_environment_and_command_are_not_kept(cli, home: Path) ->
 def test_the_module_runs_like_the_script() -> None:
     done = subprocess.run([sys.executable, "-m", "collbench", "--help"], capture_output=True, text=True, check=True)
     assert "all_reduce" in done.stdout
+
+
+def test_algorithms_are_studied_without_torch(bare, tmp_path: Path) -> None:
+    """A run on the model, fitted; its link predicts larger worlds; and the rest needs no run."""
+    for collective in ("all_reduce", "all_gather"):
+        path = str(tmp_path / f"{collective}.jsonl")
+        done = bare(collective, "-b", "1K", "-e", "16M", "-g", "8", "--algo", "ring", *MODEL[:2], "--output", path)
+        assert done.returncode == 0, done.stderr
+    runs = sorted(map(str, tmp_path.glob("*.jsonl")))
+    for words, shown in [
+        (("fit", *runs), "20.0 µs"),
+        (("predict", "all_reduce", "-n", "64", "--from", runs[1], "--algo", "ring"), "predicted"),
+        (("prove", "scan", "-n", "1..9"), "1..9"),
+        (("show", "broadcast", "binomial", "-n", "4"), "every rank ends with [1, 2]"),
+        (("export", "all_reduce", "ring", "-n", "4", "--to", "goal"), "num_ranks 4"),
+    ]:
+        done = bare(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        assert shown in done.stdout, (words, done.stdout)
+
+
+def test_algorithms_that_do_not_exist_or_do_not_fit_say_so(bare) -> None:
+    done = bare("all_reduce", "--sizes", "1K", "--algo", "rign", *MODEL)
+    assert done.returncode == 2
+    assert "no algorithm 'rign'" in done.stderr and "ring" in done.stderr
+    done = bare("broadcast", "--sizes", "1K", "--algo", "chain:segment=4", *MODEL)
+    assert done.returncode == 2 and "chain:segments=4" in done.stderr
+    done = bare(
+        "all_reduce", "--sizes", "1K", "-g", "6", "--algo", "swing,ring", "--backend", "model", "--format", "nccl"
+    )
+    assert done.returncode == 0
+    assert "swing: needs a power of two, and 6 ranks are none" in done.stdout
