@@ -16,7 +16,7 @@ from types import FrameType
 import msgspec
 
 from collbench import environment, plan, records, store
-from collbench.backends import is_predicted
+from collbench.backends import is_predicted, why_never
 from collbench.console import PlanRow
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.formats import Reporter
@@ -62,6 +62,8 @@ def prepare(order: Order) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
     suite = order.suite
     cases, skips = expand(suite.axes)
+    skips += [Skip(case, reason) for case in cases if (reason := why_never(case))]
+    cases = [case for case in cases if not why_never(case)]
     available, _ = environment.memory_limit()
     measured = [c for c in cases if not is_predicted(c.backend)]
     jobs, no_room = plan.fit(measured, suite.policy, available, environment.llc_bytes() or 32 << 20)

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple, Protocol
 from collbench.suite import Case
 
 
+TRANSPORTS = frozenset({"shm"})  # carry reference algorithms only
+
+
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
     ``submit()`` returns a handle with ``wait()``. ``ran`` names a reference algorithm with all its parameters."""
@@ -67,6 +70,13 @@ def find(name: str) -> Backend:
     from collbench.backends import torchdist
 
     return torchdist.create(name)
+
+
+def why_never(case: Case) -> str:
+    """Why ``case`` can run on no machine, as far as the backend's name tells; else an empty string."""
+    if case.backend in TRANSPORTS and case.algorithm == "native":
+        return f"{case.backend} is no library with a choice of its own: name an algorithm (--algo ring)"
+    return ""
 
 
 def is_predicted(name: str) -> bool:

@@ -60,8 +60,6 @@ class SharedMemory:
         self._base = 0
 
     def why_not(self, case: Case) -> str | None:
-        if case.algorithm == "native":
-            return "shm is no library with a choice of its own: name an algorithm (--algo ring)"
         if case.mode == "graph":
             return "shm runs on CPUs and cannot be captured in a CUDA graph"
         return reducers.why_not(case.op) if case.row.reduces else None
