@@ -68,12 +68,21 @@ class Collective(NamedTuple):
 
 
 class Op(NamedTuple):
-    """A reduction: ``combine`` folds two values; bitwise ones are ``integers_only``; ``idempotent``: op(x, x) = x."""
+    """A reduction: ``function`` is its name in numpy and torch, ``combine`` folds two values with it.
+
+    Bitwise ones are ``integers_only``; ``idempotent``: op(x, x) = x; ``divides``: the total is divided by n at the end.
+    """
 
     name: str
-    combine: Combine
+    function: str
     integers_only: bool = False
     idempotent: bool = False
+    divides: bool = False
+
+    def combine(self, a: Any, b: Any) -> Any:
+        import numpy as np
+
+        return getattr(np, self.function)(a, b)
 
 
 def _blocks(values: Any, n: int) -> list[Any]:
@@ -244,28 +253,19 @@ def collective(name: str) -> Collective:
     raise UsageError(f"unknown collective '{name}'", f"one of {', '.join(COLLECTIVES)}")
 
 
-def _numpy(name: str) -> Combine:
-    def combine(a: Any, b: Any) -> Any:
-        import numpy as np
-
-        return getattr(np, name)(a, b)
-
-    return combine
-
-
 # avg folds like sum and divides at the end; premul_sum folds inputs that were scaled by premul_factor first.
 OPS: dict[str, Op] = {
     o.name: o
     for o in (
-        Op("sum", _numpy("add")),
-        Op("prod", _numpy("multiply")),
-        Op("min", _numpy("minimum"), idempotent=True),
-        Op("max", _numpy("maximum"), idempotent=True),
-        Op("avg", _numpy("add")),
-        Op("band", _numpy("bitwise_and"), integers_only=True, idempotent=True),
-        Op("bor", _numpy("bitwise_or"), integers_only=True, idempotent=True),
-        Op("bxor", _numpy("bitwise_xor"), integers_only=True),
-        Op("premul_sum", _numpy("add")),
+        Op("sum", "add"),
+        Op("prod", "multiply"),
+        Op("min", "minimum", idempotent=True),
+        Op("max", "maximum", idempotent=True),
+        Op("avg", "add", divides=True),
+        Op("band", "bitwise_and", integers_only=True, idempotent=True),
+        Op("bor", "bitwise_or", integers_only=True, idempotent=True),
+        Op("bxor", "bitwise_xor", integers_only=True),
+        Op("premul_sum", "add"),
     )
 }
 

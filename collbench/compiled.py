@@ -25,13 +25,14 @@ class Compiled:
     """One case's program, and its geometry in bytes.
 
     ``halfway`` is alpha / beta of what it runs on, the bytes that take as long as a message's latency: default segment
-    counts go by it. Cells are equal parts of a block, to one element; with fewer elements than cells some are empty.
+    counts go by it. ``waits`` are worked out for executors without messages. Cells are equal parts of a block, to one
+    element; with fewer elements than cells some are empty.
     """
 
-    def __init__(self, case: Case, halfway: float) -> None:
+    def __init__(self, case: Case, halfway: float, waits: bool) -> None:
         variant = algorithms.find(case.collective, case.algorithm)
         self.name = variant.schedule(case.n, case.root, case.size / halfway).name
-        self.schedule, self.program = _lowered(case.collective, self.name, case.n, case.root, case.in_place)
+        self.schedule, self.program = _lowered(case.collective, self.name, case.n, case.root, case.in_place, waits)
         self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
         table = splits.matrix(case.splits, case.n, case.nbytes, case.type.size) if case.splits else None
         self._starts = None  # of an uneven row's cells, and its end, per rank
@@ -39,9 +40,12 @@ class Compiled:
             rows = [[0, *table[rank].tolist(), *table[:, rank].tolist()] for rank in range(case.n)]
             self._starts = [list(itertools.accumulate(row)) for row in rows]
 
-    def row_bytes(self, rank: int) -> int:
-        """Length of a scratch bank."""
-        return self._ends(rank, self.schedule.width - 1)[1] * self._size if self.schedule.has_data else 0
+    @property
+    def row_bytes(self) -> int:
+        """Length of the longest rank's row, which is that of every rank's scratch banks."""
+        if not self.schedule.has_data:
+            return 0
+        return max(self._ends(rank, self.schedule.width - 1)[1] for rank in range(self.schedule.n)) * self._size
 
     def spots(self, first: Term, cells: int, part: int = 0, parts: int = 1) -> Iterator[Spot]:
         """Where ``cells`` neighbouring places lie; with several parts, the ``part``-th of each cell."""
@@ -73,6 +77,6 @@ class Compiled:
 
 
 @functools.lru_cache(maxsize=64)
-def _lowered(collective: str, name: str, n: int, root: int, in_place: bool) -> tuple[Schedule, Program]:
+def _lowered(collective: str, name: str, n: int, root: int, in_place: bool, waits: bool) -> tuple[Schedule, Program]:
     schedule = algorithms.find(collective, name).schedule(n, root)
-    return schedule, lower(schedule, in_place)
+    return schedule, lower(schedule, in_place, waits)

@@ -5,15 +5,17 @@ Runs before anything is launched and loads no torch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
 
 import msgspec
 
-from collbench import environment
+from collbench import algorithms, environment
 from collbench.errors import UsageError
 from collbench.records import Cache
+from collbench.schedule import fan_in
 from collbench.suite import Case, Policy, Skip
 
 MAX_ROTATION = 64
@@ -63,12 +65,21 @@ def scratch_bytes(case: Case) -> int:
     """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13 with Gloo.
 
     all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two segments. Reference
-    algorithms keep scratch for up to the whole, and land messages of up to as much.
+    algorithms keep up to two rows of scratch, and land what arrives to be combined.
     """
     if case.algorithm != "native":
-        return 2 * case.size + (8 << 20)
+        cells, landing = _landed(case.collective, case.algorithm, case.n)
+        block = case.size // (case.n if case.row.total else 1)
+        return 2 * case.size + block * landing // cells + (8 << 20)
     copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(case.collective, 0.0)
     return int(copies * case.size) + (8 << 20)
+
+
+@functools.lru_cache(maxsize=256)
+def _landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
+    """Cells of a block, and the most that land at once."""
+    schedule = algorithms.find(collective, algorithm).schedule(n)
+    return schedule.cells, fan_in(schedule)
 
 
 def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:

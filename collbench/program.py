@@ -14,6 +14,8 @@ from collections import defaultdict
 from enum import IntEnum
 from typing import NamedTuple
 
+import numpy as np
+
 from collbench.schedule import Moves, Schedule
 
 
@@ -78,17 +80,20 @@ class Program(NamedTuple):
 Place = tuple[Bank, int]
 
 
-def lower(schedule: Schedule, in_place: bool) -> Program:
-    """Compile for out-of-place or in-place buffers; in place, input and output are the same places."""
-    first = _Lowering(schedule, in_place, frozenset())
-    if not first.copied:
-        return first.program
-    second = _Lowering(schedule, in_place, first.copied)  # start in scratch what otherwise ends there
-    return second.program if len(second.copied) < len(first.copied) else first.program
+def lower(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
+    """Compile for out-of-place or in-place buffers; in place, input and output are the same places.
+
+    Without ``waits`` steps have none, for executors whose messages say when data is there.
+    """
+    chosen = _Lowering(schedule, in_place, frozenset())
+    if chosen.copied:
+        again = _Lowering(schedule, in_place, chosen.copied)  # start in scratch what otherwise ends there
+        chosen = again if len(again.copied) < len(chosen.copied) else chosen
+    return _program(schedule.n, chosen.steps, _Clocks(schedule.n) if waits else None)
 
 
 class _Lowering:
-    """One pass: places for all values, then waits."""
+    """One pass: places for all values; ``steps`` has every rank's actions."""
 
     def __init__(self, schedule: Schedule, in_place: bool, away: frozenset[tuple[int, int]]) -> None:
         self._schedule, self._in_place, self._away = schedule, in_place, away
@@ -96,9 +101,8 @@ class _Lowering:
         self._outputs = [schedule.output_cells(rank) for rank in range(n)]
         self._at = [{cell: self._given(rank, cell) for cell in schedule.input_cells(rank)} for rank in range(n)]
         self._written: set[tuple[int, int]] = set()
-        steps = [self._actions(moves) for moves in schedule.steps()]
-        steps.append(self._last_copies())
-        self.program = _with_waits(n, steps)
+        self.steps = [self._actions(moves) for moves in schedule.steps()]
+        self.steps.append(self._last_copies())
 
     def _given(self, rank: int, cell: int) -> Place:
         return (Bank.OUTPUT if self._in_place and cell in self._outputs[rank] else Bank.INPUT, cell)
@@ -169,64 +173,79 @@ class _Clocks:
     """Who waits for whose progress, less what follows from what the awaited rank had waited for itself."""
 
     def __init__(self, n: int) -> None:
-        self._known = [[int(peer == rank) for peer in range(n)] for rank in range(n)]  # progress to count on
-        self._at = {(rank, 1): list(known) for rank, known in enumerate(self._known)}
+        self._known = np.eye(n, dtype=np.int32)  # row: the progress of each that this rank can count on
+        self._at = {1: self._known.copy()}
         self.awaited: set[tuple[int, int]] = set()
 
     def wait(self, rank: int, needs: dict[int, int]) -> tuple[tuple[int, int], ...]:
         waits = []
         for peer, progress in sorted(needs.items(), key=lambda need: -need[1]):
-            if self._known[rank][peer] < progress:
+            if self._known[rank, peer] < progress:
                 waits.append((peer, progress))
                 self.awaited.add((peer, progress))
-                pairs = zip(self._known[rank], self._at[peer, progress], strict=True)
-                self._known[rank] = [max(pair) for pair in pairs]
+                np.maximum(self._known[rank], self._at[progress][peer], out=self._known[rank])
         return tuple(waits)
 
     def tick(self, progress: int) -> None:
         """All ranks have come to the same progress (which is not to say at the same time)."""
-        for rank, known in enumerate(self._known):
-            known[rank] = progress
-            self._at[rank, progress] = list(known)
+        np.fill_diagonal(self._known, progress)
+        self._at[progress] = self._known.copy()
 
 
-def _with_waits(n: int, steps: list[list[list[Action]]]) -> Program:
-    written: dict[Term, int] = {}  # progress of its rank once a place has its present value
-    readers: dict[Term, dict[int, int]] = defaultdict(dict)  # progress of each rank that reads it, once it has
+class _Uses:
+    """When each place was last written, and read since, in progress of the ranks that did."""
+
+    def __init__(self) -> None:
+        self._written: dict[Term, int] = {}
+        self._readers: dict[Term, dict[int, int]] = defaultdict(dict)
+
+    def needs(self, rank: int, actions: list[Action]) -> dict[int, int]:
+        """What must have happened before a rank may act: values be there, and old ones have been read."""
+        needs: dict[int, int] = {}
+        for bank, cell, cells, terms in actions:
+            for place in (place for term in terms for place in _places(term, cells)):
+                needs[place.rank] = max(needs.get(place.rank, 0), self._written.get(place, 1))
+            for place in _places(Term(rank, bank, cell), cells):
+                for reader, when in self._readers[place].items():
+                    needs[reader] = max(needs.get(reader, 0), when)
+        needs.pop(rank, None)
+        return needs
+
+    def note(self, actions: list[list[Action]], progress: int) -> None:
+        """A step has been taken."""
+        for rank, mine in enumerate(actions):
+            for _, _, cells, terms in mine:
+                for place in (place for term in terms for place in _places(term, cells)):
+                    self._readers[place][rank] = progress
+        for rank, mine in enumerate(actions):
+            for bank, cell, cells, _ in mine:
+                for place in _places(Term(rank, bank, cell), cells):
+                    self._readers[place], self._written[place] = {}, progress
+
+
+def _program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
+    uses = _Uses()
     last: list[dict[int, int]] = [{} for _ in range(n)]  # per rank, of each peer once it has read from it for good
-    clocks = _Clocks(n)
     ranks = [[Step((), (), (), 1)] for _ in range(n)]
     for progress, actions in enumerate(steps, 2):
         sends: list[list[Send]] = [[] for _ in range(n)]
-        read, fresh = [], []
-        waits = []
         for rank, mine in enumerate(actions):
-            needs: dict[int, int] = {}
-            for bank, cell, cells, terms in mine:
-                for term in terms:
-                    for place in _places(term, cells):
-                        read.append((place, rank))
-                        needs[term.rank] = max(needs.get(term.rank, 0), written.get(place, 1))
-                    if term.rank != rank:
-                        sends[term.rank].append(Send(rank, term.bank, term.cell, cells))
-                        last[term.rank][rank] = progress
-                for place in _places(Term(rank, bank, cell), cells):
-                    fresh.append(place)
-                    for reader, when in readers[place].items():
-                        needs[reader] = max(needs.get(reader, 0), when)
-            needs.pop(rank, None)
-            waits.append(clocks.wait(rank, needs))
-        clocks.tick(progress)
-        for place, rank in read:
-            readers[place][rank] = progress
-        for place in fresh:
-            readers[place], written[place] = {}, progress
+            for _, _, cells, terms in mine:
+                for term in (term for term in terms if term.rank != rank):
+                    sends[term.rank].append(Send(rank, term.bank, term.cell, cells))
+                    last[term.rank][rank] = progress
+        waits = [clocks.wait(rank, uses.needs(rank, mine)) if clocks else () for rank, mine in enumerate(actions)]
+        if clocks:
+            clocks.tick(progress)
+            uses.note(actions, progress)
         for rank in range(n):
             ranks[rank].append(Step(waits[rank], tuple(actions[rank]), tuple(sends[rank]), progress))
-    for rank in range(n):
-        ranks[rank].append(Step(clocks.wait(rank, last[rank]), (), (), 0))
+    if clocks:
+        for rank in range(n):
+            ranks[rank].append(Step(clocks.wait(rank, last[rank]), (), (), 0))
+    awaited = clocks.awaited if clocks else set()
     banks = frozenset(action.bank for step in steps for mine in step for action in mine)
-    return Program([_needed(mine, rank, clocks.awaited) for rank, mine in enumerate(ranks)], len(steps) + 1, banks)
+    return Program([_needed(mine, rank, awaited) for rank, mine in enumerate(ranks)], len(steps) + 1, banks)
 
 
 def _places(first: Term, cells: int) -> list[Term]:

@@ -13,23 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from collbench.collectives import OPS
 from collbench.dtypes import DType
 
 Span = Any  # a numpy array or a torch tensor, as Arithmetic.view made it
-_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "none": (np.add, torch.add),  # never called: nothing is combined
-    "sum": (np.add, torch.add),
-    "avg": (np.add, torch.add),
-    "prod": (np.multiply, torch.mul),
-    "min": (np.minimum, torch.minimum),
-    "max": (np.maximum, torch.maximum),
-    "band": (np.bitwise_and, torch.bitwise_and),
-    "bor": (np.bitwise_or, torch.bitwise_or),
-    "bxor": (np.bitwise_xor, torch.bitwise_xor),
-}
 Operation = tuple[Callable[..., object], tuple[Any, ...]]  # a function and its arguments, to be called in the clock
 _IN_NUMPY = {"float": "float32", "double": "float64"}
-_DIVIDES = frozenset({"avg"})
 
 
 class Arithmetic(NamedTuple):
@@ -42,25 +31,23 @@ class Arithmetic(NamedTuple):
     divide: Callable[[Span, int], object]
 
 
-def why_not(op: str) -> str | None:
-    """Why reference algorithms lack this reduction, or None."""
-    return None if op in _FUNCTIONS else f"{op} is an NCCL reduction; reference algorithms have none"
-
-
 def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
     """For one reduction and datatype on one kind of device."""
-    in_numpy, in_torch = _FUNCTIONS[op]
+    function = OPS[op].function if op in OPS else "add"  # of "none", nothing is combined
+    in_numpy, in_torch = getattr(np, function), getattr(torch, function)
     kind = getattr(torch, dtype.torch)
     if device.type == "cpu" and (dtype.kind != "float" or dtype.name in _IN_NUMPY):
         code = np.dtype(_IN_NUMPY.get(dtype.name, dtype.name))
-        quotient: Callable[..., Any] = np.true_divide if dtype.kind == "float" else np.floor_divide
-        return Arithmetic(
-            lambda raw: raw.numpy().view(code), in_numpy, np.copyto, lambda span, n: quotient(span, code.type(n), span)
-        )
+        divide = _true_quotient if dtype.kind == "float" else _whole_quotient
+        return Arithmetic(lambda raw: raw.numpy().view(code), in_numpy, np.copyto, divide)
     if dtype.size > 1 or dtype.kind != "float":
         rounding = None if kind.is_floating_point else "floor"
-        divide = lambda span, n: span.div_(n, rounding_mode=rounding)  # noqa: E731
-        return Arithmetic(lambda raw: raw.view(kind), partial(_into, in_torch), _copy, divide)
+        return Arithmetic(
+            lambda raw: raw.view(kind),
+            partial(_into, in_torch),
+            _copy,
+            lambda span, n: span.div_(n, rounding_mode=rounding),
+        )
     return Arithmetic(
         lambda raw: raw.view(kind), partial(_in_float32, in_torch), _copy, lambda span, n: span.copy_(span.float() / n)
     )
@@ -81,8 +68,19 @@ def fold(how: Arithmetic, out: torch.Tensor, values: Sequence[torch.Tensor]) -> 
 
 def mean(how: Arithmetic, op: str, out: torch.Tensor, n: int) -> Iterator[Operation]:
     """Operations that turn a finished sum into what ``op`` asks for."""
-    if op in _DIVIDES and out.numel():
+    if op in OPS and OPS[op].divides and out.numel():
         yield how.divide, (how.view(out), n)
+
+
+def _true_quotient(span: Span, n: int) -> None:
+    np.true_divide(span, span.dtype.type(n), span)
+
+
+def _whole_quotient(span: Span, n: int) -> None:
+    if n > np.iinfo(span.dtype).max:
+        span.fill(0)
+    else:
+        np.floor_divide(span, span.dtype.type(n), span)
 
 
 def _into(function: Callable[..., Any], a: Span, b: Span, out: Span) -> None:

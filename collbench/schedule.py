@@ -163,6 +163,7 @@ def prove(schedule: Schedule) -> list[Fault]:
     """Everything wrong with a schedule, by running it over symbols that count contributions; empty if it is right."""
     n, width, state = schedule.n, schedule.width, _symbols(schedule)
     limits = np.array([[n], [n], [width], [width]])
+    parted: list[Fault] = []
     for number, moves in enumerate(schedule.steps()):
         *places, reduce = moves.arrays()
         table = np.array(places)
@@ -171,11 +172,12 @@ def prove(schedule: Schedule) -> list[Fault]:
             src, dst, chunk, into = table[:, bad].tolist()
             what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
             return [Fault("out of range", number, dst, into, what)]
+        parted = parted or _parted(schedule, table, number)
         faults = _conflicts(table, reduce, width, number)
         faults += _apply(state, table, reduce, number, schedule.has_data)
         if faults:
             return faults
-    return _judge(schedule, state)
+    return _judge(schedule, state) or parted
 
 
 def _symbols(schedule: Schedule) -> Ints:
@@ -187,6 +189,17 @@ def _symbols(schedule: Schedule) -> Ints:
         here = state[rank, places.start : places.stop]
         here[:, 0], here[:, rank + 1] = np.arange(len(places)), 1
     return state
+
+
+def _parted(schedule: Schedule, table: Ints, number: int) -> list[Fault]:
+    """Moves between different parts of blocks, which differ in length where cells do not divide the elements."""
+    src, dst, chunk, into = table
+    differ = chunk % schedule.cells != into % schedule.cells
+    if not differ.any():
+        return []
+    bad = int(differ.argmax())
+    what = f"comes from another part of a block, perhaps longer or shorter (rank {src[bad]} cell {chunk[bad]})"
+    return [Fault("misplaced", number, int(dst[bad]), int(into[bad]), what)]
 
 
 def _conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: int) -> list[Fault]:
@@ -273,6 +286,15 @@ def hazards(schedule: Schedule) -> list[Hazard]:
         both = np.intersect1d(src * schedule.width + chunk, dst * schedule.width + into)
         found += [Hazard(number, int(at) // schedule.width, int(at) % schedule.width) for at in both]
     return found
+
+
+def fan_in(schedule: Schedule) -> int:
+    """The most cells that arrive at one rank in one step to be combined: what executors by messages must land."""
+    most = 0
+    for moves in schedule.steps():
+        src, dst, _, _, reduce = moves.arrays()
+        most = max(most, int(np.bincount(dst[reduce & (src != dst)], minlength=1).max()))
+    return most
 
 
 class Runs(NamedTuple):

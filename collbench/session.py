@@ -128,7 +128,7 @@ def _nothing_runs(notes: Sequence[str]) -> CannotRun:
     more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
     return CannotRun(
         f"no case can run here: {reasons[0]}{more}",
-        "try another size, datatype or --backend; collbench doctor says what runs here",
+        "try another size, datatype, --algo or --backend; collbench doctor says what runs here, list what there is",
     )
 
 

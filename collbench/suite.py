@@ -287,7 +287,7 @@ def _spelled(axes: Axes, name: str) -> list[str]:
             names.append(text)
         else:
             names.append(algorithms.find(name, text).name)
-    return names
+    return list(dict.fromkeys(names))
 
 
 def _has(name: str, text: str) -> bool:

@@ -74,12 +74,16 @@ class Trial:
         self._policy, self._control, self._rank = bench.policy, bench.control, bench.rank
         device = bench.backend.device
         self._slots = allocate(bench.backend, self._case, self._rank, self._policy.unalign, job.rotation)
-        self._calls = [bench.backend.prepare(self._case, b.send, b.recv) for b in self._slots]
+        self._calls = [self._prepare(slot) for slot in self._slots]
         seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
         self._checker = Checker(self._case, seed, self._rank, device, bench.backend.premultiplies)
         # repeated in place, a reduction feeds on its own result: inputs are put back before each call
         self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         self._checked = self._total = 0
+
+    def _prepare(self, slot: Buffers) -> Call:
+        self._bench.board.beat(self._rank)
+        return self._bench.backend.prepare(self._case, slot.send, slot.recv)
 
     def run(self) -> dict[str, Any]:
         case = self._case
@@ -135,11 +139,17 @@ class Trial:
         return [(self._action([self._calls[s] for s in slots]), slots) for slots in groups]
 
     def _action(self, calls: Sequence[Call]) -> Callable[[], object]:
+        submits = [call.submit for call in calls if call.submit]
+
         def together() -> None:
-            for work in [call.submit() for call in calls]:
+            for work in [submit() for submit in submits]:
                 work.wait()
 
-        run = together if len(calls) > 1 else calls[0].run
+        def in_turn() -> None:
+            for call in calls:
+                call.run()
+
+        run = calls[0].run if len(calls) == 1 else together if submits else in_turn
 
         def fenced() -> None:
             run()
@@ -166,13 +176,16 @@ class Trial:
         return clock() - begin
 
     def _submit_times(self) -> list[int]:
-        """What it takes a rank to hand a call over, without waiting for it; rank 0's are kept."""
+        """What it takes a rank to hand a call over, without waiting for it; rank 0's are kept; none if it must wait."""
+        submit = self._calls[0].submit
+        if submit is None:
+            return []
         times = []
         for _ in range(20):
             self._bench.board.beat(self._rank)
             self._control.barrier()
             begin = clock()
-            work = self._calls[0].submit()
+            work = submit()
             times.append(clock() - begin)
             work.wait()
         return times

@@ -112,6 +112,7 @@ class Worker:
                 self._emit(record)
         self._enter(Phase.DONE)
         self._control.barrier()
+        self._backend.close()
 
     def _open(self, place: Place) -> None:
         try:
@@ -145,7 +146,7 @@ class Worker:
         """One case: its record at rank 0."""
         case, began = job.case, time.perf_counter()
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        reason = self._backend.why_not(case) or self._probe(case)
+        reason = backends.why_never(case) or self._backend.why_not(case) or self._probe(case)
         if reason:
             return Record(case=case, status="skipped", note=reason, world=self._plan.index, started=started)
         fields = Trial(self._bench, job).run()

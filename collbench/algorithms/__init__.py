@@ -11,6 +11,7 @@ import functools
 import importlib
 import math
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -120,9 +121,9 @@ def find(name: str, text: str) -> Variant:
     given = []
     for setting in settings:
         key, _, value = setting.partition("=")
-        if key not in algorithm.parameters or not value.isdigit() or int(value) < 1:
-            takes = ", ".join(f"{word}:{key}=4" for key in algorithm.parameters) or "it takes no parameters"
-            raise UsageError(f"{owner} {word}: '{setting}' is not a parameter with a whole number", takes)
+        if key not in algorithm.parameters or not re.fullmatch("[0-9]{1,4}", value) or not int(value):
+            takes = ", ".join(f"{word}:{known}=4" for known in algorithm.parameters) or "it takes no parameters"
+            raise UsageError(f"{owner} {word}: '{setting}' is not a parameter with a number from 1 to 9999", takes)
         given.append((key, int(value)))
     return Variant(algorithm, tuple(given))
 

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 from collbench.suite import Case
 
-
 TRANSPORTS = frozenset({"shm"})  # carry reference algorithms only
 
 
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
-    ``submit()`` returns a handle with ``wait()``. ``ran`` names a reference algorithm with all its parameters."""
+    ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to itself. ``ran`` names a reference
+    algorithm with all its parameters."""
 
     run: Callable[[], object]
-    submit: Callable[[], Any]
+    submit: Callable[[], Any] | None
     ran: str = ""
 
 
@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Join the world; called once, before any prepare, by all ranks. Raises CannotRun with the reason."""
 
     def allocate(self, nbytes: int) -> Any:
-        """A 1-D uint8 tensor for all buffers of one case, which every rank cuts up alike; the last case's is let go."""
+        """A 1-D uint8 tensor for all buffers of one case, which all ranks cut up alike; the last is out of use."""
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
@@ -76,6 +76,8 @@ def why_never(case: Case) -> str:
     """Why ``case`` can run on no machine, as far as the backend's name tells; else an empty string."""
     if case.backend in TRANSPORTS and case.algorithm == "native":
         return f"{case.backend} is no library with a choice of its own: name an algorithm (--algo ring)"
+    if case.op == "premul_sum" and case.algorithm != "native":
+        return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""
 
 

@@ -5,7 +5,8 @@ nothing has a name that could be left behind. Ranks tell each other how far they
 grows; a step waits for the counters its program names, works on plain views, and raises its own. Large buffers go
 through the program in slices, so that what one rank has just written is read while it is still in the cache.
 
-This rests on x86's total store order: a counter is never seen to rise before the data it stands for.
+This rests on x86's total store order: a counter is never seen to rise before the data it stands for (numpy, torch and
+libc fence what they write past the cache).
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from pathlib import Path
 
 import torch
 
-from collbench import environment, reducers
+from collbench import environment
 from collbench.backends import Call
-from collbench.backends.wire import Done
 from collbench.compiled import Compiled, Spot
 from collbench.control import Control
 from collbench.errors import CannotRun
@@ -29,8 +29,8 @@ from collbench.reducers import Operation, arithmetic, fold, mean
 from collbench.suite import Case
 
 HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
-SLICE_BYTES = 1 << 20
-MAX_SLICES = 512
+SLICE_BYTES = 1 << 20  # of a rank's row that go through the program together
+PIECE_BYTES = 64 << 10  # least of a cell, lest Python's own time count
 LINE = 8  # 64-bit words between two counters, so that no two share a cache line
 PATIENCE = 2000  # looks at a counter before giving the core away between looks
 
@@ -55,14 +55,13 @@ class SharedMemory:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.premultiplies = False
-        self.library = "collbench shared memory"
+        self.library = "collbench shared memory (buffers are allocated in it)"
+        self._buffers: list[Tensor] = []
         self._scratch: list[Tensor] = []
         self._base = 0
 
     def why_not(self, case: Case) -> str | None:
-        if case.mode == "graph":
-            return "shm runs on CPUs and cannot be captured in a CUDA graph"
-        return reducers.why_not(case.op) if case.row.reduces else None
+        return "shm runs on CPUs and cannot be captured in a CUDA graph" if case.mode == "graph" else None
 
     def copies_first(self, case: Case) -> bool:
         return False
@@ -93,17 +92,19 @@ class SharedMemory:
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._buffers, self._scratch = [], []  # before the new ones, so that two cases never share the memory
         self._buffers = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
         return self._buffers[self._rank]
 
     def _room(self, nbytes: int) -> list[Tensor]:
         """Every rank's scratch, of at least that many bytes."""
         if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
+            self._scratch = []
             self._scratch = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
         return self._scratch
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
-        compiled = Compiled(case, HALFWAY)
+        compiled = Compiled(case, HALFWAY, waits=True)
         script = _Script(compiled, case, self._rank, self._banks(compiled, case, send, recv))
         program, finish, span = tuple(script.lines()), script.finish, script.span
         counters, patience, mine = self._counters, self._patience, self._rank * LINE
@@ -122,11 +123,7 @@ class SharedMemory:
                 function(*arguments)
             self._base = base + span
 
-        def submit() -> Done:
-            run()
-            return Done()
-
-        return Call(run, submit, compiled.name)
+        return Call(run, None, compiled.name)
 
     def _banks(self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor) -> list[dict[Bank, Tensor]]:
         """Every rank's banks: buffers lie where mine do, but for what in-place layouts shift by rank."""
@@ -136,7 +133,7 @@ class SharedMemory:
             view.data_ptr() - mine - shift * case.type.size
             for view, shift in zip((send, recv), shifts[self._rank], strict=True)
         ]
-        width = max(map(compiled.row_bytes, range(case.n)))
+        width = compiled.row_bytes
         room = -(-width // mmap.PAGESIZE) * mmap.PAGESIZE
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if width else []
         scratch = self._room(room * len(extra))
@@ -181,8 +178,8 @@ class _Script:
         self._compiled, self._rank, self._banks = compiled, rank, banks
         self._has_data = compiled.schedule.has_data
         self._arithmetic = arithmetic(case.op, case.type, torch.device("cpu"))
-        row = max(map(compiled.row_bytes, range(case.n)))
-        self._slices = max(1, min(MAX_SLICES, row // SLICE_BYTES))
+        cell = compiled.row_bytes // compiled.schedule.width
+        self._slices = max(1, min(compiled.row_bytes // SLICE_BYTES, cell // PIECE_BYTES))
         self.span = self._slices * compiled.program.progress + 1
         whole = compiled.output(rank)
         self.finish = tuple(mean(self._arithmetic, case.op, banks[rank][Bank.OUTPUT][whole.start : whole.stop], case.n))

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from collbench import reducers, splits
-from collbench.backends import Call, wire
+from collbench import splits
+from collbench.backends import Call, _wire
 from collbench.collectives import premul_factor
 from collbench.errors import CannotRun
 from collbench.suite import Case
@@ -147,7 +147,7 @@ class TorchDistributed:
         if case.mode == "graph":
             return f"{self.name} cannot be captured in a CUDA graph"
         if case.algorithm != "native":
-            return reducers.why_not(case.op) if case.row.reduces else None
+            return None
         if case.collective not in CALLS:
             return f"torch.distributed has no {case.collective}"
         if case.op == "premul_sum" and self.name != "nccl":
@@ -184,17 +184,20 @@ class TorchDistributed:
         self.library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} (torch {torch.__version__})"  # type: ignore[no-untyped-call]
 
     def allocate(self, nbytes: int) -> Tensor:
+        self._room = _wire.Room(self.device)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
         if case.algorithm != "native":
-            return wire.prepare(case, send, recv, self._at.rank, self._at.group)
+            return _wire.prepare(case, send, recv, self._at.rank, self._at.group, self._room)
         issue = CALLS[case.collective](case, send, recv, self._at)
         submit = partial(issue, async_op=True)
         run = partial(_issue_in_order, submit) if self.device.type == "cuda" else issue
         if not self.copies_first(case):
             return Call(run, submit)
-        return _after_copy(case, send, recv, self._at.rank, Call(run, submit))
+        if case.collective == "broadcast" and self._at.rank != case.root:  # only the root's input counts
+            return Call(run, submit)
+        return _after_copy(send, recv, run, submit)
 
     def finish(self) -> None:
         if self.device.type == "cuda":
@@ -208,20 +211,18 @@ def _issue_in_order(submit: Callable[[], Any]) -> None:
     submit().wait()  # orders the current stream behind the collective, without waiting for either
 
 
-def _after_copy(case: Case, send: Tensor, recv: Tensor, rank: int, call: Call) -> Call:
-    """``call`` behind a copy from send to recv; a broadcast needs it at the root only."""
-    if case.collective == "broadcast" and rank != case.root:
-        return call
+def _after_copy(send: Tensor, recv: Tensor, run: Callable[[], object], submit: Callable[[], Any]) -> Call:
+    """A call behind a copy from send to recv."""
 
-    def run() -> None:
+    def copy_and_run() -> None:
         recv.copy_(send)
-        call.run()
+        run()
 
-    def submit() -> Any:
+    def copy_and_submit() -> Any:
         recv.copy_(send)
-        return call.submit()
+        return submit()
 
-    return Call(run, submit)
+    return Call(copy_and_run, copy_and_submit)
 
 
 def create(name: str) -> TorchDistributed:

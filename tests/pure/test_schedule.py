@@ -287,3 +287,12 @@ def test_coalesced_runs_are_the_same_moves_and_cannot_be_joined_further(moves: s
     assert len(spread) == len(moves) and set(spread) == moves
     starts = {(s, d, c, t, r) for s, d, c, t, _, r in runs}
     assert not any((s, d, c + length, t + length, r) in starts for s, d, c, t, length, r in runs)
+
+
+def test_cells_of_different_parts_of_a_block_are_not_exchanged() -> None:
+    """They differ by an element where cells do not divide the buffer: right over symbols, wrong over memory."""
+    steps = [Moves(0, 1, [0, 1], [1, 0]), Moves(1, 1, [0, 1], [1, 0])]
+    parked = Schedule("parked", "broadcast", 2, 0, 2, lambda: iter(steps))
+    (fault,) = prove(parked)
+    assert (fault.kind, fault.step, fault.rank) == ("misplaced", 0, 1)
+    assert "longer or shorter" in fault.what

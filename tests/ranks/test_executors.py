@@ -78,7 +78,9 @@ def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> N
 def test_uneven_blocks_arrive_whole(measure) -> None:
     splits = ("uniform", "spread:1", "zipf:1.2")
     for backend in EXECUTORS:
-        for record in measure(cases("all_to_allv", backends=(backend,), ranks=(3,), sizes=(3000,), splits=splits)):
+        for record in measure(
+            cases("all_to_allv", backends=(backend,), ranks=(3,), sizes=(3000, 24 << 20), splits=splits)
+        ):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
@@ -89,6 +91,14 @@ def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
                             ranks=(2,), sizes=(4096,), modes=("isolated", "streaming", "host")))[0]  # fmt: skip
         for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+
+
+def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_before() -> None:
+    options = ("-g", "2", "--sizes", "1K", "--place", "out", "-n", "2", "-w", "0", "--no-save", "--format", "nccl")
+    text = collbench("all_reduce", "--backend", "shm", "--algo", "native,tree,reduce_broadcast", *options)
+    assert text.count("Collective test starting") == 1
+    assert len([line for line in text.splitlines() if line.split()[:2] == ["1024", "256"]]) == 1
+    assert "# skipped" in text and "name an algorithm" in text
 
 
 def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:

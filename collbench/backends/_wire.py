@@ -7,6 +7,8 @@ its way: after each part of a step, that part's messages of the following step a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,9 @@ MAX_PARTS = 8
 Tensor = torch.Tensor
 
 
+Post = Callable[[], list[Any]]  # starts a step's messages and returns their handles
+
+
 class _Messages(NamedTuple):
     """What is posted together: (tensor, peer) pairs; ``local`` is done once all have ended."""
 
@@ -34,78 +39,72 @@ class _Messages(NamedTuple):
     local: list[Operation]
 
 
-class Done:
-    """The handle of a call that has ended when it returns."""
+class Room:
+    """Memory that all calls of a case share, since they run one after the other: scratch, and where messages land."""
 
-    def wait(self) -> None:
-        pass
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: dict[object, Tensor] = {}
 
-
-class _Posted(NamedTuple):
-    """A message under way, by the process group's own methods: dist.isend costs more than a small message."""
-
-    group: Any
-
-    def __call__(self, messages: _Messages) -> list[Any]:
-        works = [self.group.recv([tensor], peer, 0) for tensor, peer in messages.recvs]
-        works += [self.group.send([tensor], peer, 0) for tensor, peer in messages.sends]
-        return works
+    def get(self, name: object, nbytes: int) -> Tensor:
+        """At least so many bytes, the same ones for the same name."""
+        if name not in self._kept or len(self._kept[name]) < nbytes:
+            self._kept[name] = torch.empty(nbytes + PAGE, dtype=torch.uint8, device=self._device)
+        return self._kept[name][:nbytes]
 
 
-class _Batched(NamedTuple):
+def _posted(messages: _Messages, group: Any) -> Post:
+    """By the process group's own methods: dist.isend costs more than a small message."""
+    recvs = [partial(group.recv, [tensor], peer, 0) for tensor, peer in messages.recvs]
+    sends = [partial(group.send, [tensor], peer, 0) for tensor, peer in messages.sends]
+    return lambda: [start() for start in (*recvs, *sends)]
+
+
+def _batched(messages: _Messages, group: Any) -> Post:
     """All messages of a step as one group call, which NCCL needs lest they wait for each other."""
-
-    group: Any
-
-    def __call__(self, messages: _Messages) -> list[Any]:
-        batch = [dist.P2POp(dist.irecv, tensor, peer, self.group) for tensor, peer in messages.recvs]
-        batch += [dist.P2POp(dist.isend, tensor, peer, self.group) for tensor, peer in messages.sends]
-        return dist.batch_isend_irecv(batch) if batch else []
+    batch = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in messages.recvs]
+    batch += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in messages.sends]
+    return lambda: dist.batch_isend_irecv(batch) if batch else []
 
 
-def prepare(case: Case, send: Tensor, recv: Tensor, rank: int, group: Any) -> Call:
+def prepare(case: Case, send: Tensor, recv: Tensor, rank: int, group: Any, room: Room) -> Call:
     """The call that runs ``case.algorithm`` between the ranks of a process group."""
-    wire = _Wire(case, send, recv, rank)
-    post = _Batched(group) if recv.device.type == "cuda" else _Posted(group)
-    parts, finish = wire.parts, wire.finish
-    numbered = list(enumerate(parts))
+    wire = _Wire(case, send, recv, rank, room)
+    start = _batched if recv.device.type == "cuda" else _posted
+    parts = [[(start(messages, group), tuple(messages.local)) for messages in part] for part in wire.parts]
+    numbered, finish = list(enumerate(parts)), wire.finish
     following = range(1, len(parts[0]) + 1)
 
     def run() -> None:
-        under_way = [post(part[0]) for part in parts if part]
+        under_way = [part[0][0]() for part in parts if part]
         for after in following:
             for number, part in numbered:
                 for work in under_way[number]:
                     work.wait()
-                for function, arguments in part[after - 1].local:
+                for function, arguments in part[after - 1][1]:
                     function(*arguments)
                 if after < len(part):
-                    under_way[number] = post(part[after])
+                    under_way[number] = part[after][0]()
         for function, arguments in finish:
             function(*arguments)
 
-    def submit() -> Done:
-        run()
-        return Done()
-
-    return Call(run, submit, wire.name)
+    return Call(run, None, wire.name)
 
 
 class _Wire:
     """Compiles one case for one rank."""
 
-    def __init__(self, case: Case, send: Tensor, recv: Tensor, rank: int) -> None:
-        self._compiled = Compiled(case, HALFWAY)
+    def __init__(self, case: Case, send: Tensor, recv: Tensor, rank: int, room: Room) -> None:
+        self._compiled = Compiled(case, HALFWAY, waits=False)
         self.name = self._compiled.name
         self._has_data = self._compiled.schedule.has_data
-        self._rank, self._device = rank, recv.device
+        self._rank, self._device, self._room = rank, recv.device, room
         self._arithmetic = arithmetic(case.op, case.type, recv.device)
-        row = self._compiled.row_bytes(rank)
+        row = self._compiled.row_bytes
         self._banks = {Bank.INPUT: send.view(torch.uint8), Bank.OUTPUT: recv.view(torch.uint8)}
         for bank in self._compiled.program.banks - self._banks.keys():
-            self._banks[bank] = self._empty(row)
-        self._token = self._empty(1)
-        self._pool: dict[tuple[int, int], Tensor] = {}
+            self._banks[bank] = room.get(bank, row)
+        self._token = room.get("token", 1)
         parts = self._parts(row)
         steps = self._compiled.program.ranks[rank]
         self.parts = [[self._messages(step, part, parts) for step in steps] for part in range(parts)]
@@ -115,9 +114,6 @@ class _Wire:
         """In how many parts each message travels. Not on a GPU: there the library pipelines by itself."""
         cell = row // self._compiled.schedule.width
         return 1 if self._device.type != "cpu" else max(1, min(MAX_PARTS, cell // PART_BYTES))
-
-    def _empty(self, length: int) -> Tensor:
-        return torch.empty(length, dtype=torch.uint8, device=self._device)
 
     def _messages(self, step: Step, part: int, parts: int) -> _Messages:
         messages = _Messages([], [], [])
@@ -146,16 +142,10 @@ class _Wire:
                     mine.append(self._at(spot))
                     continue
                 apart = len(terms) > 1 and self._has_data
-                mine.append(self._landing(part, len(messages.recvs), place) if apart else self._at(place))
+                landing = (part, len(messages.recvs)), place.stop - place.start
+                mine.append(self._room.get(*landing) if apart else self._at(place))
                 if self._travels(place):
                     messages.recvs.append((mine[-1], term.rank))
         if self._has_data:
             for place, mine in zip(places, values, strict=True):
                 messages.local.extend(fold(self._arithmetic, self._at(place), mine))
-
-    def _landing(self, part: int, number: int, place: Spot) -> Tensor:
-        """Each part's landing buffers serve one step after the other."""
-        length = place.stop - place.start
-        if (part, number) not in self._pool or len(self._pool[part, number]) < length:
-            self._pool[part, number] = self._empty(length + PAGE)
-        return self._pool[part, number][:length]
