@@ -32,8 +32,10 @@ lint: $(BIN)/ruff  ## format, style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-perf: $(BIN)/pytest  ## ratios against hand-written loops, measured here and written to reports/perf.md
+perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory copies, written to reports/
 	$(BIN)/python tests/perf/run.py --output reports/perf.md
+	$(BIN)/python tests/perf/executors.py --output reports/executors.md
+	$(BIN)/python tests/perf/simulate.py
 
 gpu-check: $(BIN)/pytest  ## tests and measurements that need a GPU; text and records go to $(OUT)
 	mkdir -p $(OUT)

@@ -109,7 +109,7 @@ def main() -> None:
         f"cores, torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}; medians of {chosen.rounds} "
         "interleaved rounds. Made by `python tests/perf/executors.py`. The copy bound is the time that plain copies by "
         "both ranks at once (numpy, same buffers) would take to move the bytes the algorithm must move. It is beaten "
-        "where one rank reads from the cache what the other has just written.",
+        "where one rank finds in the shared cache what the other has just read or written.",
     ]
     tables = {"shm": lambda: table(found, sizes), "ring": lambda: ring_table(found, large)}
     for name, make in tables.items():
