@@ -15,8 +15,8 @@ from collbench.formats import PLACES, along, axes, duration, plain, size
 
 BESIDE = 4  # series in one table of sizes
 LEGEND = (
-    "± bounds 95 %; off: largest difference between model and measurement; runs: changes of its sign along the sizes, "
-    "of as many by chance; n½ = alpha / beta. A series' own beta holds what reducing costs."
+    "± bounds 95 %; off: largest difference between model and measurement; runs: changes of its sign along the sizes"
+    "/what chance makes; n½ = alpha / beta. A series' own beta holds what reducing costs"
 )
 
 
@@ -27,9 +27,11 @@ def table(fits: Sequence[Fit], links: Sequence[LinkFit]) -> list[RenderableType]
     names = {id(one): _name(one, varying, len({other.case.mode for other in fits}) > 1) for one in fits}
     parts: list[RenderableType] = [Text(plain(constant), "bold")]
     if done:
-        parts += [_series(done, names), Text(LEGEND, "dim"), ""]
+        sources = [f"{names[id(one)]}: {one.model}, {one.resampled}" for one in done]
+        parts += [_series(done, names), Text("; ".join([LEGEND, *sources]), "dim"), ""]
     if links:
-        parts += [_links(links), ""]
+        sources = [f"{link.name}: {len(link.members)} series, {link.resampled}" for link in links]
+        parts += [_links(links), Text("; ".join(sources), "dim"), ""]
     for start in range(0, len(done), BESIDE):
         parts += [_points(done[start : start + BESIDE], names), ""]
     lines = [f"{names[id(one)]}: {one.refused}" for one in fits if one.refused]
@@ -44,22 +46,23 @@ def _name(one: Fit, varying: Sequence[str], modes: bool) -> str:
 
 
 def _series(fits: Sequence[Fit], names: dict[int, str]) -> Table:
-    view = _plain("series", "sizes", "alpha", "1 / beta", "n½", "off", "runs", "from", "flags")
+    flagged = ["flags"] if any(one.flags for one in fits) else []
+    view = _plain("series", "sizes", "alpha", "1 / beta", "n½", "off", "runs", *flagged)
     for one in fits:
-        runs = f"{one.runs[0]} of {one.runs[1]:.0f}"
-        whole = [f"{one.worst:.0%}", runs, f"{one.model}, {one.resampled}", " ".join(one.flags)]
+        runs = f"{one.runs[0]}/{one.runs[1]:.0f}"
+        whole = [f"{one.worst:.0%}", runs, *(" ".join(one.flags) for _ in flagged)]
         for number, part in enumerate(one.segments):
-            fixed = [f"{size(part.first)} to {size(part.last)}", _time(part.alpha), _rate(part.beta), _half(part)]
+            fixed = [f"{size(part.first)}…{size(part.last)}", _time(part.alpha), _rate(part.beta), _half(part)]
             view.add_row(*map(Text, ["", *fixed] if number else [names[id(one)], *fixed, *whole]))
     return view
 
 
 def _links(links: Sequence[LinkFit]) -> Table:
-    view = _plain("link", "alpha", "1 / beta", "1 / gamma", "n½", "condition", "from", "flags")
+    flagged = ["flags"] if any(link.flags for link in links) else []
+    view = _plain("link", "alpha", "1 / beta", "1 / gamma", "n½", "condition", *flagged)
     for link in links:
         columns = [_time(link.alpha), _rate(link.beta), _rate(link.gamma), _half(link), f"{link.condition:.2g}"]
-        source = f"{len(link.members)} series, {link.resampled}"
-        view.add_row(*map(Text, [link.name, *columns, source, " ".join(link.flags)]))
+        view.add_row(*map(Text, [link.name, *columns, *(" ".join(link.flags) for _ in flagged)]))
     return view
 
 
@@ -91,10 +94,11 @@ def _half(part: Segment | LinkFit) -> str:
 def _plain(*heads: str) -> Table:
     view = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), border_style="dim")
     for head in heads:
-        words = head in ("series", "link", "from", "flags")
+        words = head in ("series", "link", "flags")
         view.add_column(
-            Text(plain(head), "bold"), justify="left" if words else "right", no_wrap=not words, overflow="fold"
-        )
+            Text(plain(head), "bold"), justify="left" if words else "right", no_wrap=not words, overflow="fold",
+            min_width=10 if words else None,
+        )  # fmt: skip
     return view
 
 
