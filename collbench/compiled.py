@@ -34,13 +34,11 @@ class Compiled:
         self.name = variant.schedule(case.n, case.root, case.size / halfway).name
         self.schedule, self.program = _lowered(case.collective, self.name, case.n, case.root, case.in_place, waits)
         self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
-        table = splits.matrix(case.splits, case.n, case.nbytes, case.type.size) if case.splits else None
         self._starts = None  # of an uneven row's cells, and its end, per rank
-        if table is not None:
-            rows = [[0, *table[rank].tolist(), *table[:, rank].tolist()] for rank in range(case.n)]
-            self._starts = [list(itertools.accumulate(row)) for row in rows]
+        if case.splits:
+            self._starts = [list(itertools.accumulate(row, initial=0)) for row in splits.rows(case.matrix).tolist()]
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Length of the longest rank's row, which is that of every rank's scratch banks."""
         if not self.schedule.has_data:

@@ -18,7 +18,7 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
     modes = _words(given["mode"])
     modes = {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
     for mode in modes:
-        _choice("--mode", mode, ("isolated", "streaming", "host"))
+        choice("--mode", mode, ("isolated", "streaming", "host"))
     places = {"out": (False,), "in": (True,), "both": (False, True)}
     backends = tuple(_words(given["backend"])) or _default_backends()
     roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
@@ -31,7 +31,7 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
         dtypes=tuple(DTYPES) if given["datatype"] == "all" else tuple(_words(given["datatype"])),
         ops=tuple(OPS) if given["op"] == "all" else tuple(_words(given["op"])),
         roots=roots,
-        in_place=places[_choice("--place", given["place"], places)],
+        in_place=places[choice("--place", given["place"], places)],
         modes=tuple(modes),  # type: ignore[arg-type]
         envs=suite.expand_envs(given["env"] or []),
         splits=tuple(_words(given["splits"])),
@@ -63,9 +63,9 @@ def policy(given: dict[str, Any]) -> suite.Policy:
         precision=_share("--precision", precision) if precision else None,
         max_seconds=suite.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
         batch=given["iters"] or 20,
-        sync=_choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
-        cache=_choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
-        order=_choice("--order", given["order"], ("auto", "size", "shuffled")),  # type: ignore[arg-type]
+        sync=choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
+        cache=choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
+        order=choice("--order", given["order"], ("auto", "size", "shuffled")),  # type: ignore[arg-type]
         check=given["check"],
         seed=given["seed"],
         agg_iters=given["agg_iters"],
@@ -88,7 +88,7 @@ def reporter(given: dict[str, Any]) -> formats.Reporter:
         "csv": lambda: formats.Csv(sys.stdout),
         "md": lambda: formats.Markdown(sys.stdout),
     }
-    name = _choice("--format", given["output_format"], ("auto", *makers))
+    name = choice("--format", given["output_format"], ("auto", *makers))
     if name == "auto":
         name = "table" if sys.stdout.isatty() else "nccl"
     reporters: list[formats.Reporter] = [makers[name]()]
@@ -119,7 +119,8 @@ def _share(option: str, text: str) -> float:
     return value
 
 
-def _choice(option: str, text: str, allowed: Any) -> str:
+def choice(option: str, text: str, allowed: Any) -> str:
+    """``text`` if it is among ``allowed``. Raises UsageError."""
     if text not in allowed:
         raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
     return text

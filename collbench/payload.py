@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from collbench import splits
 from collbench.collectives import COLLECTIVES, OPS, premul_factor
 from collbench.dtypes import DTYPES, DType
 from collbench.suite import Case
@@ -310,7 +309,7 @@ def in_place_offsets(case: Case, rank: int) -> Placement:
 def _cells(case: Case) -> NDArray[np.int64]:
     """Elements of every rank's send cells, (n, cells): the pieces the collective moves or reduces as a whole."""
     if case.splits:
-        return splits.matrix(case.splits, case.n, case.nbytes, case.type.size)
+        return case.matrix
     return np.full((case.n, case.row.counts(case.n, 1)[0]), case.count)
 
 

@@ -45,6 +45,13 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     return counts
 
 
+def rows(table: np.ndarray) -> np.ndarray:
+    """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets from each."""
+    import numpy as np
+
+    return np.hstack([table, table.T])
+
+
 def _number(spec: str, text: str) -> float:
     try:
         return float(text)

@@ -45,10 +45,7 @@ def show(
     if html:
         from collbench import spacetime_html
 
-        try:
-            html.write_text(spacetime_html.page(schedule, frames), encoding="utf-8")
-        except OSError as e:
-            raise CannotRun(f"cannot write {html}: {e.strerror}", "choose another place with --html") from e
+        _write(html, spacetime_html.page(schedule, frames), "--html")
         return console.show(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:
@@ -171,12 +168,11 @@ def predict(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
     """Predict times on a model network: per algorithm and size, crossovers, bounds."""
-    from collbench import algorithms, console, forecast, networks, simulate, suite
+    from collbench import algorithms, console, forecast, networks, options, simulate, suite
     from collbench.collectives import collective
 
     row = collective(name)
-    if output_format not in ("table", *forecast.TEXTS):
-        raise UsageError(f"--format: '{output_format}' is not one of table, {', '.join(forecast.TEXTS)}")
+    options.choice("--format", output_format, ("table", *forecast.TEXTS))
     if counts and output_format != "table":
         raise UsageError("--counts comes as a table only", "leave --format out")
     smallest = suite.parse_size(minbytes, "-b")
@@ -206,11 +202,10 @@ def fit(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:
     """Fit latency and bandwidth of the model to recorded runs."""
-    from collbench import console, fitted, store
+    from collbench import console, fitted, options, store
     from collbench import fit as fitting
 
-    if output_format not in ("table", "json"):
-        raise UsageError(f"--format: '{output_format}' is not one of table, json")
+    options.choice("--format", output_format, ("table", "json"))
     files = [store.read(store.find(run)) for run in runs or ["@last"]]
     found = [one for file in files for one in fitting.series(file) if backend in ("", one.case.backend)]
     if not found:
@@ -245,7 +240,11 @@ def export(
     text = exports.FORMATS[to](schedule, parse_size(nbytes, "--bytes"))
     if output is None:
         return typer.echo(text, nl=False)
+    _write(output, text, "-o")
+
+
+def _write(path: Path, text: str, option: str) -> None:
     try:
-        output.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as e:
-        raise CannotRun(f"cannot write {output}: {e.strerror}", "choose another place with -o") from e
+        raise CannotRun(f"cannot write {path}: {e.strerror}", f"choose another place with {option}") from e

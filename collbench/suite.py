@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -14,6 +14,9 @@ from collbench.collectives import COLLECTIVES, OPS, Collective, collective
 from collbench.dtypes import DTYPES, DType, dtype
 from collbench.environment import mask
 from collbench.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
@@ -60,10 +63,15 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return whole // self.n // step * step
 
     @property
+    def matrix(self) -> np.ndarray:
+        """Elements that each rank sends to each, where blocks are uneven (``splits``)."""
+        return splits.matrix(self.splits, self.n, self.nbytes, self.type.size)
+
+    @property
     def counts(self) -> tuple[int, int]:
         """Largest number of elements any rank sends and receives."""
         if self.splits:
-            table = splits.matrix(self.splits, self.n, self.nbytes, self.type.size)
+            table = self.matrix
             return int(table.sum(1).max()), int(table.sum(0).max())
         return self.row.counts(self.n, self.count)
 
@@ -77,7 +85,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """The S of busbw = factor * S / t: the size, or for all_to_allv the bytes through the busiest port."""
         if not self.splits:
             return self.size
-        return splits.busiest(splits.matrix(self.splits, self.n, self.nbytes, self.type.size)) * self.type.size
+        return splits.busiest(self.matrix) * self.type.size
 
     @property
     def key(self) -> str:

@@ -91,12 +91,12 @@ def _two_colours(src: Ints, dst: Ints) -> Ints:
                 beside[b].append(a)
     colour = np.full(len(src), -1)
     for start in range(len(src)):
-        todo = [(start, 0)] if colour[start] < 0 else []
-        while todo:
-            edge, shade = todo.pop()
+        waiting = [(start, 0)] if colour[start] < 0 else []
+        while waiting:
+            edge, shade = waiting.pop()
             if colour[edge] < 0:
                 colour[edge] = shade
-                todo += [(other, 1 - shade) for other in beside[edge]]
+                waiting += [(other, 1 - shade) for other in beside[edge]]
     return colour
 
 

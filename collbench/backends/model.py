@@ -10,8 +10,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-import numpy as np
-
 from collbench import algorithms, simulate, splits
 from collbench.errors import CollbenchError
 from collbench.networks import Link, Network
@@ -49,8 +47,7 @@ class Model:
         note = f"simulated {predictor.schedule(case.size).name} on the flat network"
         if not case.splits:
             return predictor.seconds(case.size), note
-        blocks = splits.matrix(case.splits, case.n, case.nbytes, case.type.size) * case.type.size
-        lengths = np.hstack([blocks, blocks.T])  # of a rank's cells: what it sends to each, and gets from each
+        lengths = splits.rows(case.matrix) * case.type.size
         return simulate.cost(predictor.schedule(case.size), self._network, lengths).seconds(1), note
 
 

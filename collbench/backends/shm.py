@@ -21,7 +21,7 @@ import torch
 
 from collbench import environment
 from collbench.backends import Call
-from collbench.compiled import Compiled, Spot
+from collbench.compiled import Compiled
 from collbench.control import Control
 from collbench.errors import CannotRun
 from collbench.program import Action, Bank, Term
@@ -69,15 +69,15 @@ class SharedMemory:
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if missing := why_not_here():
             raise CannotRun(missing, "--backend gloo runs here")
-        self._rank, self._n, self._control = rank, n, Control(rank, n)
+        self._rank, self._control = rank, Control(rank, n)
         homes = self._control.collect([environment.host(), str(Path("/proc/self/ns/pid").readlink())])
         if any(home != homes[0] for home in homes):
             raise CannotRun("shm needs all ranks on one host, in one PID namespace", "--backend gloo joins hosts")
         cores = {core for mine in self._control.collect(sorted(os.sched_getaffinity(0))) for core in mine}
         self._patience = PATIENCE if n <= len(cores) else 0
-        self._counters = memoryview(self._share(n * LINE * 8)[0]).cast("q")
+        self._counters = self._share(n * LINE * 8)[0].numpy().data.cast("q")
 
-    def _share(self, nbytes: int) -> list[mmap.mmap]:
+    def _share(self, nbytes: int) -> list[Tensor]:
         """Every rank's newly made shared memory, its own among them (all ranks call this together)."""
         fd = os.memfd_create("collbench")
         try:
@@ -88,19 +88,19 @@ class SharedMemory:
             self._control.barrier()  # all have opened it
         finally:
             os.close(fd)
-        return maps
+        return [torch.frombuffer(m, dtype=torch.uint8) for m in maps]
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._buffers, self._scratch = [], []  # before the new ones, so that two cases never share the memory
-        self._buffers = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
+        self._buffers = self._share(nbytes)
         return self._buffers[self._rank]
 
     def _room(self, nbytes: int) -> list[Tensor]:
         """Every rank's scratch, of at least that many bytes."""
         if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
             self._scratch = []
-            self._scratch = [torch.frombuffer(m, dtype=torch.uint8) for m in self._share(nbytes)]
+            self._scratch = self._share(nbytes)
         return self._scratch
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
@@ -133,9 +133,8 @@ class SharedMemory:
             view.data_ptr() - mine - shift * case.type.size
             for view, shift in zip((send, recv), shifts[self._rank], strict=True)
         ]
-        width = compiled.row_bytes
-        room = -(-width // mmap.PAGESIZE) * mmap.PAGESIZE
-        extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if width else []
+        room = -(-compiled.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         scratch = self._room(room * len(extra))
         banks = []
         for rank in range(case.n):
@@ -205,14 +204,14 @@ class _Script:
             return
         bank, cell, cells, terms = action
         spots = [
-            [self._banks[term.rank][bank][start:stop] for bank, start, stop in self._spots(term, cells, part)]
+            [
+                self._banks[term.rank][bank][start:stop]
+                for bank, start, stop in self._compiled.spots(term, cells, part, self._slices)
+            ]
             for term in (Term(self._rank, bank, cell), *terms)
         ]
         for out, *values in zip(*spots, strict=True):
             yield from fold(self._arithmetic, out, values)
-
-    def _spots(self, term: Term, cells: int, part: int) -> Iterator[Spot]:
-        return self._compiled.spots(term, cells, part, self._slices)
 
 
 def create(name: str) -> SharedMemory:

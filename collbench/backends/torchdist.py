@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from collbench import splits
 from collbench.backends import Call, _wire
 from collbench.collectives import premul_factor
 from collbench.errors import CannotRun
@@ -88,7 +87,7 @@ def _exchange(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[...
 
 
 def _exchange_v(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    table = splits.matrix(case.splits, case.n, case.nbytes, case.type.size)
+    table = case.matrix
     out, into = table[at.rank].tolist(), table[:, at.rank].tolist()
     return partial(dist.all_to_all_single, recv[: sum(into)], send[: sum(out)], into, out, group=at.group)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from interleaving import finish
 
 from collbench import algorithms
 from collbench.collectives import COLLECTIVES
@@ -64,18 +65,8 @@ def execute(schedule: Schedule, program: Program, in_place: bool, rng: random.Ra
         bringing.append({(rank, *place): value for *place, value in zip(banked, own, inputs[rank], strict=True)})
     progress = [0] * n
     live = {rank: life(rank, program.ranks[rank], memory, progress, bringing[rank], took) for rank in range(n)}
-    stuck = 0
-    while live:
-        rank = rng.choice(list(live))
-        for _ in range(rng.choice((1, 1, 3, 100))):
-            moved = next(live[rank], None)
-            if moved is None:
-                del live[rank]
-            stuck = 0 if moved is not False else stuck + 1
-            if not moved:
-                break
-        if stuck > 100 * n:
-            raise Wrong("all wait for each other")
+    if not finish(live, rng, 100 * n):
+        raise Wrong("all wait for each other")
     if not schedule.has_data:
         return
     blocks = [np.array(values, object) for values in inputs]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from interleaving import finish
 
 from collbench import algorithms
 from collbench.backends import shm
@@ -78,19 +79,7 @@ def interleave(case: Case, rng: random.Random) -> list[str]:
     inputs = [[np.array([rng.randrange(1, 1 << 40) for _ in range(sent)]) for _ in range(case.n)] for _ in turns]
     wrong: list[str] = []
     live = {rank: world.life(rank, turns, inputs, wrong) for rank in range(case.n)}
-    stuck = 0
-    while live:
-        rank = rng.choice(list(live))
-        for _ in range(rng.choice((1, 1, 3, 100))):
-            moved = next(live[rank], None)
-            if moved is None:
-                del live[rank]
-            stuck = 0 if moved is not False else stuck + 1
-            if not moved:
-                break
-        if stuck > 200 * case.n:
-            return ["all wait for each other"]
-    return wrong
+    return wrong if finish(live, rng, 200 * case.n) else ["all wait for each other"]
 
 
 def cases(n: int) -> Iterator[Case]:
