@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collbench import study
+from collbench import ab, bring, judge, publish, study
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES
 from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
@@ -138,9 +138,11 @@ def _measure(
 
 
 def _order(named: Suite, *, save: bool, output: Path | None, tag: str, budget: str) -> Order:
-    from collbench import session, suite
+    from collbench import grammar, session
 
-    seconds = suite.parse_duration(budget, "--budget") if budget else None
+    seconds = grammar.parse_duration(budget, "--budget") if budget else None
+    if seconds is not None and named.policy.iters:
+        raise UsageError(f"{named.name} fixes the repetitions that --budget would choose", "leave --budget out")
     return session.Order(suite=named, command=sys.argv, save=save, output=output, tag=tag, budget=seconds)
 
 
@@ -154,8 +156,13 @@ def _show_plan(wanted: Order) -> None:
 
 
 def _run(
-    suites: Annotated[list[str], typer.Argument(help="Built-in names (see `collbench list`) or TOML files.")],
+    suites: Annotated[list[str] | None, typer.Argument(metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files.")] = None,
+    ngpus: Annotated[str, Option("-g", "--ngpus", "--ranks", help="Ranks on this machine instead of the suite's; a list.")] = "",
+    backend: Annotated[str, Option("--backend", help="Backends instead of the suite's; a list.")] = "",
+    only: Annotated[str, Option("--only", metavar="COLLECTIVE,…", help="Of the suite, only these collectives.")] = "",
+    max_time: Annotated[str, Option("--max-time", help="Longest time spent measuring one case.")] = "",
     budget: Annotated[str, Option("--budget", help="Fit each suite into this time, by fewer repetitions: 10m.")] = "",
+    resume: Annotated[str, Option("--resume", metavar="RUN", help="Go on with this run, which was cut short: measure what is missing, into the same file.")] = "",
     output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md.")] = "auto",
     output: Annotated[Path | None, Option("--output", help="Save runs to this folder (one suite: or file).")] = None,
     save: Annotated[bool, Option("--save/--no-save", help="Keep the runs' records.")] = True,
@@ -163,12 +170,29 @@ def _run(
     dry_run: Annotated[bool, Option("--dry-run", help="Show what would run, and what it takes.")] = False,
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
-    """Run suites: sweeps kept in files."""
+    """Run suites: sweeps kept in files.
+
+    A suite is a TOML file: description, tags; [axes], the lists whose product is measured: collectives and sizes
+    ("64K", or { min = 8, max = "1G", factor = 4 }), and as wanted ranks, backends, algorithms, dtypes, ops, roots,
+    in_place, modes, env ("NCCL_ALGO=Ring,Tree"), splits, align, cycles; [policy]: iters, precision, max_seconds and
+    others; [[include]]: a further sweep, with keys in place of those of [axes]; [[override]]: a match, and keys for the
+    cases that match; [[exclude]]: keys of cases to leave out, min_size, max_size, perhaps a reason; [[threshold]]: a
+    match and tau, the smallest change to judge.
+    """
     from collbench import catalogue, options, session
     from collbench.launch import join
 
-    if len(suites) > 1 and join.detect():
+    told = bool(ngpus or backend or only or max_time or budget or output or tag or not save)
+    if resume and (suites or told):
+        raise UsageError("--resume goes on with a run as it was begun", "leave suites and their options out")
+    if not resume and not suites:
+        raise UsageError("no suite is named", "collbench list shows the built-in ones; or a TOML file")
+    if len(suites or []) > 1 and join.detect():
         raise UsageError("under a launcher, ranks live for one suite", "one command per suite")
+    named = [catalogue.load(name) for name in suites or []]
+    named = [options.changed(one, ngpus=ngpus, backend=backend, only=only, max_time=max_time) for one in named]
+    wanted = [_order(one, save=save and not dry_run, output=output, tag=tag, budget=budget) for one in named]
+    wanted += [_going_on(resume)] if resume else []
     given = {
         "output_format": output_format,
         "average": 3,
@@ -177,13 +201,19 @@ def _run(
         "output_file": None,
     }
     codes = []
-    for suite in [catalogue.load(name) for name in suites]:
-        wanted = _order(suite, save=save and not dry_run, output=output, tag=tag, budget=budget)
+    for order in wanted:
         if dry_run:
-            _show_plan(wanted)
+            _show_plan(order)
         else:
-            codes.append(session.execute(wanted, lambda: options.reporter(given)))
+            codes.append(session.execute(order, lambda: options.reporter(given)))
     raise typer.Exit(max(codes, default=Exit.OK))
+
+
+def _going_on(name: str) -> Order:
+    from collbench import resume, session
+
+    resumed = resume.find(name)
+    return session.Order(suite=resumed.run.suite, command=sys.argv, resumed=resumed)
 
 
 def _runs(last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20) -> None:
@@ -216,7 +246,8 @@ def _list() -> None:
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": _run, "runs": _runs, "show": study.show, "prove": study.prove, "predict": study.predict, "fit": study.fit,
-    "export": study.export, "doctor": _doctor, "list": _list,
+    "export": study.export, "ab": ab.ab, "compare": judge.compare, "report": publish.report, "import": bring.bring,
+    "doctor": _doctor, "list": _list,
 }  # fmt: skip
 
 app = typer.Typer(

@@ -198,5 +198,6 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
     ]
     named: list[tuple[str, ...]] = [("collective", "algorithms (--algo), with their parameters")]
     named += [(name, ", ".join(map(algorithms.spelling, algorithms.of(name)))) for name in COLLECTIVES]
-    suites: list[tuple[str, ...]] = [("name", "what it is for"), *catalogue_of_suites.built_in().items()]
+    suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
+    suites += [(s.name, ", ".join(s.tags), s.description) for s in catalogue_of_suites.built_in().values()]
     return {"Collectives": rows, "Algorithms": named, "Backends": backends, "Suites": suites}

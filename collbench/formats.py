@@ -33,6 +33,7 @@ FLAGS = {
     "bimodal": "times fall into two groups: the median may be a time that never occurs",
     "late": "this rank came last far more often than chance explains; the others wait for it",
     "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
+    "imported": "read from another tool's log, which tells less than samples do: never decides a comparison",
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
 }
 
@@ -168,9 +169,11 @@ class Markdown(Gathered):
 
 
 def flat(record: Record, row: Row | None) -> dict[str, Any]:
-    """A record as ``records.frame`` names its columns; derived ones are None where nothing was measured."""
+    """A record as ``records.frame`` names its columns; derived ones are None where nothing is known."""
     case = record.case
-    values = dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | (msgspec.structs.asdict(row) if row else {})
+    derived = msgspec.structs.asdict(row) if row else {}
+    unknown = [name for name, value in derived.items() if isinstance(value, float) and math.isnan(value)]
+    values = dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | derived | dict.fromkeys(unknown)
     own = {name: getattr(record, name) for name in OWN}
     return values | own | {"implementation": case.label, "count": case.count, "size": case.size}
 
@@ -221,7 +224,7 @@ def cells(record: Record, row: Row | None) -> dict[str, str]:
         "median": duration(shown.median) if shown else "-",
         "±": interval(shown) if shown else "-",
         "tail": tail(shown) if shown else "-",
-        "N": str(shown.samples) if shown else "-",
+        "N": str(shown.samples or "-") if shown else "-",
         "min": duration(shown.min) if shown else "-",
         "algbw": bandwidth(shown.algbw) if shown else "-",
         "busbw": bandwidth(shown.busbw) if shown else "-",
@@ -273,8 +276,8 @@ def bandwidth(value: float | None) -> str:
 
 def tail(row: Row) -> str:
     """The highest quantile that the samples can bound, named; else the maximum, for which see the N beside it."""
-    named = {"p99": row.p99, "p95": row.p95, "max": row.max}
-    return next(f"{name} {duration(value)}" for name, value in named.items() if value is not None)
+    named = {"p99": row.p99, "p95": row.p95, "max": None if math.isnan(row.max) else row.max}
+    return next((f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-")
 
 
 def settings(env: Iterable[tuple[str, str]]) -> str:

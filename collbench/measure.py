@@ -151,9 +151,13 @@ class Measured(NamedTuple):
 
 
 class Protocol:
-    """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for that many calls a sample."""
+    """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for that many calls a sample;
+    ``fixed``, where given, is how many samples are taken whatever they say."""
 
-    def __init__(self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], mode: str) -> None:
+    def __init__(
+        self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], mode: str,
+        fixed: int | None = None,
+    ) -> None:  # fmt: skip
         self._policy = policy
         self._control = control
         self._sync = sync
@@ -161,7 +165,7 @@ class Protocol:
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
         self._precision, self._most_seconds = policy.precision, policy.max_seconds
         self._streaming = mode == "streaming"
-        self._iters = None if self._streaming else policy.iters  # streaming: -n is the calls of a batch
+        self._iters = fixed or (None if self._streaming else policy.iters)  # streaming: -n is the calls of a batch
 
     def run(self, first_ns: int, on_measure: Action) -> tuple[Measured | None, Sampler]:
         """Warm up, choose how many calls make a sample, measure. ``first_ns`` is what this rank's first call took."""

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from collbench import console, environment, formats, nccljson, nccltests, suite
-from collbench.collectives import OPS
+import msgspec
+
+from collbench import console, formats, grammar, nccljson, nccltests, suite
+from collbench.collectives import OPS, collective
 from collbench.dtypes import DTYPES
 from collbench.errors import UsageError
 from collbench.launch import join
+from collbench.selection import Exclude, Part
 
 
 def axes(name: str, given: dict[str, Any]) -> suite.Axes:
@@ -20,7 +23,7 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
     for mode in modes:
         choice("--mode", mode, ("isolated", "streaming", "host"))
     places = {"out": (False,), "in": (True,), "both": (False, True)}
-    backends = tuple(_words(given["backend"])) or _default_backends()
+    backends = tuple(_words(given["backend"])) or suite.default_backends()
     roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
     return suite.Axes(
         collectives=(name,),
@@ -33,9 +36,9 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
         roots=roots,
         in_place=places[choice("--place", given["place"], places)],
         modes=tuple(modes),  # type: ignore[arg-type]
-        envs=suite.expand_envs(given["env"] or []),
+        envs=grammar.expand_envs(given["env"] or []),
         splits=tuple(_words(given["splits"])),
-        align=suite.parse_size(given["align"], "--align"),
+        align=grammar.parse_size(given["align"], "--align"),
         cycles=given["run_cycles"],
     )
 
@@ -44,10 +47,10 @@ def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
     if given["sizes"]:
         if given["minbytes"] or given["maxbytes"]:
             raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
-        return tuple(suite.parse_size(word, "--sizes") for word in _words(given["sizes"]))
-    smallest = suite.parse_size(given["minbytes"] or "32M", "-b")
-    largest = suite.parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
-    step = suite.parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
+        return tuple(grammar.parse_size(word, "--sizes") for word in _words(given["sizes"]))
+    smallest = grammar.parse_size(given["minbytes"] or "32M", "-b")
+    largest = grammar.parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
+    step = grammar.parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
     return suite.sweep(smallest, largest, given["stepfactor"], step)
 
 
@@ -60,8 +63,8 @@ def policy(given: dict[str, Any]) -> suite.Policy:
     return suite.Policy(
         iters=given["iters"],
         warmup=given["warmup_iters"],
-        precision=_share("--precision", precision) if precision else None,
-        max_seconds=suite.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
+        precision=share("--precision", precision) if precision else None,
+        max_seconds=grammar.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
         batch=given["iters"] or 20,
         sync=choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
         cache=choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
@@ -75,6 +78,31 @@ def policy(given: dict[str, Any]) -> suite.Policy:
         pin=given["pin"],
         timeout=given["timeout"],
     )
+
+
+def changed(
+    named: suite.Suite, *, ngpus: str = "", backend: str = "", only: str = "", max_time: str = ""
+) -> suite.Suite:
+    """A suite with what the command line says in place of it, and filled in where it says nothing itself."""
+    said = {"ranks": tuple(_integer("-g", word, 1) for word in _words(ngpus)), "backends": tuple(_words(backend))}
+    said = {axis: values for axis, values in said.items() if values}
+    silent: dict[str, Any] = dict.fromkeys(said, ())
+    kept = [collective(word).name for word in _words(only)]
+    others = tuple(name for name in named.values("collectives") if kept and name not in kept)
+    if kept and set(kept).isdisjoint(named.values("collectives")):
+        raise UsageError(f"--only {only}: there is none in {named.name}", f"it has {', '.join(others)}")
+    if max_time and named.policy.iters:
+        raise UsageError(f"{named.name} fixes the repetitions that --max-time would choose", "leave --max-time out")
+    seconds = grammar.parse_duration(max_time, "--max-time") if max_time else named.policy.max_seconds
+    member, replace = join.detect(), msgspec.structs.replace
+    return replace(
+        named,
+        policy=replace(named.policy, max_seconds=seconds),
+        axes=replace(named.axes, **said),
+        includes=tuple(replace(further, **said) for further in named.includes),
+        overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in named.overrides),
+        excludes=(*[Exclude(match=Part(collectives=others))] * bool(others), *named.excludes),
+    ).settled(member.n if member else 0)
 
 
 def reporter(given: dict[str, Any]) -> formats.Reporter:
@@ -109,14 +137,9 @@ def _integer(option: str, text: str, least: int = 0) -> int:
     return int(text)
 
 
-def _share(option: str, text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise UsageError(f"{option}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01")
-    return value
+def share(option: str, text: str) -> float:
+    """``text`` as a share of one: 1% or 0.01. Raises UsageError."""
+    return grammar.parse_share(text, option)
 
 
 def choice(option: str, text: str, allowed: Any) -> str:
@@ -126,13 +149,6 @@ def choice(option: str, text: str, allowed: Any) -> str:
     return text
 
 
-def _default_backends() -> tuple[str, ...]:
-    return ("nccl",) if environment.gpu_count() else ("gloo",)
-
-
 def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
     member = join.detect()
-    if member is not None:
-        return (member.n,)
-    gpus = environment.gpu_count() if "nccl" in backends else 0
-    return (gpus or max(2, environment.core_count()),)
+    return (member.n,) if member else suite.default_ranks(backends)

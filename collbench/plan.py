@@ -26,11 +26,16 @@ GUESS_RATE = 0.7e9
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record."""
+    """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
+
+    ``samples`` and ``warmup``, where given, fix how many are taken in spite of the policy: paired launches need that.
+    """
 
     case: Case
     rotation: int
     cache: Cache
+    samples: int | None = None
+    warmup: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -6,11 +6,13 @@ group, a Record per case as it ends, and an End; a file without an End was cut s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from collbench import stats
 from collbench.suite import Case, Policy, Suite
@@ -31,8 +33,25 @@ class _Line(
     pass
 
 
+class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a run belongs to an interleaved comparison: two runs, one a side, share ``experiment``.
+
+    ``variant`` is the side as it was given. ``differs`` names the fields of Case that the variants set, on which
+    rows of both sides are therefore not joined. ``aa`` says that both sides are the same on purpose.
+    """
+
+    experiment: str
+    side: Literal["base", "head"]
+    variant: str
+    differs: tuple[str, ...] = ()
+    aa: bool = False
+
+
 class Run(_Line, frozen=True, tag="run"):
-    """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed description."""
+    """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed description.
+
+    ``imported`` names the tool whose output the run was read from, and then what is not known of it is left empty.
+    """
 
     id: str
     started: str
@@ -42,6 +61,8 @@ class Run(_Line, frozen=True, tag="run"):
     environment: dict[str, Any]
     schema: int = SCHEMA
     tag: str = ""
+    pairing: Pairing | None = None
+    imported: str = ""
 
 
 class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -56,7 +77,11 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class World(_Line, frozen=True, tag="world"):
-    """One process group. Records name it by ``index``; times in nanoseconds."""
+    """One process group. Records name it by ``index``; times in nanoseconds.
+
+    In an interleaved comparison, worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired
+    with the other side's; elsewhere both are 0 and every world is a launch of its own.
+    """
 
     index: int
     backend: str
@@ -68,6 +93,8 @@ class World(_Line, frozen=True, tag="world"):
     same_clock: bool
     library: str = ""
     init_ns: int = 0
+    stage: int = 0
+    round: int = 0
 
 
 class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,6 +105,25 @@ class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     got: str
     expected: str
     when: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What another tool printed in place of samples: nanoseconds a call, None where it printed nothing of the kind.
+
+    ``time`` is the mean or median (``over``) of ``samples`` timings (0: not known how many), each the time of
+    ``ranks``. The others are over samples too, but ``by_rank``: the means of the fastest, of all, of the slowest rank.
+    """
+
+    time: float
+    over: Literal["mean", "median"] = "mean"
+    ranks: Literal["mean", "rank 0", "fastest", "slowest"] = "mean"
+    samples: int = 0
+    min: float | None = None
+    max: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    by_rank: tuple[float, float, float] | None = None
 
 
 class Record(_Line, frozen=True, tag="record"):
@@ -92,6 +138,7 @@ class Record(_Line, frozen=True, tag="record"):
     ``preempted`` is how often the kernel took a rank off its core while measuring; ``copies_first`` says that the
     timed call begins with a copy because the library has no such out-of-place collective.
     ``overhead_ns`` is the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
+    ``told`` marks an imported record; ``times_ns`` is then often empty.
     """
 
     case: Case
@@ -121,6 +168,7 @@ class Record(_Line, frozen=True, tag="record"):
     wrong: int | None = None
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0
+    told: Told | None = None
 
 
 class End(_Line, frozen=True, tag="end"):
@@ -136,6 +184,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     ``lo`` and ``hi`` bound the median at 95 %; ``p95`` and ``p99`` are None with too few samples to bound them.
     ``gateable`` is false where the protocol was broken so far that no verdict may rest on the row.
+    ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however many calls it has.
     """
 
     samples: int
@@ -159,6 +208,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[float, float] | None
     flags: tuple[str, ...]
     gateable: bool
+    lateness: tuple[float, ...] = ()
+
+
+class Digested(Record, frozen=True, kw_only=True, tag="record"):
+    """A record for showing: its ``row`` was derived while it was read, and then what takes most room left out of it,
+    which is all per-sample values but ``times_ns``."""
+
+    row: Row | None
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,34 +230,60 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def derive(record: Record, world: World | None = None) -> Row | None:
     """Everything shown of a record that was measured or predicted; None for one that was not."""
+    if isinstance(record, Digested):
+        return record.row
+    if record.told:
+        return _told(record, record.told, world)
     if not record.times_ns:
         return None
-    import numpy as np
-
     times = np.asarray(record.times_ns, dtype=float) / record.inner
     n_eff = stats.n_eff(times)
-    median, lo, hi = stats.median_interval(times, n_eff)
-    skew = float(np.median(record.skew_ns)) if record.skew_ns else None
-    late = (
-        stats.straggler(record.per_rank, record.starts_ns)
-        if record.case.row.synchronising and world and not world.oversubscribed
-        else None
-    )
-    modes = stats.modes(times)
+    ordered = np.sort(times)
+    median, lo, hi = stats.median_interval(ordered, n_eff)
+    skew = stats.median(record.skew_ns) if record.skew_ns else None
+    per_rank, starts = np.asarray(record.per_rank, dtype=float), np.asarray(record.starts_ns, dtype=float)
+    synchronising = record.case.row.synchronising
+    late = stats.straggler(per_rank, starts) if synchronising and world and not world.oversubscribed else None
+    modes = stats.modes(ordered)
     overhead = record.overhead_ns / record.inner
     flags = _flags(record, world, median, skew, overhead, late, modes)
     algbw = record.case.moved / median if median else 0.0
     no_bus = record.case.n == 1 or record.case.collective == "barrier"
     return Row(
         samples=len(times), n_eff=n_eff, median=median, lo=lo, hi=hi,
-        min=float(times.min()), mean=float(times.mean()), max=float(times.max()), mad=stats.mad(times),
-        p95=stats.quantile(times, 0.95), p99=stats.quantile(times, 0.99),
-        t_glob=float(np.median(record.glob_ns)) / record.inner if record.glob_ns else None,
+        min=ordered.item(0), mean=times.sum().item() / len(times), max=ordered.item(-1), mad=stats.mad(ordered),
+        p95=stats.quantile(ordered, 0.95), p99=stats.quantile(ordered, 0.99),
+        t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
         skew=skew, overhead=overhead, algbw=algbw,
         busbw=None if no_bus else algbw * record.case.row.busbw(record.case.n),
-        severe_outliers=stats.outliers(times)[1], late_rank=late, modes=modes, flags=flags,
+        severe_outliers=stats.outliers(ordered)[1], late_rank=late, modes=modes, flags=flags,
+        lateness=tuple(stats.lateness(per_rank, starts)) if synchronising or record.starts_ns else (),
         gateable=not {"oversubscribed", "skewed!", "overhead!", "invalid!", "n<6"} & set(flags),
     )  # fmt: skip
+
+
+def _told(record: Record, told: Told, world: World | None) -> Row | None:
+    """The row of an imported record, which never gates: of its samples if it has any, else with nan for what the tool
+    did not tell. Its quantiles stand only where as many samples could bound them."""
+    if record.times_ns:
+        row = derive(msgspec.structs.replace(record, told=None), world)
+        return row and msgspec.structs.replace(row, flags=("imported", *row.flags), gateable=False)
+    scale = 1000  # so that whole numbers keep fractions of a nanosecond
+    one = msgspec.structs.replace(record, told=None, times_ns=[round(told.time * scale)], inner=scale)
+    row = derive(one, world)
+    return row and msgspec.structs.replace(
+        row, samples=told.samples, n_eff=math.nan, mad=math.nan,
+        mean=told.time if told.over == "mean" else math.nan,
+        min=math.nan if told.min is None else told.min, max=math.nan if told.max is None else told.max,
+        p95=_bounded(told.p95, told.samples, 0.95), p99=_bounded(told.p99, told.samples, 0.99),
+        flags=("imported", *(flag for flag in row.flags if flag != "n<6")), gateable=False,
+    )  # fmt: skip
+
+
+def _bounded(value: float | None, samples: int, q: float) -> float | None:
+    """``value`` where so many samples bound their quantile ``q``."""
+    enough = value is not None and samples and stats.interval_ranks(min(samples, 1000), q)
+    return value if enough else None
 
 
 def _flags(
@@ -210,7 +293,8 @@ def _flags(
     """Short words for what a reader must know; ``!`` marks the grade at which a row may not gate."""
     replaced = sum(record.invalid.values())
     dropped = replaced / (replaced + len(record.times_ns))
-    apart = (skew or 0) / record.inner / median if record.sync != "none" else 0.0
+    least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
+    apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
     found = {
         "predicted": record.status == "predicted",
         "oversubscribed": bool(world and world.oversubscribed),
@@ -218,7 +302,7 @@ def _flags(
         "unconverged": record.stop in ("budget", "max_n"),
         "unsteady": not record.steady,
         _graded("skewed", apart): apart > 0.05,
-        _graded("overhead", overhead / median): overhead > 0.05 * median,
+        _graded("overhead", overhead / least): overhead > 0.05 * median,
         _graded("invalid", dropped, 0.25): dropped > 0.05,
         "bimodal": modes is not None,
         f"late:{late}": late is not None,
@@ -232,15 +316,19 @@ def _graded(flag: str, share: float, severe: float = 0.20) -> str:
     return flag + "!" if share > severe else flag
 
 
+def derived(file: RunFile) -> list[Row | None]:
+    """What derive says of each of ``file.records``, in their order."""
+    worlds = {w.index: w for w in file.worlds}
+    return [derive(record, worlds.get(record.world)) for record in file.records]
+
+
 def frame(files: Sequence[RunFile]) -> pd.DataFrame:
     """One line per record of every run: case fields, status, and every derived column of Row."""
     import pandas as pd
 
     table = []
     for file in files:
-        worlds = {w.index: w for w in file.worlds}
-        for record in file.records:
-            row = derive(record, worlds.get(record.world))
+        for record, row in zip(file.records, derived(file), strict=True):
             table.append(
                 {
                     "run": file.run.id,

@@ -15,7 +15,7 @@ from types import FrameType
 
 import msgspec
 
-from collbench import environment, plan, records, store
+from collbench import environment, plan, records, resume, store
 from collbench.backends import is_predicted, why_never
 from collbench.console import PlanRow
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
@@ -24,14 +24,14 @@ from collbench.launch import join
 from collbench.launch.board import Phase
 from collbench.launch.local import Launcher
 from collbench.plan import Job, Plan
-from collbench.records import End, Record, Run, World
-from collbench.suite import Case, Skip, Suite, expand
+from collbench.records import End, Record, Run, RunFile, World
+from collbench.suite import Case, Policy, Skip, Suite
 
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as asked for: the suite, the words it was asked with, and where its records go."""
+    """A run as asked for: the suite, the words it was asked with, and where its records go; or which run goes on."""
 
     suite: Suite
     command: Sequence[str]
@@ -39,6 +39,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     output: Path | None = None
     tag: str = ""
     budget: float | None = None
+    resumed: RunFile | None = None
 
     @property
     def join_seconds(self) -> float:
@@ -47,31 +48,38 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What would run, in the order of the table: the suite with its final policy, jobs, and what is left out."""
+    """What would run: the suite with its final policy, jobs, and what is left out. ``cases`` are those of the table in
+    its order, with those that a run to be resumed has done."""
 
     suite: Suite
     jobs: list[Job]
     skips: list[Skip]
-
-    @property
-    def cases(self) -> list[Case]:
-        return [job.case for job in self.jobs]
+    cases: list[Case]
 
 
 def prepare(order: Order) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
-    suite = order.suite
-    cases, skips = expand(suite.axes)
-    skips += [Skip(case, reason) for case in cases if (reason := why_never(case))]
-    cases = [case for case in cases if not why_never(case)]
-    available, _ = environment.memory_limit()
-    measured = [c for c in cases if not is_predicted(c.backend)]
-    jobs, no_room = plan.fit(measured, suite.policy, available, environment.llc_bytes() or 32 << 20)
-    fitting = {id(job.case): job for job in jobs}
-    jobs = [fitting.get(id(c)) or Job(c, 1, "") for c in cases if is_predicted(c.backend) or id(c) in fitting]
+    suite = order.suite.settled()
+    every, skips = suite.expand()
+    skips += [Skip(case, reason) for case in every if (reason := why_never(case))]
+    done = {record.case for record in resume.standing(order.resumed)}
+    jobs, no_room = fitted([case for case in every if not why_never(case) and case not in done], suite.policy)
     if order.budget is not None and jobs:
         suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
-    return Prepared(suite, jobs, skips + no_room)
+    left_out = [skip for skip in skips + no_room if skip.case not in done]
+    shown = {job.case for job in jobs} | {
+        record.case for record in resume.standing(order.resumed) if not resume.unplanned(record)
+    }
+    return Prepared(suite, jobs, left_out, [case for case in every if case in shown])
+
+
+def fitted(cases: Sequence[Case], policy: Policy) -> tuple[list[Job], list[Skip]]:
+    """Jobs for the cases that fit this host's memory, in their order, and skips for the rest."""
+    available, _ = environment.memory_limit()
+    measured = [c for c in cases if not is_predicted(c.backend)]
+    jobs, no_room = plan.fit(measured, policy, available, environment.llc_bytes() or 32 << 20)
+    fitting = {id(job.case): job for job in jobs}
+    return [fitting.get(id(c)) or Job(c, 1, "") for c in cases if is_predicted(c.backend) or id(c) in fitting], no_room
 
 
 def plan_rows(prepared: Prepared) -> list[PlanRow]:
@@ -91,18 +99,22 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
 def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     """Run an order to its end, whatever happens on the way, and say how it went."""
     member = join.detect()
-    predicted = [is_predicted(b) for b in order.suite.axes.backends]
+    if order.resumed is not None and _complete(order):
+        if member is None or member.rank == 0:
+            print(f"collbench: {order.resumed.path} is complete: nothing is left to measure", file=sys.stderr)
+        return Exit.OK
+    predicted = [is_predicted(b) for b in order.suite.values("backends")]
     if any(predicted) and member is not None:
         if member.rank:
             return Exit.OK  # predictions need one process
         member = None
-    ranks = order.suite.axes.ranks
+    ranks = order.suite.values("ranks")
     if member is not None and set(ranks) != {member.n}:
         asked = ",".join(map(str, ranks))
         raise UsageError(
             f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides"
         )
-    if member is not None and len(order.suite.axes.envs) > 1:
+    if member is not None and len(order.suite.values("envs")) > 1:
         raise UsageError(
             f"--env sweeps need fresh ranks, which {member.launcher} does not give",
             "one command per value, or without the launcher",
@@ -111,19 +123,27 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         nothing = lambda *_: None  # noqa: E731
         join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), order.join_seconds)
         return Exit.OK
+    if order.resumed is not None:
+        resume.refuse_another_machine(order.resumed)
     launcher = Launcher()
     try:
-        if member is None and not all(predicted):
+        if member is None and not all(predicted) and order.resumed is None:
             launcher.warm(order.suite.axes.envs[0])
         prepared = prepare(order)
-        if not prepared.jobs:
-            raise _nothing_runs([skip.reason for skip in prepared.skips])
+        if not prepared.jobs and order.resumed is None:
+            raise nothing_runs([skip.reason for skip in prepared.skips])
         return _Session(order, prepared, make_reporter(), launcher, member).run()
     finally:
         launcher.close()
 
 
-def _nothing_runs(notes: Sequence[str]) -> CannotRun:
+def _complete(order: Order) -> bool:
+    """Whether a run to be resumed has come to its end with an outcome for every case."""
+    prepared = prepare(order)
+    return bool(order.resumed and order.resumed.end) and not prepared.jobs and not prepared.skips
+
+
+def nothing_runs(notes: Sequence[str]) -> CannotRun:
     reasons = list(dict.fromkeys(notes))
     more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
     return CannotRun(
@@ -139,16 +159,22 @@ class _Session:
         self, order: Order, prepared: Prepared, reporter: Reporter, launcher: Launcher, member: join.Membership | None
     ) -> None:
         self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
-        self._run = _describe(order, prepared.suite)
-        self._writer = _writer(order, self._run)
+        self._resumed = order.resumed
+        self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite)
+        self._writer = store.Writer(order.resumed.path) if order.resumed else _writer(order, self._run)
         self._join_seconds = order.join_seconds
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
-        self._plans = plan.worlds(prepared.jobs, prepared.suite.policy)
+        self._plans = resume.worlds(order.resumed, prepared.jobs, prepared.suite.policy)
 
     def run(self) -> Exit:
-        self._reporter.begin(self._run, self._prepared.cases, self._prepared.skips)
+        earlier = resume.standing(self._resumed)
+        skipped = [Skip(record.case, record.note) for record in earlier if resume.unplanned(record)]
+        self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
+        for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
+            if isinstance(line, World) or not resume.unplanned(line):
+                self._tell(line)
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         before = [(number, signal.signal(number, self._interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -180,7 +206,7 @@ class _Session:
         """0 or 7. Raises CannotRun when no case ran."""
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
-            raise _nothing_runs([note for _, note in self._outcomes])
+            raise nothing_runs([note for _, note in self._outcomes])
         return Exit.WRONG_DATA if "wrong" in statuses else Exit.OK
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -210,15 +236,18 @@ class _Session:
     def _on_line(self, line: World | Record) -> None:
         self._taking = True
         self._keep(line)
+        self._tell(line)
+        self._taking = False
+        if self._interrupted:
+            raise KeyboardInterrupt
+
+    def _tell(self, line: World | Record) -> None:
         if isinstance(line, World):
             self._worlds[line.index] = line
             self._reporter.world(line)
         else:
             self._outcomes.append((line.status, line.note))
             self._reporter.record(line, records.derive(line, self._worlds.get(line.world)))
-        self._taking = False
-        if self._interrupted:
-            raise KeyboardInterrupt
 
     def _on_tick(self, current: Plan, job: int, phase: Phase) -> None:
         if Phase.CONNECTING < phase < Phase.DONE:
@@ -246,7 +275,7 @@ class _Session:
 
     def _finish(self, code: Exit, note: str) -> None:
         """Write the last line and have the reporter close. Raises CannotRun if something could not be saved."""
-        end = End(exit=code, ended=_now(), note=note)
+        end = End(exit=code, ended=now(), note=note)
         path = None
         if self._writer is not None:
             self._writer.write(end)
@@ -259,7 +288,7 @@ class _Session:
             )
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -267,7 +296,7 @@ def _describe(order: Order, suite: Suite) -> Run:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Run(
         id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}",
-        started=_now(),
+        started=now(),
         command=[environment.mask(word) for word in order.command],
         suite=suite,
         policy=suite.policy,
@@ -280,7 +309,12 @@ def _writer(order: Order, run: Run) -> store.Writer | None:
     """The run's file, refused before anything starts when it could not hold the run."""
     if not order.save and order.output is None:
         return None
-    path = order.output or store.home() / "runs" / f"{run.id}.jsonl"
+    return opened(run, order.output)
+
+
+def opened(run: Run, output: Path | None) -> store.Writer:
+    """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError and CannotRun."""
+    path = output or store.home() / "runs" / f"{run.id}.jsonl"
     if path.is_dir():
         path = path / f"{run.id}.jsonl"
     if path.exists() and path.stat().st_size:

@@ -168,15 +168,15 @@ def predict(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
     """Predict times on a model network: per algorithm and size, crossovers, bounds."""
-    from collbench import algorithms, console, forecast, networks, options, simulate, suite
+    from collbench import algorithms, console, forecast, grammar, networks, options, simulate, suite
     from collbench.collectives import collective
 
     row = collective(name)
     options.choice("--format", output_format, ("table", *forecast.TEXTS))
     if counts and output_format != "table":
         raise UsageError("--counts comes as a table only", "leave --format out")
-    smallest = suite.parse_size(minbytes, "-b")
-    largest = suite.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
+    smallest = grammar.parse_size(minbytes, "-b")
+    largest = grammar.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
     sizes = suite.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
     speed, note = networks.parse_link(link or "ib200"), ""
     if source:
@@ -232,7 +232,7 @@ def export(
     """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON."""
     from collbench import algorithms
     from collbench import export as exports
-    from collbench.suite import parse_size
+    from collbench.grammar import parse_size
 
     if to not in exports.FORMATS:
         raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(exports.FORMATS)}")

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from collbench import algorithms, splits
+from collbench import algorithms, environment, splits
 from collbench.collectives import COLLECTIVES, OPS, Collective, collective
 from collbench.dtypes import DTYPES, DType, dtype
-from collbench.environment import mask
 from collbench.errors import UsageError
+from collbench.selection import FIELDS, Exclude, Override, Setting, Threshold
 
 if TYPE_CHECKING:
     import numpy as np
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-DURATIONS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,7 +138,8 @@ class Skip(msgspec.Struct, frozen=True):
 
 
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among roots every root."""
+    """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among roots every root;
+    empty ``backends`` and ``ranks`` are what the machine has."""
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -153,37 +151,63 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     roots: tuple[int, ...] = (0,)
     in_place: tuple[bool, ...] = (False, True)
     modes: tuple[Mode, ...] = ()
-    envs: tuple[tuple[tuple[str, str], ...], ...] = ((),)
+    envs: tuple[Setting, ...] = ((),)
     splits: tuple[str, ...] = ("uniform",)
     align: int = 1
     cycles: int = 1
 
+    def settled(self, launched: int = 0) -> Axes:
+        """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started, if any."""
+        backends = self.backends or default_backends()
+        ranks = self.ranks or ((launched,) if launched else default_ranks(backends))
+        return msgspec.structs.replace(self, backends=backends, ranks=ranks)
+
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A named sweep: axes and policy."""
+    """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of the first one's
+    cases, a later one in spite of an earlier, and ``excludes`` leave cases of any out, the first that matches."""
 
     name: str
     axes: Axes
     policy: Policy = Policy()
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    includes: tuple[Axes, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    excludes: tuple[Exclude, ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
 
+    def settled(self, launched: int = 0) -> Suite:
+        """With all that it leaves to the machine filled in, as Axes.settled."""
+        includes = tuple(further.settled(launched) for further in self.includes)
+        return msgspec.structs.replace(self, axes=self.axes.settled(launched), includes=includes)
 
-def parse_size(text: str, what: str = "size") -> int:
-    """Bytes in ``text``: a number and K, M, G or T (1024-based, either case; a following B or iB is allowed)."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if not match:
-        raise UsageError(f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G")
-    size = float(match[1]) * UNITS[match[2].lower()]
-    if size > 1 << 62:
-        raise UsageError(f"{what}: '{text}' is more than any machine holds")
-    return int(size)
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """All values along an axis, of the whole suite."""
+        whole = self.settled()
+        parts = (whole.axes, *whole.includes, *(override.axes for override in self.overrides))
+        return tuple(dict.fromkeys(value for part in parts for value in getattr(part, axis)))
 
+    def tau(self, case: Case, default: float) -> float:
+        """The smallest relative change of this case that a comparison judges; never below ``default``."""
+        return max([default, *(threshold.tau for threshold in self.thresholds if case in threshold.match)])
 
-def parse_duration(text: str, what: str = "duration") -> float:
-    """Seconds in ``text``: 90, 90s, 10m or 1.5h."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text, re.IGNORECASE)
-    if not match:
-        raise UsageError(f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h")
-    return float(match[1]) * DURATIONS[match[2].lower()]
+    def expand(self) -> tuple[list[Case], list[Skip]]:
+        """Every case once, to run or to skip with the reason, in nccl-tests' nesting order, includes last."""
+        cases: list[Case] = []
+        skips: list[Skip] = []
+        for case in sorted(dict.fromkeys(_swept(self.settled())), key=lambda case: case.cycle):
+            excludes = [exclude for exclude in self.excludes if case in exclude.match]
+            reason = excludes[0].reason if excludes else why_not(case)
+            if reason:
+                skips.append(Skip(case, reason))
+            elif not excludes:
+                cases.append(case)
+        if not cases and not skips:
+            raise UsageError(
+                f"{self.name or 'this sweep'} is empty", "is everything excluded, or a list without a value?"
+            )
+        return cases, skips
 
 
 def sweep(smallest: int, largest: int, factor: float | None = None, step: int | None = None) -> tuple[int, ...]:
@@ -207,37 +231,25 @@ def sweep(smallest: int, largest: int, factor: float | None = None, step: int | 
         sizes.append(following)
 
 
-def expand_envs(settings: Sequence[str]) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """The product of ``K=V1,V2`` settings, one tuple of (name, value) pairs per world."""
-    axes = []
-    for setting in settings:
-        name, equals, values = setting.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UsageError(f"--env '{setting}' is not NAME=VALUE[,VALUE…]", "for example --env NCCL_ALGO=Ring,Tree")
-        if mask(setting) != setting:
-            raise UsageError(f"--env {name}: settings are kept in the run's file", "export what is secret instead")
-        axes.append([(name, value) for value in values.split(",")])
-    return tuple(itertools.product(*axes))
-
-
 def default_mode(backend: str) -> Mode:
     """nccl is measured in nccl-tests' cadence, everything else one synchronised call at a time."""
     return "streaming" if backend == "nccl" else "isolated"
 
 
+def default_backends() -> tuple[str, ...]:
+    """nccl where there are GPUs, else gloo."""
+    return ("nccl",) if environment.gpu_count() else ("gloo",)
+
+
+def default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
+    """All GPUs for nccl, else a rank for each core and at least two."""
+    gpus = environment.gpu_count() if "nccl" in backends else 0
+    return (gpus or max(2, environment.core_count()),)
+
+
 def expand(axes: Axes) -> tuple[list[Case], list[Skip]]:
-    """Every combination of the axes, as cases to run and skips with the reason, in nccl-tests' nesting order."""
-    cases: list[Case] = []
-    skips: list[Skip] = []
-    for case in _product(axes):
-        reason = why_not(case)
-        if reason:
-            skips.append(Skip(case, reason))
-        else:
-            cases.append(case)
-    if not cases and not skips:
-        raise UsageError("this sweep is empty", "give at least one size, rank count, backend and datatype")
-    return cases, skips
+    """The cases and skips of a single sweep."""
+    return Suite(name="", axes=axes).expand()
 
 
 def why_not(case: Case) -> str:
@@ -262,6 +274,23 @@ def why_not(case: Case) -> str:
     return ""
 
 
+def _swept(suite: Suite) -> Iterator[Case]:
+    for case in _product(suite.axes):
+        changes = {axis: values for o in suite.overrides if case in o.match for axis, values in o.axes.given.items()}
+        yield from _instead(suite.axes, case, changes) if changes else (case,)
+    for further in suite.includes:
+        yield from _product(further)
+
+
+def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
+    """The product of ``changes`` with what else this case of the sweep is."""
+    kept = {axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"}
+    modes = axes.modes and kept["modes"]
+    for other in _product(msgspec.structs.replace(axes, **{**kept, "modes": modes, **changes, "cycles": 1})):
+        if other.collective == case.collective:
+            yield msgspec.structs.replace(other, cycle=case.cycle)
+
+
 def _product(axes: Axes) -> Iterator[Case]:
     for cycle, name, n, env, backend in itertools.product(
         range(axes.cycles), axes.collectives, axes.ranks, axes.envs, axes.backends
@@ -270,7 +299,7 @@ def _product(axes: Axes) -> Iterator[Case]:
         empty = row.name == "barrier"
         roots = _roots(axes.roots, n) if row.rooted else (-1,)
         for algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
-            _spelled(axes, row.name),
+            spelled(axes, row.name),
             axes.modes or (default_mode(backend),),
             axes.dtypes[:1] if empty else axes.dtypes,
             axes.ops if row.reduces else ("none",),
@@ -281,12 +310,12 @@ def _product(axes: Axes) -> Iterator[Case]:
         ):
             yield Case(
                 collective=row.name, backend=backend, n=n, nbytes=size, algorithm=algorithm, dtype=dtype(kind).name,
-                op=_op(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
+                op=reduction(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
                 cycle=cycle,
             )  # fmt: skip
 
 
-def _spelled(axes: Axes, name: str) -> list[str]:
+def spelled(axes: Axes, name: str) -> list[str]:
     """The algorithms by their proper names; those that only other collectives of the sweep have stay."""
     names = []
     for text in axes.algorithms:
@@ -306,7 +335,8 @@ def _roots(roots: tuple[int, ...], n: int) -> tuple[int, ...]:
     return tuple(range(n)) if -1 in roots else roots
 
 
-def _op(name: str) -> str:
+def reduction(name: str) -> str:
+    """The reduction called ``name``, by its proper name."""
     name = {"mulsum": "premul_sum"}.get(name, name)
     if name != "none" and name not in OPS:
         raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -71,7 +72,10 @@ class Trial:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._case = bench, job.case
-        self._policy, self._control, self._rank = bench.policy, bench.control, bench.rank
+        self._control, self._rank, self._samples = bench.control, bench.rank, job.samples
+        self._policy = bench.policy
+        if job.warmup is not None:
+            self._policy = msgspec.structs.replace(bench.policy, warmup=job.warmup)
         device = bench.backend.device
         self._slots = allocate(bench.backend, self._case, self._rank, self._policy.unalign, job.rotation)
         self._calls = [self._prepare(slot) for slot in self._slots]
@@ -98,7 +102,7 @@ class Trial:
         submit = self._submit_times() if self._policy.cpu_time else []
         self._fill(0)
         self._enter(Phase.WARMING)
-        protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode)
+        protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode, self._samples)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         self._enter(Phase.CHECKING)
         # in place, where a batch used a slot twice, its input was no longer what the check knows

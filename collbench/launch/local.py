@@ -46,11 +46,12 @@ class _Death(NamedTuple):
 
 
 class ForkServer:
-    """A process with torch loaded, under a given environment; ``spawn`` makes worlds of ranks from it."""
+    """A process with torch loaded, under a given interpreter and environment; ``spawn`` makes worlds of ranks."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "collbench.launch.forkserver", str(theirs.fileno())]
+        self._python = python
+        command = [python, "-m", "collbench.launch.forkserver", str(theirs.fileno())]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL)
         theirs.close()
         self._ours.settimeout(_LOAD_SECONDS)
@@ -74,7 +75,7 @@ class ForkServer:
                     os.close(fds[1])
         except (OSError, EOFError) as e:
             raise CannotRun(
-                f"the process that loads torch did not come up: {e}", "python -c 'import torch' tells why"
+                f"the process that loads torch did not come up: {e}", f"{self._python} -c 'import torch' tells why"
             ) from e
         assert board is not None
         return board, pids, channels
@@ -104,16 +105,20 @@ class ForkServer:
 
 
 class Launcher:
-    """Runs plans, each in a world of fresh ranks; one fork server per environment setting, kept for the next plan."""
+    """Runs plans, each in a world of fresh ranks; one fork server per environment setting, kept for the next plan.
 
-    def __init__(self) -> None:
+    ``python`` and ``settings``, the whole environment, are this process's own unless told otherwise.
+    """
+
+    def __init__(self, python: str = sys.executable, settings: Mapping[str, str] = os.environ) -> None:
+        self._python, self._settings = python, settings
         self._servers: dict[tuple[tuple[str, str], ...], ForkServer] = {}
 
     def warm(self, env: tuple[tuple[str, str], ...] = ()) -> ForkServer:
         """Start loading torch under ``env`` now; returns at once."""
         if env not in self._servers:
-            settings = {"OMP_NUM_THREADS": "1", **_LOOPBACK, **os.environ, **dict(env)}
-            self._servers[env] = ForkServer(settings)
+            settings = {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
+            self._servers[env] = ForkServer(settings, self._python)
         return self._servers[env]
 
     def run(self, plan: Plan, on_line: OnLine, on_tick: OnTick) -> None:

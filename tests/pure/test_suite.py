@@ -10,7 +10,8 @@ import pytest
 from collbench import catalogue, plan, splits
 from collbench.collectives import COLLECTIVES
 from collbench.errors import UsageError
-from collbench.suite import Axes, Case, Policy, expand, expand_envs, parse_duration, parse_size, sweep
+from collbench.grammar import expand_envs, parse_duration, parse_size
+from collbench.suite import Axes, Case, Policy, expand, sweep
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""The command ``import``: logs of other tools become runs like any other."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from collbench.errors import CannotRun, UsageError
+
+if TYPE_CHECKING:
+    from collbench.importers import Reading
+    from collbench.records import End, Record, Run, World
+
+Option = typer.Option
+SHOWN = 5  # warnings and lines not understood, of each as many
+
+
+def bring(
+    files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Logs, gzipped or not; - reads standard input.")],
+    kind: Annotated[str, Option("--from", help="auto, nccl-tests, rccl-tests, osu or imb.")] = "auto",
+    collective: Annotated[str, Option("--collective", help="What was run, where the log does not say.")] = "",
+    ranks: Annotated[
+        int | None, Option("-g", "--ranks", min=1, help="Ranks, where the log does not say (OSU).")
+    ] = None,
+    tag: Annotated[str, Option("--tag", help="A name to find the runs by.")] = "",
+    output: Annotated[Path | None, Option("--output", help="Save runs to this folder (one log: or file).")] = None,
+    host: Annotated[str, Option("--host", help="Where it ran, where the log does not say.")] = "",
+    debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
+) -> None:
+    """Read logs of nccl-tests, rccl-tests, OSU and Intel MPI benchmarks into runs."""
+    from collbench import importers, options
+
+    options.choice("--from", kind, ("auto", *importers.FORMATS))
+    if output and len(files) > 1 and not output.is_dir():
+        raise UsageError(f"--output {output}: {len(files)} logs make as many runs", "give a folder that exists")
+    readings = []
+    for file in files:
+        asked = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
+        readings.append(importers.read(importers.decode(_bytes(file), file), asked, kind))
+    for place, (file, reading) in enumerate(zip(files, readings, strict=True)):
+        lines = importers.assemble(reading, tag, place)
+        path = _save(lines, output)
+        _tell(file, reading, path)
+
+
+def _bytes(file: str) -> bytes:
+    from collbench.importers import MOST_BYTES
+
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read(MOST_BYTES + 1)
+        with Path(file).open("rb") as f:
+            return f.read(MOST_BYTES + 1)
+    except OSError as e:
+        raise UsageError(f"cannot read {file}: {e.strerror}", "give the file that the tool's output went to") from e
+
+
+def _save(lines: list[Run | World | Record | End], output: Path | None) -> Path:
+    from collbench import store
+    from collbench.records import Run
+
+    (run,) = (line for line in lines if isinstance(line, Run))
+    path = output or store.home() / "runs"
+    if output is None or path.is_dir():
+        path = path / f"{run.id}.jsonl"
+    if path.exists() and path.stat().st_size:
+        raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
+    writer = store.Writer(path, run)
+    for line in lines:
+        if line is not run:
+            writer.write(line)
+    writer.close()
+    if writer.trouble:
+        raise CannotRun(writer.trouble, "free some space, or choose another place with --output")
+    return path
+
+
+def _tell(file: str, reading: Reading, path: Path) -> None:
+    """On standard output what was read and where it is; on standard error what gives cause for doubt."""
+    from collbench.formats import plain
+
+    told = [record for record in reading.records if record.status != "skipped"]
+    names = ", ".join(dict.fromkeys(record.case.collective for record in told))
+    ranks = ", ".join(map(str, dict.fromkeys(record.case.n for record in told)))
+    text = f"{file}: {len(told)} record{'s' * (len(told) != 1)} of {names}, "
+    text += f"{ranks} rank{'s' * (ranks != '1')} ({reading.tool})"
+    if reading.lost:
+        places = "; ".join(f"{where}: {reason}" for where, reason in reading.lost[:SHOWN])
+        text += f"; {len(reading.lost)} line{'s' * (len(reading.lost) != 1)} not understood: {places}"
+        text += "; …" * (len(reading.lost) > SHOWN)
+    typer.echo(plain(text))
+    skipped = Counter(record.note for record in reading.records if record.status == "skipped")
+    for reason, number in (skipped + reading.omitted).most_common():
+        typer.echo(f"  left out: {plain(reason)} ({number})")
+    if not reading.closed:
+        typer.echo("  the log ends before the tool did")
+    typer.echo(f"  saved: {plain(str(path))}")
+    for warning in reading.warnings[:SHOWN]:
+        typer.echo(f"collbench: {plain(file)}: {plain(warning)}", err=True)
+    if len(reading.warnings) > SHOWN:
+        typer.echo(f"collbench: {plain(file)}: and {len(reading.warnings) - SHOWN} more such warnings", err=True)
+    if any("ranks make of" in warning for warning in reading.warnings):
+        typer.echo("  hint: is the number of ranks right? --ranks overrides the log's", err=True)

@@ -1,0 +1,323 @@
+"""Two runs, base and head: which rows are slower, which are faster, and which allow no verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median, median_low
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench import closing, launches, paired, ruling
+from collbench.errors import Exit, UsageError
+from collbench.launches import Launch, Pair
+from collbench.records import Run, RunFile, derive
+from collbench.ruling import UNTIMED, Ruling
+from collbench.suite import Case
+
+Verdict = ruling.Verdict
+Files = RunFile | Sequence[RunFile]  # of several runs of a side, each world is a launch
+
+WHOLE = (Exit.OK, Exit.BAD, Exit.NO_VERDICT, Exit.WRONG_DATA)  # how a run ends that was not cut short
+SIZES = ((32 << 10, "under 32 KiB"), (1 << 20, "32 KiB to 1 MiB"), (math.inf, "from 1 MiB"))
+UNFIT = ("oversubscribed", "skewed!", "overhead!")  # flags with which no time may fail a comparison
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How strictly to judge. ``tau`` is the smallest relative change that matters; None: by device, size and sharing.
+
+    ``gate_unpaired`` lets runs that were not interleaved fail, ``across_machines`` compares in spite of different
+    fingerprints, ``strict`` fails rows without a verdict.
+    """
+
+    tau: float | None = None
+    strict: bool = False
+    gate_unpaired: bool = False
+    across_machines: bool = False
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a row: median over ``launches`` of launch medians (ns a call), and its 95 % interval's larger half,
+    relative to it (inf where too few launches bound it). ``samples`` is the number over all launches."""
+
+    median: float
+    half: float
+    launches: int
+    samples: int
+    flags: tuple[str, ...] = ()
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its interval at
+    ``level``; ``mde`` the smallest change found with 80 % chance; ``p`` of the exact test; ``pairs`` the paired
+    launches behind the verdict and ``stage`` where they come from (0: not paired). ``why`` explains the verdict where
+    the figures do not; ``gates`` says whether this row may fail a comparison."""
+
+    key: str
+    case: Case
+    verdict: Verdict
+    base: Side | None = None
+    head: Side | None = None
+    delta: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    level: float = 0.95
+    mde: float | None = None
+    p: float | None = None
+    tau: float = 0.0
+    pairs: int = 0
+    stage: int = 0
+    why: str = ""
+    gates: bool = False
+
+
+class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """Geometric mean of the ratios of a (collective, size class), with an interval by resampling rounds; never gates.
+
+    ``worst`` is the key of the row with the largest ratio. ``collective`` and ``sizes`` are empty for all rows."""
+
+    collective: str
+    sizes: str
+    rows: int
+    delta: float
+    lo: float
+    hi: float
+    worst: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole verdict. ``differences`` are facts by which the machines' fingerprints differ: (key, base, head)."""
+
+    base: Run
+    head: Run
+    paired: bool
+    stages: tuple[int, int]
+    differences: list[tuple[str, Any, Any]]
+    rows: list[Judged]
+    aggregates: list[Aggregate]
+    rules: Rules
+    exit: Exit
+    reason: str
+    notes: list[str] = []
+
+
+def compare(base: Files, head: Files, rules: Rules) -> Comparison:
+    """Judge head against base. Raises UsageError when they have no row in common."""
+    bases, heads = ([files] if isinstance(files, RunFile) else list(files) for files in (base, head))
+    in_pairs = launches.interleaved(bases, heads)
+    left, right = (launches.gather(files, in_pairs, joined) for files in (bases, heads))
+    if not left.keys() & right.keys():
+        raise UsageError("base and head have no row in common", "compare runs of the same suite and ranks")
+    differences, apart = launches.machines(bases, heads, in_pairs)
+    pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
+    terms = _terms(rules, bases, heads, in_pairs, "" if rules.across_machines else apart, pairs)
+    left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, terms.last)))
+    kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, terms.last)), key=_order)
+    rows = [_judge(terms, pair) for pair in kept]
+    stages = [len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0 for stage in (1, 2)]
+    code, reason = closing.close(_outcome(terms, kept, rows))
+    return Comparison(
+        base=bases[0].run, head=heads[0].run, paired=in_pairs, stages=(stages[0], stages[1]),
+        differences=differences, rows=rows, aggregates=_aggregates(terms, kept, rows), rules=rules,
+        exit=code, reason=reason, notes=_notes(terms, kept, rows, left_out),
+    )  # fmt: skip
+
+
+def suspects(base: RunFile, head: RunFile, rules: Rules) -> list[str]:
+    """Keys of the rows that stage 1 flags, slower or faster, to be measured again in stage 2."""
+    return [row.key for row in compare(base, head, rules).rows if row.verdict == "SUSPECT"]
+
+
+def joined(run: Run, case: Case) -> str:
+    """What a row of this run is joined on: Case.key, less what the variants of a pairing are about."""
+    return stripped(case, run.pairing.differs if run.pairing else ())
+
+
+def stripped(case: Case, differs: Iterable[str]) -> str:
+    """Case.key without the fields that the two sides of an experiment set."""
+    plain = {"backend": "", "algorithm": "native"}
+    return msgspec.structs.replace(case, **{name: plain[name] for name in differs}).key
+
+
+class _Terms(NamedTuple):
+    """What holds for all rows. ``apart`` is why nothing compares, ``tests`` how many rows may be found changed,
+    ``last`` an experiment's last launch; ``cut`` says of each side that ended early why, as far as known; an experiment
+    is also judged before it has ended."""
+
+    rules: Rules
+    in_pairs: bool
+    apart: str
+    base: RunFile
+    head: RunFile
+    runs: tuple[int, int]
+    tests: int
+    last: launches.Place
+    cut: dict[str, str]
+
+    @property
+    def gating(self) -> bool:
+        return (self.in_pairs or self.rules.gate_unpaired) and not self.apart
+
+
+def _terms(
+    rules: Rules, bases: Sequence[RunFile], heads: Sequence[RunFile], in_pairs: bool, apart: str, pairs: list[Pair]
+) -> _Terms:
+    measured = [list(pair.sides.values()) for pair in pairs]
+    if in_pairs:
+        tested = [any(place[0] == 2 for side in sides for place in side.launches) for sides in measured]
+    else:
+        tested = [len(s) == 2 and min(len(m.launches) for m in s) >= ruling.FEWEST_UNPAIRED for s in measured]
+    last = max((place for sides in measured for side in sides for place in side.launches), default=(0, 0))
+    ends = {name: [file.end for file in files] for name, files in (("base", bases), ("head", heads))}
+    cut = {
+        name: next((end.note for end in found if end and end.note), "no reason is recorded")
+        for name, found in ends.items()
+        if any(end.exit not in WHOLE if end else not in_pairs for end in found)
+    }
+    return _Terms(rules, in_pairs, apart, bases[0], heads[0], (len(bases), len(heads)), sum(tested), last, cut)
+
+
+def _order(pair: Pair) -> tuple[Any, ...]:
+    """By everything in the order of Case, size last."""
+    alike = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
+    return *msgspec.structs.astuple(alike), pair.case.nbytes
+
+
+def _judge(terms: _Terms, pair: Pair) -> Judged:
+    case = pair.case
+    default = terms.rules.tau
+    if default is None:
+        default = max(
+            launches.smallest_change(side, file.run.environment)
+            for side, file in ((pair.base, terms.base), (pair.head, terms.head))
+            if side
+        )
+    tau = terms.base.run.suite.tau(case, default)
+    row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=terms.gating)
+    absent = ruling.absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
+    if absent or not (pair.base and pair.head):
+        return _told(row, absent or Ruling("INVALID"), terms)
+    by = ruling.by_pairs if terms.in_pairs else ruling.by_launches
+    found = by(pair.base, pair.head, tau, terms.tests)
+    why = terms.apart or launches.disagreement(pair.base, pair.head)
+    return _told(row, found._replace(verdict="INCOMPARABLE", why=why) if why else found, terms)
+
+
+def _told(row: Judged, found: Ruling, terms: _Terms) -> Judged:
+    """The row with its ruling, and whether that may fail the comparison."""
+    base, head = _side(found.base), _side(found.head)
+    verdict, why, shift = found.verdict, found.why, found.shift
+    flags = [flag for side in (base, head) if side for flag in side.flags]
+    imported = terms.base.run.imported or terms.head.run.imported  # whose samples are averages of many
+    too_broken = [words for flag, words in ruling.TOO_BROKEN.items() if flag in flags]
+    if verdict not in UNTIMED and too_broken and not imported:
+        verdict, why = "INVALID", too_broken[0]
+    unfit = [flag for flag in dict.fromkeys(flags) if flag in UNFIT]
+    if found.mde is not None and found.mde > 2 * row.tau:
+        unfit.append(f"scatter hides changes under {found.mde:.1%}")
+    if row.gates and verdict not in UNTIMED and unfit:
+        why = "; ".join(filter(None, [why, f"{', '.join(unfit)}: fails nothing"]))
+    gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not unfit))
+    row = msgspec.structs.replace(
+        row, verdict=verdict, why=why, base=base, head=head, mde=found.mde, p=found.p, pairs=found.pairs,
+        stage=found.stage, level=found.level, gates=gates,
+    )  # fmt: skip
+    if shift is None:
+        return row
+    bounds = [_relative(bound) if found.mde is not None else None for bound in (shift.lo, shift.hi)]
+    return msgspec.structs.replace(row, delta=_relative(shift.estimate), lo=bounds[0], hi=bounds[1])
+
+
+def _relative(change: float) -> float:
+    return math.expm1(change) if math.isfinite(change) else change
+
+
+def _side(chosen: Sequence[Launch]) -> Side | None:
+    """Of these launches; flags are those of the one in the middle, which the median stands for."""
+    if not chosen:
+        return None
+    times = [launch.median for launch in chosen]
+    typical = chosen[times.index(median_low(times))]
+    row, centre = derive(typical.record, typical.world), median(times)
+    _, lo, hi, _ = paired.shift([math.log(time / centre) for time in times])
+    half = max(_relative(hi), -_relative(lo)) if math.isfinite(lo) else math.inf
+    return Side(
+        median=centre, half=half, launches=len(chosen), samples=sum(launch.samples for launch in chosen),
+        flags=row.flags if row else (),
+    )  # fmt: skip
+
+
+def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> list[Aggregate]:
+    """By collective and size class, and of all rows last; from stage 1, which has every row."""
+    groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
+    for pair, row in zip(pairs, rows, strict=True):
+        if row.delta is not None and row.verdict not in UNTIMED:
+            sizes = next(place for place, (limit, _) in enumerate(SIZES) if row.case.size < limit)
+            groups[row.case.collective, sizes].append((pair, row))
+    if not groups:
+        return []
+    named = [(collective, SIZES[sizes][1], groups[collective, sizes]) for collective, sizes in sorted(groups)]
+    named.append(("", "", [member for _, _, members in named for member in members]))
+    found = []
+    for collective, size_class, members in named:
+        rounds: dict[launches.Place, list[float]] = defaultdict(list)
+        for pair, row in members:
+            for place, change in (pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}).items():
+                rounds[place].append(change)
+        if rounds:
+            middle, lo, hi = paired.geomean([sum(r) for r in rounds.values()], [len(r) for r in rounds.values()])
+            worst = max((row for _, row in members), key=lambda row: row.delta or 0)
+            found.append(
+                Aggregate(collective=collective, sizes=size_class, rows=len(members), delta=_relative(middle),
+                          lo=_relative(lo), hi=_relative(hi), worst=worst.key)
+            )  # fmt: skip
+    return found
+
+
+def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> closing.Outcome:
+    both = list(zip(pairs, rows, strict=True))
+    pairing = terms.base.run.pairing
+    return closing.Outcome(
+        rows=rows, apart=terms.apart, labelled=not (pairing and pairing.differs),
+        wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
+        due=[row for pair, row in both if _due(terms, pair, row)],
+    )  # fmt: skip
+
+
+def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
+    """Whether a row lacks a verdict that was due: not where base's own measurement was of no use."""
+    if row.verdict == "INVALID":
+        useless = ruling.TOO_BROKEN.keys() & set(row.base.flags if row.base else ())
+        sound = pair.base and pair.base.ran and not (pair.base.said("wrong") or pair.base.said("failed"))
+        return bool(sound) and not useless
+    return row.verdict == "INCOMPARABLE" or (terms.rules.strict and row.verdict == "INCONCLUSIVE")
+
+
+def _notes(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], left_out: Counter[str]) -> list[str]:
+    """What a reader must know of the whole comparison, a line each."""
+    notes = []
+    if not terms.in_pairs:
+        fails = "may fail because of --gate-unpaired" if terms.gating else "fails nothing"
+        notes.append(
+            f"unpaired: base and head were not measured in turns, so that drift looks like change; this {fails}"
+        )
+        if terms.runs != (1, 1):
+            notes.append(f"{terms.runs[0]} runs of base and {terms.runs[1]} of head, first ones shown")
+    notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
+    notes += [f"{number} rows {why}" for why, number in left_out.items()]
+    both = [(pair.base, pair.head) for pair in pairs if terms.in_pairs and pair.base and pair.head]
+    single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
+    if single:
+        notes.append(f"{len(single)} rounds lack a side of some rows; what they have of those is left out")
+    unlike = sum(len(launches.common(base, head)) for base, head in both)
+    unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
+    if unlike:
+        notes.append(f"{unlike} paired launches are left out, as their ranks started in different ways")
+    if terms.in_pairs and terms.tests:
+        level = paired.bonferroni(terms.tests)
+        notes.append(f"{terms.tests} rows were measured again, with intervals at {level:.2%} so that all hold with 95%")
+    if terms.in_pairs and terms.base.run.pairing and terms.base.run.pairing.aa:
+        notes.append(closing.false_alarms(rows))
+    return notes

@@ -1,0 +1,57 @@
+"""How sizes, durations, shares and settings of the environment are written, on the command line and in suites."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from collbench.environment import mask
+from collbench.errors import UsageError
+from collbench.selection import Setting
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+DURATIONS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_size(text: str, what: str = "size") -> int:
+    """Bytes in ``text``: a number and K, M, G or T (1024-based, either case; a following B or iB is allowed)."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if not match:
+        raise UsageError(f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G")
+    size = float(match[1]) * UNITS[match[2].lower()]
+    if size > 1 << 62:
+        raise UsageError(f"{what}: '{text}' is more than any machine holds")
+    return int(size)
+
+
+def parse_duration(text: str, what: str = "duration") -> float:
+    """Seconds in ``text``: 90, 90s, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text, re.IGNORECASE)
+    if not match:
+        raise UsageError(f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h")
+    return float(match[1]) * DURATIONS[match[2].lower()]
+
+
+def parse_share(text: str, what: str = "share") -> float:
+    """A share between 0 and 1: 2% or 0.02."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(f"{what}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01")
+    return value
+
+
+def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, ...]:
+    """The product of ``K=V1,V2`` settings, one tuple of (name, value) pairs per world."""
+    axes = []
+    for setting in settings:
+        name, equals, values = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(f"{what}: '{setting}' is not NAME=VALUE[,VALUE…]", "for example NCCL_ALGO=Ring,Tree")
+        if mask(setting) != setting:
+            raise UsageError(f"{what}: {name}: settings are kept in the run's file", "export what is secret instead")
+        axes.append([(name, value) for value in values.split(",")])
+    return tuple(itertools.product(*axes))

@@ -1,0 +1,197 @@
+"""What machines and settings runs were made with, and in what these differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from collbench import environment
+from collbench.document import Line, Section
+from collbench.formats import duration, plain, size
+from collbench.records import RunFile, World
+from collbench.rows import View, table
+from collbench.suite import Policy
+
+BESIDE = 6  # runs side by side
+GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
+
+
+def section(view: View) -> Section:
+    """Differences first, since they explain others; then the facts of each run, side by side."""
+    shown = list(range(len(view.files)))[:BESIDE]
+    if not shown:
+        return Section(name="environment", title="Environment", words=["There is no run."])
+    words = [f"The first {BESIDE} of {len(view.files)} runs are shown."] if len(view.files) > BESIDE else []
+    heads = ("", *(view.labels[run] for run in shown))
+    apart = _apart(view, shown)
+    if len(shown) > 1:
+        words.append(
+            "The runs' machines differ in facts that decide performance: what differs between runs may be theirs."
+            if apart
+            else "The runs' machines are the same in all facts that decide performance."
+        )
+    facts = []
+    for name, ask in FACTS.items():
+        answers = [plain(_safely(ask, view.files[run])) for run in shown]
+        if any(answers):
+            facts.append(Line((name, *(answer or "unknown" for answer in answers))))
+    worlds = [
+        Line(_group(view, run, world), {"backend": plain(world.backend), "ranks": str(world.n)},
+             "notice" if world.oversubscribed else "")
+        for run in shown
+        for world in _distinct(view.files[run])
+    ]  # fmt: skip
+    tables = [
+        table("differences", "What differs", heads, apart, left=len(heads)),
+        table("facts", "Runs and machines", heads, facts, left=len(heads)),
+        table("worlds", "Process groups", GROUP, worlds, left=4, folded=True),
+    ]
+    return Section(name="environment", title="Environment", words=words, tables=[t for t in tables if t.lines])
+
+
+def _apart(view: View, shown: list[int]) -> list[Line]:
+    """Every fact in which a run differs from the first, with its value in all."""
+    found: dict[str, dict[int, Any]] = {}
+    for run in shown[1:]:
+        for key, here, there in environment.differences(
+            view.files[shown[0]].run.environment, view.files[run].run.environment
+        ):
+            found.setdefault(key, {shown[0]: here})[run] = there
+    lines = []
+    for key, values in sorted(found.items()):
+        same = values[shown[0]]
+        cells = [values.get(run, same) for run in shown]
+        lines.append(Line((plain(key), *("unknown" if v is None else plain(str(v)) for v in cells)), {}, "notice"))
+    return lines
+
+
+def _group(view: View, run: int, world: World) -> tuple[str, ...]:
+    name = view.titled(run, f"{world.n} ranks, {plain(world.backend)}")
+    start = duration(world.init_ns) if world.init_ns else ""
+    return (
+        name,
+        plain(world.library),
+        plain(world.launcher),
+        _hosts(world),
+        start,
+        "yes" if world.oversubscribed else "no",
+    )
+
+
+def _distinct(file: RunFile) -> list[World]:
+    """One world of each kind: a comparison opens the same one many times."""
+    return list({(w.backend, w.n, w.env, w.library, w.oversubscribed): w for w in reversed(file.worlds)}.values())[::-1]
+
+
+def _hosts(world: World) -> str:
+    """Hosts, with how many ranks and on what."""
+    hosts: dict[str, list[str]] = {}
+    for info in world.ranks:
+        cpus = f"CPU {','.join(map(str, info.cpus[:4]))}{'…' if len(info.cpus) > 4 else ''}" if info.cpus else ""
+        hosts.setdefault(plain(info.host), []).append(cpus if info.device == "cpu" else plain(info.device))
+    told = [f"{host}: {len(on)} ranks ({', '.join(dict.fromkeys(filter(None, on[:8])))})" for host, on in hosts.items()]
+    return "; ".join(told[:8]) + (f"; {len(told) - 8} hosts more" if len(told) > 8 else "")
+
+
+def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
+    """A description of another shape, by another version or hand, is no error but nothing known."""
+    try:
+        return ask(file)
+    except (AttributeError, TypeError, ValueError, KeyError):
+        return ""
+
+
+def _at(file: RunFile, *path: str) -> Any:
+    value: Any = file.run.environment
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _started(file: RunFile) -> str:
+    return f"{file.run.started}" + (f", imported from {file.run.imported}" if file.run.imported else "")
+
+
+def _ended(file: RunFile) -> str:
+    if file.end is None:
+        return "cut short: its file has no end"
+    return f"{file.end.ended}" + (f", exit {file.end.exit}: {file.end.note}" if file.end.exit else "")
+
+
+def _cpu(file: RunFile) -> str:
+    cpu = _at(file, "cpu") or {}
+    cores = f"{cpu['cores']} of {cpu['physical']} cores usable" if cpu.get("cores") and cpu.get("physical") else ""
+    threads = f"{cpu['logical']} threads" if cpu.get("smt") else ""
+    cache = f"last-level cache {size(cpu['llc_bytes'])}" if cpu.get("llc_bytes") else ""
+    governor = f"governor {cpu['governor']}" if cpu.get("governor") else ""
+    turbo = "" if cpu.get("turbo") is None else f"turbo {'on' if cpu['turbo'] else 'off'}"
+    return ", ".join(filter(None, [cpu.get("model"), cores, threads, cache, governor, turbo]))
+
+
+def _memory(file: RunFile) -> str:
+    memory = _at(file, "memory") or {}
+    limit = f"limited to {size(memory['limit'])}" if memory.get("limit") else ""
+    return ", ".join(filter(None, [size(memory["total"]) if memory.get("total") else "", limit]))
+
+
+def _gpus(file: RunFile) -> str:
+    devices = _at(file, "gpus", "devices") or []
+    names = dict.fromkeys(str(device.get("name")) for device in devices)
+    counted = [f"{sum(str(d.get('name')) == name for d in devices)} x {name}" for name in names]
+    driver = _at(file, "gpus", "driver")
+    return ", ".join([*counted, *([f"driver {driver}"] if driver else [])]) or ("none" if _at(file, "gpus") else "")
+
+
+def _nics(file: RunFile) -> str:
+    nics = {name: nic for name, nic in (_at(file, "nics") or {}).items() if nic.get("driver")}
+    return ", ".join(
+        f"{name} ({nic['driver']}" + (f", {nic['mbps'] / 1000:g} Gb/s)" if nic.get("mbps") else ")")
+        for name, nic in nics.items()
+    )
+
+
+def _container(file: RunFile) -> str:
+    container = _at(file, "container") or {}
+    quota = f"{container['cpu_quota']:g} CPUs at most" if container.get("cpu_quota") else ""
+    return ", ".join(filter(None, ["yes" if container.get("marks") else "", quota]))
+
+
+def _git(file: RunFile) -> str:
+    revision = _at(file, "git", "revision")
+    return f"{revision}{', with changes' if _at(file, 'git', 'dirty') else ''}" if revision else ""
+
+
+def _policy(file: RunFile) -> str:
+    """What differs from the defaults."""
+    plain_policy = msgspec.structs.asdict(Policy())
+    own = msgspec.structs.asdict(file.run.policy)
+    return " ".join(f"{name}={value}" for name, value in own.items() if value != plain_policy[name]) or "defaults"
+
+
+def _pairs(values: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items())
+
+
+FACTS: dict[str, Callable[[RunFile], str]] = {
+    "run": lambda file: file.run.id,
+    "tag": lambda file: file.run.tag,
+    "started": _started,
+    "ended": _ended,
+    "command": lambda file: " ".join(file.run.command),
+    "policy": _policy,
+    "fingerprint": lambda file: environment.fingerprint(file.run.environment) if file.run.environment else "",
+    "host": lambda file: _at(file, "host") or "",
+    "system": lambda file: ", ".join(filter(None, [_at(file, "os"), _at(file, "kernel"), _at(file, "machine")])),
+    "product": lambda file: _at(file, "product") or "",
+    "CPU": _cpu,
+    "memory": _memory,
+    "GPUs": _gpus,
+    "network": _nics,
+    "container": _container,
+    "Python": lambda file: _at(file, "python") or "",
+    "libraries": lambda file: _pairs(_at(file, "libraries")),
+    "variables": lambda file: _pairs(_at(file, "variables")),
+    "git": _git,
+}

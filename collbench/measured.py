@@ -1,0 +1,253 @@
+"""Sections of what was measured: curves, distributions, late ranks, outliers, pairs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from collbench import figures
+from collbench.document import Figure, Line, Section
+from collbench.efficiency import Point
+from collbench.formats import bandwidth, duration, plain, size
+from collbench.records import RankInfo, Record
+from collbench.rows import Series, View, chosen, groups, left_out, table
+
+CURVES, SPREADS, CDFS = 60, 24, 15  # lines in a figure
+ALL = 120  # lines in a section's figures of one kind
+MAPS, STRIPS = 6, 6
+PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
+
+
+def bandwidths(view: View) -> Section:
+    """busbw, algbw and time against size, a set of figures for each collective and mode."""
+    found = groups(view.series)
+    colours = figures.palette(view.series)
+    drawn: list[Figure] = []
+    words = [
+        "Medians, with the band of their 95 % interval where samples bound it. Both axes are logarithmic. busbw sets "
+        "the bytes that must pass the busiest port in relation to the time, so that collectives and ranks compare."
+    ]
+    for (collective, mode), series in found.items():
+        shown = chosen(series, _each(CURVES, len(found)))
+        words += [f"{collective}, {mode}: {line}" for line in left_out(len(shown), len(series), "lines")]
+        drawn += figures.curves(f"{collective}-{mode}", f"{collective}, {mode}", _peaks(shown), shown, colours)
+    if not drawn:
+        words = ["There are no sizes to draw: nothing was measured, or only what moves no data."]
+    return Section(name="bandwidth", title="Bandwidth and time", words=words, figures=drawn)
+
+
+def distributions(view: View) -> Section:
+    """How samples spread: their cumulative share at a few sizes, and percentiles against size."""
+    found = {
+        key: series
+        for key, series in groups(view.series).items()
+        if any(_sampled(view, point) for one in series for point in one.points)
+    }
+    drawn: list[Figure] = []
+    for (collective, mode), series in found.items():
+        drawn += _spread(view, f"{collective}-{mode}", f"{collective}, {mode}", series, _each(SPREADS, len(found)))
+    if not drawn:
+        words = "No case has samples of its own, so that there is no distribution to show."
+        return Section(name="distribution", title="Distribution", words=[words])
+    short = sum(point.first.p95 is None for point in view.points)
+    words = (
+        "Samples of each case's first launch, at a few sizes and of a few lines. p95 takes 72 samples and p99 368: "
+        f"{short:,} of {len(view.points):,} cases have too few even for p95."
+    )
+    return Section(name="distribution", title="Distribution", words=[words], figures=drawn)
+
+
+def _spread(view: View, name: str, title: str, series: Sequence[Series], most: int) -> list[Figure]:
+    """Both figures of one collective and mode."""
+    colours = figures.palette(view.series)
+    sizes = sorted({point.size for one in series for point in one.points})
+    picked = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    outside = [one for one in series if not one.case.in_place]  # in place, samples spread alike
+    few = chosen(outside or series, max(2, min(most, CDFS) // len(picked)))
+    cases = [
+        (one, point, view.record(point))
+        for at in picked
+        for one in few
+        for point in one.points
+        if point.size == at and _sampled(view, point)
+    ]
+    drawn = []
+    if cases:
+        at = " at " + ", ".join(size(at) for at in picked) if picked[-1] else ""
+        words = f"Share of samples that took no longer than a time{at}, for {len(cases)} cases."
+        drawn.append(figures.distribution(f"{name}-cdf", f"{title}: how samples spread", words, cases, colours))
+    words = "Medians against size; the areas reach up to p95 and, fainter, p99, where samples bound them."
+    against = figures.percentiles(
+        f"{name}-percentiles", f"{title}: percentiles against size", words, chosen(series, most), colours
+    )
+    return [*drawn, against] if against.data else drawn
+
+
+def skew(view: View) -> Section:
+    """Who came late: lateness by rank and size, and the ranks that did too often for chance."""
+    usable = [
+        point
+        for point in view.points
+        if point.case.row.synchronising and point.case.n > 1 and point.first.lateness
+        and (world := view.world(point)) is not None and not world.oversubscribed
+    ]  # fmt: skip
+    if not usable:
+        none = (
+            "There is no case that tells: it takes each rank's times, ranks with cores of their own, and a collective "
+        )
+        none += "that no rank can leave before all have come."
+        return Section(name="skew", title="Late ranks", words=[none])
+    grouped: dict[tuple[int, str, str, str, int], list[Point]] = defaultdict(list)
+    for point in usable:
+        grouped[point.run, point.case.collective, point.case.mode, point.case.backend, point.case.n].append(point)
+    shown = sorted(grouped, key=lambda key: -max(max(_late(view, point)) for point in grouped[key]))[:MAPS]
+    words = [
+        "By how much of the time each rank came after the first, only of collectives that no rank can leave before all "
+        "have come.",
+        *left_out(len(shown), len(grouped), "maps, those with the latest ranks,"),
+    ]
+    lines = _late_ranks(view, usable)
+    late = table(
+        "late", "Late ranks", ("rank", "host", "runs on", "collectives", "late by", "cases"), lines, left=4,
+        note="Ranks that came last more often than chance explains and by more than 5 % of the time; late by: in the "
+        "median of these cases.",
+    )  # fmt: skip
+    words += [] if lines else ["No rank came last beyond chance."]
+    drawn = [_map(view, place, key, grouped[key]) for place, key in enumerate(shown)]
+    return Section(name="skew", title="Late ranks", words=words, figures=drawn, tables=[late] if lines else [])
+
+
+def outliers(view: View) -> Section:
+    """The cases with the largest share of samples far out, sample by sample."""
+    severe = [point for point in view.points if point.first.severe_outliers]
+    severe.sort(key=lambda point: -point.first.severe_outliers / point.first.samples)
+    if not severe:
+        words = ["No sample lies farther than 3 interquartile ranges out."]
+        return Section(name="outliers", title="Outliers", words=words)
+    home = {(point.run, point.case): one for one in view.series for point in one.points}
+
+    def line(point: Point) -> Line:
+        row, one = point.first, home[point.run, point.case]
+        counts = f"{row.severe_outliers:,}", f"{row.samples:,}", duration(row.median), f"{row.max / row.median:.1f}"
+        return Line((point.case.collective, one.name, size(point.size), *counts), one.meta)
+
+    cases = [(home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _sampled(view, p)][:STRIPS]
+    words = [
+        f"{len(severe):,} of {len(view.points):,} cases have samples farther than 3 interquartile ranges out. They are "
+        "counted and kept: nothing is ever left out because of its value."
+    ]
+    told = "Time of each sample over its case's median, of the cases with most outliers. "
+    told += "Of long cases, only some of the ordinary samples are drawn."
+    drawn = figures.strip("outliers", "Samples in the order measured", told, cases)
+    heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
+    shown = table("outliers", "Cases with outliers", heads, severe, line, left=2, folded=True, what="cases")
+    return Section(name="outliers", title="Outliers", words=words, figures=[drawn] if cases else [], tables=[shown])
+
+
+def pairs(view: View) -> Section:
+    """A matrix of what each pair of ranks reaches at the largest size, for runs that measured pairs."""
+    found: dict[tuple[int, int], Point] = {}
+    for point in view.points:
+        pair = pair_of(view.record(point))
+        if pair and (pair not in found or found[pair].size < point.size):
+            found[pair] = point
+    if not found:
+        return Section(name="pairs", title="Pairs", words=["No run measured pairs of ranks one by one."])
+    ranks = sorted({rank for pair in found for rank in pair})
+    rates = [[found[a, b].busbw if (a, b) in found else None for b in ranks] for a in ranks]
+    names = [f"rank {rank}" for rank in ranks]
+    text = [[bandwidth(rate) if rate is not None else "-" for rate in row] for row in rates]
+    matrix = figures.Matrix(x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True)
+    words = f"busbw of {len(found):,} pairs of ranks, each at its largest size."
+    figure = figures.heat("pairs", "busbw between pairs", words, matrix, {})
+    return Section(name="pairs", title="Pairs", words=[], figures=[figure])
+
+
+def pair_of(record: Record) -> tuple[int, int] | None:
+    """The ranks between which a record was measured: its note or its splits say ``pair I-J``."""
+    match = PAIR.search(record.note) or PAIR.search(record.case.splits)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _each(most: int, among: int) -> int:
+    """So many lines for each of several figures that their sum stays bounded."""
+    return max(6, min(most, ALL // max(1, among)))
+
+
+def _sampled(view: View, point: Point) -> bool:
+    return not point.predicted and len(view.record(point).times_ns) > 1
+
+
+def _peaks(series: Sequence[Series]) -> dict[str, str]:
+    """What is to be seen in the curves of each measure."""
+    points = [(point, one) for one in series for point in one.points if point.size]
+    if not points:
+        return {}
+    least, quick = min(points, key=lambda pair: pair[0].median)
+    words = {"time": f"the lowest is {duration(least.median)} at {size(least.size)} ({quick.name})"}
+    for name in ("busbw", "algbw"):
+        most, wide = max(points, key=lambda pair: getattr(pair[0], name) or 0.0)
+        words[name] = f"the highest is {bandwidth(getattr(most, name))} GB/s at {size(most.size)} ({wide.name})"
+    lines = f"{len(series)} line{'s' * (len(series) != 1)}"
+    return {name: f"{lines}; {what}." for name, what in words.items()}
+
+
+def _late(view: View, point: Point) -> list[float]:
+    """Per rank, by how much of a sample's time it came after the first."""
+    whole = view.record(point).inner * point.first.median
+    return [late / whole for late in point.first.lateness]
+
+
+def _map(view: View, place: int, key: tuple[int, str, str, str, int], points: Sequence[Point]) -> Figure:
+    """Ranks by sizes; a cell is the median over cases."""
+    run, collective, mode, backend, n = key
+    by_size: dict[int, list[list[float]]] = defaultdict(list)
+    for point in points:
+        by_size[point.size].append(_late(view, point))
+    sizes, ranks = figures.thinned(sorted(by_size), 32), figures.thinned(range(n), 64)
+    cells = np.array([np.median(by_size[at], axis=0)[ranks] for at in sizes]).T
+    world = view.world(points[0])
+    hosts = {info.rank: info.host for info in world.ranks} if world else {}
+    many = len(set(hosts.values())) > 1
+    names = [f"rank {rank}" + (f" ({hosts[rank]})" if many and rank in hosts else "") for rank in ranks]
+    row, column = np.unravel_index(int(cells.argmax()), cells.shape)
+    title = view.titled(run, f"{collective}, {plain(backend)}, {n} ranks, {mode}")
+    words = f"At most, rank {ranks[row]} came late by {cells[row, column]:.1%} of the time, at {size(sizes[column])}."
+    matrix = figures.Matrix(
+        x=[size(at) if at else "no data" for at in sizes], y=names, z=cells.tolist(),
+        text=[[f"{cell:.1%} late" for cell in line] for line in cells.tolist()], labels=("size", ""), legend="late by",
+        least=0.2,
+    )  # fmt: skip
+    about = {"collective": collective, "backend": plain(backend), "ranks": str(n)}
+    return figures.heat(f"skew-{place}", title, words, matrix, about)
+
+
+def _late_ranks(view: View, usable: Sequence[Point]) -> list[Line]:
+    """Ranks late beyond chance, those in most cases first."""
+    by_rank: dict[tuple[int, int, int], list[Point]] = defaultdict(list)
+    for point in usable:
+        if point.first.late_rank is not None:
+            by_rank[point.run, view.record(point).world, point.first.late_rank].append(point)
+    of = Counter((point.run, view.record(point).world) for point in usable)
+    lines = []
+    for (run, index, rank), points in sorted(by_rank.items(), key=lambda item: -len(item[1])):
+        world = view.worlds[run][index]
+        info = next((info for info in world.ranks if info.rank == rank), None)
+        share = float(np.median([_late(view, point)[rank] for point in points]))
+        cells = (
+            view.titled(run, f"rank {rank} of {world.n} ({plain(world.backend)})"),
+            plain(info.host) if info else "unknown", _seat(info),
+            ", ".join(sorted({point.case.collective for point in points})),
+            f"{share:.0%}", f"{len(points):,} of {of[run, index]:,}",
+        )  # fmt: skip
+        lines.append(Line(cells, {"backend": plain(world.backend), "ranks": str(world.n)}, "notice"))
+    return lines
+
+
+def _seat(info: RankInfo | None) -> str:
+    if info is None:
+        return "unknown"
+    return f"CPU {', '.join(map(str, info.cpus))}" if info.device == "cpu" else plain(info.device)

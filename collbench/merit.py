@@ -1,0 +1,262 @@
+"""Sections that judge: implementations against each other, the link and the model, and where they change places."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+
+from collbench import algorithms, figures
+from collbench.document import Figure, Line, Section
+from collbench.efficiency import PROBE, Best, Constants, Crossing, Merit, Point, Yardstick, best, crossings
+from collbench.formats import PLACES, duration, plain, settings, size
+from collbench.rows import Series, View, chosen, groups, left_out, meta, plus_minus, table
+
+REMARKS = 8
+COMPARED = 2000  # cases of which efficiency is worked out
+LINES, ALL = 40, 120  # in a figure, and in a section
+Where = tuple[str, ...]
+WHERE = ("collective", "ranks", "type", "mode")
+
+
+def implementations(view: View) -> Section:
+    """The fastest at each size where there is a choice."""
+    found = best(view.points)
+    if not found:
+        return Section(name="implementations", title="Implementations", words=[
+            "Each case was measured with one implementation only: there is nothing to choose from. "
+            "--algo native,ring adds a reference algorithm beside the library's own choice.",
+        ])  # fmt: skip
+    crowded = len(found) > 500
+    if crowded:
+        found.sort(key=lambda one: -(one.gain or 0.0) if one.clear else 0.0)
+    libraries = [one for one in found if one.library]
+    ahead = sum(one.winner is one.library for one in libraries)
+    clear = [one for one in libraries if one.clear]
+    words = [f"{len(found):,} cases were measured with several implementations."]
+    if libraries:
+        rest = len(libraries) - ahead - len(clear)
+        words.append(
+            f"Of {len(libraries):,} with the library's own choice, it is the fastest in {ahead:,}, a reference "
+            f"algorithm is surely faster in {len(clear):,}, and intervals overlap in {rest:,}."
+        )
+        if clear:
+            most = max(clear, key=lambda one: one.gain or 0.0)
+            words.append(f"Beside the best, the library {_gain(most)} at {_place(view, most.winner)}.")
+    else:
+        words.append("The library's own choice is not among them.")
+    winners = Counter(one.winner.case.label for one in found)
+    words.append("Fastest: " + ", ".join(f"{plain(name)} in {times:,}" for name, times in winners.most_common(8)) + ".")
+    heads = (*WHERE, "place", "size", "best", "time", "", "library", "which")
+
+    note = "Implementations whose intervals overlap with the best one's are as good as that."
+    note += " Largest gains first." if crowded else ""
+    shown = table("best", "Best at each size", heads, found, partial(_best_line, view), left=5, note=note)
+    return Section(name="implementations", title="Implementations", words=words, tables=[shown])
+
+
+def efficiency(view: View) -> Section:
+    """The three numbers of each case, and the constants they rest on."""
+    series = [one for one in view.series if one.case.collective != PROBE and one.case.n > 1]
+    if not series:
+        return Section(name="efficiency", title="Efficiency", words=[
+            "There is no collective here to be set against its link: nothing but sendrecv, or one rank only."
+        ])  # fmt: skip
+    stick = Yardstick(view.files, view.points)
+    per_series = max(4, COMPARED // len(series))
+    picked = chosen(series, COMPARED // 4)
+    merits = [(one, [stick.merit(point) for point in figures.thinned(one.points, per_series)]) for one in picked]
+    every = [merit for _, found in merits for merit in found]
+    words = [
+        "Link efficiency: busbw over that of sendrecv at the same size, ranks, datatype and backend. Bound efficiency: "
+        "the time that no algorithm on point-to-point links beats, over the time measured. Model ratio: the time "
+        "measured over that of the algorithm's own schedule on such links; a library's choice has none.",
+        *_missing(view, series, stick),
+        *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
+        *_alarms(view, every),
+    ]
+    known = [merit for merit in every if merit.link is not None or merit.share is not None]
+    if not known:
+        return Section(name="efficiency", title="Efficiency", words=words)
+    known.sort(key=lambda merit: not merit.alarming)
+    heads = (*WHERE, "implementation", "size", "time", "link", "bound", "of bound", "time / model", "set by")
+    tables = [
+        table("merits", "Efficiency", heads, known, partial(_merit_line, view), left=5, what="cases",
+              note="bound: the least time; of bound: its share of the time; set by: what makes the bound."),
+        table("links", "Links", ("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"),
+              stick.constants, partial(_link_line, view), left=2,
+              note="alpha: time of a message; 1 / beta: rate on the wire at its best; 1 / gamma: rate of reducing; "
+              "n½: size at which both halves of a message's time are equal."),
+    ]  # fmt: skip
+    return Section(name="efficiency", title="Efficiency", words=words, figures=_shares(view, merits), tables=tables)
+
+
+def crossovers(view: View) -> Section:
+    """Where one implementation gives way to another."""
+    found = crossings([one.points for one in view.series])
+    words = [
+        "Where two implementations surely change places: with intervals apart on both sides. The size at which "
+        "both take as long is read off straight lines between the medians, both axes logarithmic."
+    ]
+    if not found:
+        return Section(
+            name="crossovers", title="Crossovers", words=["No two implementations surely change places at these sizes."]
+        )
+    found.sort(key=lambda one: ("native" not in (one.before.case.algorithm, one.after.case.algorithm), one.size))
+
+    heads = (*WHERE, "place", "faster below", "faster above", "between", "about")
+    shown = table("crossovers", "Crossovers", heads, found, partial(_crossing_line, view), left=7, what="crossovers",
+                  note="Those that the library's own choice takes part in come first.")  # fmt: skip
+    return Section(name="crossovers", title="Crossovers", words=words, tables=[shown])
+
+
+def _where(view: View, point: Point) -> Where:
+    case = point.case
+    env = f" {settings(case.env)}" if case.env else ""
+    split = f" {case.splits}" if case.splits else ""
+    name = view.titled(point.run, plain(f"{case.collective}{split}{env}"))
+    return name, str(case.n), case.dtype if case.size else "", case.mode
+
+
+def _place(view: View, point: Point) -> str:
+    name, ranks, kind, _ = _where(view, point)
+    return ", ".join(
+        filter(None, [name, f"{ranks} ranks", kind, PLACES["in" if point.case.in_place else "out"], size(point.size)])
+    )
+
+
+def _gain(one: Best) -> str:
+    if one.library is None or one.gain is None:
+        return "not measured"
+    if one.library is one.winner:
+        return "is the best" + (" (tie)" if one.ties else "")
+    more = f"takes {one.gain:.0%} longer" if one.gain < 1 else f"takes {one.gain + 1:,.3g} times as long"
+    return more if one.clear else f"{more} (tie)"
+
+
+def _best_line(view: View, one: Best) -> Line:
+    point = one.winner
+    ties = f" = {', '.join(plain(tie.case.label) for tie in one.ties)}" if one.ties else ""
+    cells = (
+        *_where(view, point), "in" if point.case.in_place else "out", size(point.size), plain(point.case.label) + ties,
+        duration(point.median), plus_minus(point), duration(one.library.median) if one.library else "-", _gain(one),
+    )  # fmt: skip
+    about = {name: value for name, value in meta(point.case).items() if name != "backend"}
+    return Line(cells, about, "notice" if one.clear else "")
+
+
+def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
+    """What cannot be told for want of sendrecv, and how to add it; from which other run it was taken."""
+    alone: dict[tuple[str, int, str, str], list[Point]] = {}
+    words: dict[str, None] = {}
+    for one in series:
+        case = one.case
+        known = stick.link(one.points[0])
+        name = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+        if known is None:
+            alone.setdefault((case.backend, case.n, case.dtype, case.mode), []).extend(one.points)
+        elif known.refused:
+            words[f"The link of {name} could not be fitted to sendrecv: {plain(known.refused)}."] = None
+        elif known.source != one.run:
+            words[f"{name}: sendrecv is that of run {view.labels[known.source]}, on the same machine."] = None
+        if known and known.note and case.row.reduces:
+            words[f"{name}: {plain(known.note)}."] = None
+    told = [_add(points) for points in alone.values()] + list(words)
+    return [*told[:REMARKS], *left_out(min(REMARKS, len(told)), len(told), "such remarks")]
+
+
+def _add(points: list[Point]) -> str:
+    """How to measure sendrecv beside these points, which have none."""
+    case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
+    own = all(point.case.algorithm != "native" for point in points)  # a transport without a sendrecv of its own
+    command = [
+        f"collbench sendrecv --backend {plain(case.backend)}", f"--algo {algorithms.of(PROBE)[0].name}" if own else "",
+        f"-g {case.n} -d {case.dtype} --mode {case.mode}", f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
+    ]  # fmt: skip
+    where = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+    return (
+        f"sendrecv was not measured with {where}: without it there is no efficiency to tell. Measure it on the same "
+        f"machine ({' '.join(filter(None, command))}), and report both runs together."
+    )
+
+
+def _alarms(view: View, merits: list[Merit]) -> list[str]:
+    """More than the bound allows is an error of measuring, unless the network itself reduces or copies."""
+    bad = [merit for merit in merits if merit.alarming]
+    if not bad:
+        return []
+    worst = max(bad, key=lambda merit: merit.share or 0.0)
+    where = f"{_place(view, worst.point)} ({plain(worst.point.case.label)})"
+    return [
+        f"Alarm: {len(bad):,} cases surely take less time than is possible over links as sendrecv shows them; the "
+        f"worst reaches {worst.share:.0%} of the bound, at {where}. Unless the network reduces or copies by itself, or "
+        "ranks share memory, such times or those of sendrecv are wrong."
+    ]
+
+
+def _merit_line(view: View, merit: Merit) -> Line:
+    point = merit.point
+    cells = (
+        *_where(view, point), plain(point.case.label) + (" in place" if point.case.in_place else ""), size(point.size),
+        duration(point.median), _share(merit.link), duration(merit.bound), _share(merit.share),
+        "-" if merit.model is None else f"{merit.model:.2f}", merit.limit or "-",
+    )  # fmt: skip
+    return Line(cells, meta(point.case), "bad" if merit.alarming else "")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}" if value >= 0.095 else f"{value:.1%}"
+
+
+def _link_line(view: View, found: Constants) -> Line:
+    case = found.probe
+    about = {"backend": plain(found.backend), "dtype": found.dtype, "ranks": str(found.ranks)}
+    name = f"{plain(found.backend)}, {found.ranks} ranks, {found.dtype}, {found.mode}"
+    source = f"{view.titled(found.source, 'sendrecv')} {plain(case.label)}"
+    if found.alpha is None or found.beta is None:
+        return Line((name, source, "-", "-", "-", "-", plain(found.refused)), about, "notice")
+    cells = (duration(found.alpha), f"{1 / found.beta:.3g} GB/s", f"{1 / found.gamma:.3g} GB/s" if found.gamma else "-",
+             size(found.alpha / found.beta), plain(found.note))  # fmt: skip
+    return Line((name, source, *cells), about)
+
+
+def _shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
+    """Link and bound efficiency against size, for each collective and mode."""
+    colours = figures.palette(view.series)
+    by_series = {id(one): found for one, found in merits}
+    grouped = groups(one for one, _ in merits)
+    drawn = []
+    for (collective, mode), series in grouped.items():
+        for name, title, words in (
+            ("link", "link efficiency", "busbw over that of sendrecv; the dotted line is as good as sendrecv."),
+            (
+                "share",
+                "bound efficiency",
+                "The least possible time over that measured; above the dotted line is an error.",
+            ),
+        ):
+            lines = []
+            for one in chosen(series, max(6, min(LINES, ALL // len(grouped)))):
+                values = [
+                    (m.point, v) for m in by_series[id(one)] if (v := getattr(m, name)) is not None and m.point.size
+                ]
+                lines += [(one, figures.thinned(values))] if values else []
+            if lines:
+                drawn.append(
+                    figures.shares(
+                        f"{collective}-{mode}-{name}", f"{collective}, {mode}: {title}", words, title, lines, colours
+                    )
+                )
+    return drawn
+
+
+def _crossing_line(view: View, one: Crossing) -> Line:
+    before, after = one.before.case, one.after.case
+    cells = (
+        *_where(view, one.before), "in" if before.in_place else "out", plain(before.label), plain(after.label),
+        f"{size(one.low)} … {size(one.high)}", size(one.size),
+    )  # fmt: skip
+    about = {
+        name: value for name, value in meta(before).items() if name != "backend" or after.backend == before.backend
+    }
+    return Line(cells, about)

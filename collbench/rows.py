@@ -1,0 +1,224 @@
+"""From runs' records to what a report shows of them: one point per case, over all its launches, in named series."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench import paired, records
+from collbench.collectives import COLLECTIVES
+from collbench.compare import Comparison
+from collbench.document import Line, Meta, Table
+from collbench.efficiency import Point
+from collbench.errors import CollbenchError
+from collbench.formats import PLACES, along, axes, interval, plain
+from collbench.records import Record, Row, RunFile, World
+from collbench.suite import MODES, Case
+
+LAUNCHES = 6  # from so many on, an interval is that of launch medians
+MOST = 500  # lines of a table
+
+
+class Series(NamedTuple):
+    """A case of one run over all its sizes: ``case`` has size 0, ``points`` are in order of size.
+
+    ``name`` says what tells it from the other series of its figure (collective and mode are the figure's), ``meta``
+    what the page filters by. All text is plain.
+    """
+
+    run: int
+    case: Case
+    points: list[Point]
+    name: str
+    meta: Meta
+
+
+class Other(NamedTuple):
+    """A record without times to show: skipped, failed or wrong."""
+
+    run: int
+    record: Record
+
+
+class View(NamedTuple):
+    """All that sections are made from. ``labels`` name the runs; ``worlds`` has each run's by index, ``derived`` what
+    each of its records says."""
+
+    files: Sequence[RunFile]
+    labels: list[str]
+    worlds: list[dict[int, World]]
+    derived: list[list[Row | None]]
+    points: list[Point]
+    series: list[Series]
+    others: list[Other]
+    comparison: Comparison | None
+
+    def record(self, point: Point) -> Record:
+        """The first of the records behind a point."""
+        return self.files[point.run].records[point.record]
+
+    def world(self, point: Point) -> World | None:
+        return self.worlds[point.run].get(self.record(point).world)
+
+    def titled(self, run: int, text: str) -> str:
+        """``text``, with the run's label before it where there are several."""
+        return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
+
+
+def view(files: Sequence[RunFile], comparison: Comparison | None = None) -> View:
+    """Derives and sorts everything once."""
+    worlds = [{world.index: world for world in file.worlds} for file in files]
+    derived = [records.derived(file) for file in files]
+    points: list[Point] = []
+    others: list[Other] = []
+    for run, file in enumerate(files):
+        good: dict[Case, list[tuple[int, Record, Row]]] = {}
+        for number, (record, row) in enumerate(zip(file.records, derived[run], strict=True)):
+            if record.status in ("ok", "predicted") and row is not None and row.median > 0:
+                case = record.case
+                key = case if case.cycle == 0 else msgspec.structs.replace(case, cycle=0)
+                good.setdefault(key, []).append((number, record, row))
+            elif record.status not in ("ok", "predicted"):
+                others.append(Other(run, record))
+        points += [_point(run, case, found, worlds[run]) for case, found in good.items()]
+    labels = _labels(files)
+    series = _series(points, labels)
+    points = [point for one in series for point in one.points]
+    return View(files, labels, worlds, derived, points, series, others, comparison)
+
+
+def meta(case: Case) -> Meta:
+    """The value of each of document.FILTERS; a barrier has no datatype."""
+    kind = {} if case.collective == "barrier" else {"dtype": case.dtype}
+    return {"collective": case.collective, "backend": plain(case.backend), "ranks": str(case.n), **kind}
+
+
+def groups(series: Iterable[Series]) -> dict[tuple[str, str], list[Series]]:
+    """By collective and mode, which no figure mixes."""
+    found: dict[tuple[str, str], list[Series]] = {}
+    for one in series:
+        found.setdefault((one.case.collective, one.case.mode), []).append(one)
+    return found
+
+
+def _labels(files: Sequence[RunFile]) -> list[str]:
+    """Each run's tag, with its id where there is none or another run has the same."""
+    names = [plain(file.run.pairing.variant if file.run.pairing else file.run.tag) for file in files]
+    sides = [f"{file.run.pairing.side} " if file.run.pairing else "" for file in files]
+    ids = [plain(file.run.id) for file in files]
+    names = [side + name for side, name in zip(sides, names, strict=True)]
+    times = Counter(names)
+    return [
+        (name if times[name] == 1 else f"{name} ({ident})") if name.strip() else ident
+        for name, ident in zip(names, ids, strict=True)
+    ]
+
+
+def _point(run: int, case: Case, found: list[tuple[int, Record, Row]], worlds: dict[int, World]) -> Point:
+    """One case's records as one: the median of launch medians, each the median of a launch's cycles."""
+    number, record, first = found[0]
+    median, lo, hi, launches = first.median, first.lo, first.hi, 1
+    if len(found) > 1:
+        by_launch: dict[tuple[int, int, int], list[float]] = {}
+        for _, each, row in found:
+            world = worlds.get(each.world)
+            launch = (world.stage, world.round, 0) if world and world.stage else (0, 0, each.world)
+            by_launch.setdefault(launch, []).append(row.median)
+        medians = np.array([np.median(cycles) for cycles in by_launch.values()])
+        median, launches = float(np.median(medians)), len(medians)
+        lo, hi = _interval(medians) if launches >= LAUNCHES else _envelope([row for _, _, row in found])
+    busy = case.row.busbw(case.n) if first.busbw is not None else None
+    algbw = first.algbw * first.median / median
+    return Point(
+        run=run, case=case, size=size_of(case), moved=round(first.algbw * first.median), median=median, lo=lo, hi=hi,
+        samples=sum(row.samples for _, _, row in found), n_eff=sum(row.n_eff for _, _, row in found), algbw=algbw,
+        busbw=None if busy is None else algbw * busy, record=number, launches=launches,
+        flags=tuple(dict.fromkeys(flag for _, _, row in found for flag in row.flags)), first=first,
+        predicted=record.status == "predicted",
+    )  # fmt: skip
+
+
+def _interval(medians: np.ndarray) -> tuple[float, float]:
+    """95 % of what launches take, by Walsh averages of logarithms."""
+    found, median = paired.shift(np.log(medians)), float(np.median(medians))
+    return min(median, math.exp(found.lo)), max(median, math.exp(found.hi))
+
+
+def _envelope(found: list[Row]) -> tuple[float, float]:
+    """What the launches' own intervals cover together; infinite where one is."""
+    return min((row.lo for row in found), default=-math.inf), max((row.hi for row in found), default=math.inf)
+
+
+def size_of(case: Case) -> int:
+    """A split that is read from a file may be gone; then the size is the one asked for."""
+    try:
+        return case.size
+    except CollbenchError:
+        return case.nbytes
+
+
+def _series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
+    mixed: dict[tuple[int, Case], list[Point]] = {}
+    for point in points:
+        mixed.setdefault((point.run, msgspec.structs.replace(point.case, nbytes=0)), []).append(point)
+    found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0])))
+    together: dict[tuple[str, str], list[Case]] = {}
+    for _, case in found:
+        together.setdefault((case.collective, case.mode), []).append(case)
+    varying = {key: axes(list(dict.fromkeys(cases)))[0] for key, cases in together.items()}
+    return [
+        Series(run, case, sorted(mine, key=lambda point: point.size),
+               _name(case, varying[case.collective, case.mode], labels[run] if len(labels) > 1 else ""), meta(case))
+        for (run, case), mine in found.items()
+    ]  # fmt: skip
+
+
+def _place(run: int, case: Case) -> tuple[Any, ...]:
+    """Where a series stands among others: runs were measured in shuffled order. Libraries before algorithms."""
+    whose = case.algorithm != "native", case.label
+    what = case.dtype, case.op, case.root, case.splits, case.in_place
+    return list(COLLECTIVES).index(case.collective), MODES.index(case.mode), run, case.n, case.env, *whose, *what
+
+
+def _name(case: Case, varying: Sequence[str], label: str) -> str:
+    """The implementation always, then what else differs."""
+    values = along(case) | {"ranks": f"{case.n} ranks", "place": PLACES["in" if case.in_place else "out"]}
+    words = [values[name] for name in varying if name not in ("implementation", "cycle") and values[name]]
+    return plain(", ".join(filter(None, [label, case.label, *words])))
+
+
+def plus_minus(point: Point) -> str:
+    """The interval as formats.interval has it; nothing for a prediction."""
+    if point.predicted:
+        return ""
+    return interval(msgspec.structs.replace(point.first, median=point.median, lo=point.lo, hi=point.hi))
+
+
+def chosen(series: Sequence[Series], most: int) -> list[Series]:
+    """At most ``most``, spread evenly over those with at least half as many sizes as any has."""
+    if len(series) <= most:
+        return list(series)
+    least = max(len(one.points) for one in series) / 2
+    full = [one for one in series if len(one.points) >= least]
+    return [full[place * len(full) // most] for place in range(min(most, len(full)))]
+
+
+def left_out(shown: int, of: int, what: str) -> list[str]:
+    """The sentence on what is not shown, if anything is not."""
+    return [f"{shown:,} of {of:,} {what} shown; the rest is in the data."] if shown < of else []
+
+
+def table(name: str, title: str, heads: tuple[str, ...], items: Sequence[Any],
+          line: Callable[[Any], Line] | None = None, *, left: int = 1, note: str = "", folded: bool = False,
+          what: str = "lines") -> Table:  # fmt: skip
+    """Of the first MOST of ``items``, made lines by ``line`` if they are none; says so where there are more, so put
+    first what matters most."""
+    lines = [line(item) if line else item for item in items[:MOST]]
+    notes = [note, *left_out(min(len(items), MOST), len(items), what)]
+    return Table(name=name, title=title, heads=heads, lines=lines, left=left,
+                 folded=folded, note=" ".join(filter(None, notes)))  # fmt: skip

@@ -1,0 +1,289 @@
+"""`collbench compare` as a user runs it, on runs made up here: exit codes, outputs, names, GitHub Actions, README."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import typer
+
+import collbench
+from collbench import cli as commands
+from collbench import store
+from collbench.records import End, Pairing, RankInfo, Record, Run, World
+from collbench.suite import Axes, Case, Policy, Suite
+
+SMALL, LARGE = 1 << 12, 1 << 20
+MACHINE = {"cpu": {"model": "A", "physical": 8}}
+README = Path(collbench.__file__).parents[1] / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside GitHub Actions, also where these tests run in it, and without torch."""
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "blocker").mkdir()
+    (tmp_path / "blocker" / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "blocker"))
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """As ``cli``, without a process of its own, which takes most of the time."""
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", *args])
+        with pytest.raises(SystemExit) as left:
+            commands.main()
+        return subprocess.CompletedProcess(args, int(left.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def stored(
+    side: str, slower: float = 1.0, *, experiment: str = "20250101-e", sizes: tuple[int, ...] = (SMALL, LARGE),
+    machine: dict[str, Any] = MACHINE, paired: bool = True, noise: float = 0.003, tag: str = "", wrong: int = 0,
+) -> Path:  # fmt: skip
+    """A saved run: 8 launches of all sizes, 12 more of the large one, which takes ``slower`` times as long."""
+    suite = Suite(name="pr", axes=Axes(collectives=("all_reduce",), sizes=sizes, ranks=(2,), backends=("gloo",)))
+    pairing = Pairing(experiment=experiment, side=side, variant=f"git:{side}1") if paired else None  # type: ignore[arg-type]
+    path = store.home() / "runs" / f"{experiment}-{side}.jsonl"
+    run = Run(id=path.stem, started="2025-01-01T00:00:00+00:00", command=["collbench", "ab"], suite=suite,
+              policy=Policy(iters=20), environment=machine, pairing=pairing, tag=tag)  # fmt: skip
+    writer = store.Writer(path, run)
+    ranks = [RankInfo(rank=rank, host="h", pid=rank, cpus=[rank]) for rank in range(2)]
+    launches = [(1, i) for i in range(8)] + [(2, i) for i in range(12)]
+    for index, (stage, launch) in enumerate(launches):
+        at = {"stage": stage, "round": launch} if paired else {}
+        writer.write(World(index=index, backend="gloo", n=2, env=(), launcher="local", ranks=ranks,
+                           oversubscribed=False, same_clock=True, **at))  # fmt: skip
+        for nbytes in sizes if stage == 1 else [size for size in sizes if size == LARGE]:
+            case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=nbytes, op="sum")
+            shift = 1 + noise * ((launch * 7 + (5 if side == "head" else 0)) % 11 - 5) / 5
+            median = 10 * nbytes * shift * (slower if nbytes == LARGE else 1)
+            times = [int(median * (1 + 0.001 * (i % 5 - 2))) for i in range(20)]
+            writer.write(Record(case=case, status="wrong" if wrong else "ok", world=index, times_ns=times, stop="fixed",
+                                sync="window", wrong=wrong))  # fmt: skip
+    writer.write(End(exit=0, ended="2025-01-01T00:01:00+00:00"))
+    writer.close()
+    return path
+
+
+def pair(slower: float = 1.0, **more: Any) -> tuple[str, str]:
+    return str(stored("base", **more)), str(stored("head", slower, **more))
+
+
+def test_nothing_slower_is_0(cli) -> None:
+    done = cli("compare", *pair(noise=0.001))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 same" in done.stdout and "fingerprints identical" in done.stdout and "8+12 paired" in done.stdout
+
+
+def test_a_row_that_regressed_is_1_and_said_on_stderr(cli) -> None:
+    done = cli("compare", *pair(1.15))
+    assert done.returncode == 1
+    line = next(line for line in done.stdout.splitlines() if "REGRESSED" in line)
+    assert "1 MiB" in line and "+15." in line and "not shown: 1 SAME" in done.stdout
+    assert done.stderr.startswith("collbench: 1 of 2 rows is slower than base") and "1 MiB" in done.stderr
+    assert re.search(r"^4 KiB .* SAME ", cli("compare", *pair(1.15), "--all").stdout, re.MULTILINE)
+
+
+def test_a_faster_head_is_0(cli) -> None:
+    done = cli("compare", *pair(0.8))
+    assert done.returncode == 0 and "1 improved" in done.stdout
+
+
+def test_a_row_that_is_gone_is_1(cli) -> None:
+    done = cli("compare", str(stored("base")), str(stored("head", sizes=(LARGE,))))
+    assert done.returncode == 1 and "1 gone" in done.stdout
+
+
+def test_tau_says_what_is_too_small_to_matter(cli) -> None:
+    assert cli("compare", *pair(1.15), "--tau", "30%").returncode == 0
+
+
+def test_other_machines_are_3_unless_accepted(cli) -> None:
+    names = str(stored("base")), str(stored("head", 1.15, machine={"cpu": {"model": "B", "physical": 8}}))
+    done = cli("compare", *names)
+    assert done.returncode == 3 and done.stderr.startswith("collbench: ")
+    assert done.stdout.index("differs: cpu.model: A → B") < done.stdout.index("incomparable")
+    assert cli("compare", *names, "--across-machines").returncode == 1
+
+
+def test_unpaired_runs_fail_nothing_unless_told_to(cli) -> None:
+    names = pair(1.15, paired=False)
+    done = cli("compare", *names)
+    assert done.returncode == 0 and "unpaired" in done.stdout
+    assert cli("compare", *names, "--gate-unpaired").returncode == 1
+
+
+def test_rows_without_a_verdict_are_3_only_if_strict(cli) -> None:
+    names = pair(noise=0.4)
+    assert cli("compare", *names).returncode == 0
+    assert cli("compare", *names, "--strict").returncode == 3
+
+
+def test_wrong_results_of_head_are_7(cli) -> None:
+    done = cli("compare", str(stored("base")), str(stored("head", wrong=3)), "--format", "junit")
+    assert done.returncode == 7 and "wrong" in done.stderr and 'errors="1"' in done.stdout
+
+
+def test_several_runs_of_a_side_count_as_one(inside) -> None:
+    bases = [str(stored("base", experiment=name, paired=False)) for name in "ab"]
+    heads = [str(stored("head", 1.15, experiment=name, paired=False)) for name in "ab"]
+    done = inside("compare", ",".join(bases), ",".join(heads), "--format", "json")
+    assert done.returncode == 0
+    assert {row["base"]["launches"] for row in json.loads(done.stdout)["rows"]} == {16, 40}
+    again = inside("compare", f"{bases[0]},{bases[0]}", heads[0])
+    assert again.returncode == 2 and "named twice" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("@last", "nothing-like-it"), "no run called"),
+        (("@last", "@last"), "is named twice"),
+        (("@last~1", "@last", "--format", "xml"), "not one of"),
+        (("@last~1", "@last", "-o", "out.txt"), "not one of .md"),
+        (("@last~1", "@last", "--tau", "0"), "not a share"),
+        (("@last~1", "@last", "--marker", "a --> b"), "is no name"),
+        (("@last", "foreign.jsonl"), "foreign.jsonl"),
+        (("@last", "empty.jsonl"), "empty.jsonl"),
+        (("@last", "binary.jsonl"), "binary.jsonl"),
+        (("@last", ","), "no run called ','"),
+        (("alone.jsonl",), "not a side of an experiment"),
+        (("lonely.jsonl",), "whose base is not at"),
+    ],
+)
+def test_what_cannot_be_meant_is_2_with_a_hint(
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("foreign.jsonl").write_text('{"some": "thing"}\n')
+    Path("empty.jsonl").write_text("")
+    Path("binary.jsonl").write_bytes(bytes(range(256)) * 3)
+    stored("head", experiment="alone", paired=False).rename("alone.jsonl")
+    stored("head", experiment="lonely").rename("lonely.jsonl")
+    pair()
+    done = inside("compare", *args)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert words in done.stderr and done.stdout == ""
+
+
+def test_runs_without_a_row_in_common_are_an_error(inside) -> None:
+    names = str(stored("base", sizes=(8,), paired=False)), str(stored("head", sizes=(16,), paired=False))
+    done = inside("compare", *names)
+    assert done.returncode == 2 and "no row in common" in done.stderr
+
+
+def test_an_output_that_cannot_be_written_is_5(cli, tmp_path: Path) -> None:
+    done = cli("compare", *pair(), "-o", str(tmp_path / "nowhere" / "out.md"))
+    assert done.returncode == 5 and "choose another place" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["@last", "@last~1", "20250101-e", "20250101-e-base", "nightly"])
+def test_one_name_of_an_experiment_means_both_its_sides(inside, name: str) -> None:
+    stored("base", experiment="20240101-e")
+    pair(1.15, tag="nightly")
+    done = inside("compare", name)
+    assert done.returncode == 1 and "base git:base1 → head git:head1" in done.stdout
+    assert "+15." in done.stdout
+
+
+def test_every_format_on_standard_output_and_in_files(cli, inside, tmp_path: Path) -> None:
+    names = pair(1.15)
+    outputs = [tmp_path / f"out{suffix}" for suffix in (".md", ".json", ".html", ".xml")]
+    done = cli("compare", *names, *(word for path in outputs for word in ("-o", str(path))))
+    assert done.returncode == 1 and "REGRESSED" in done.stdout
+    text, data, page, xml = (path.read_text() for path in outputs)
+    assert text.startswith("<!-- collbench:compare -->\n### collbench: ❌ 1 regressed")
+    assert json.loads(data)["counts"]["REGRESSED"] == 1
+    assert page.lstrip().lower().startswith("<!doctype html") and "REGRESSED" in page
+    suite = ElementTree.fromstring(xml).find("testsuite")
+    assert suite is not None and suite.get("failures") == "1"
+    for name, file in (("md", text), ("json", data), ("junit", xml)):
+        printed = inside("compare", *names, "--format", name)
+        assert (printed.returncode, printed.stdout.strip()) == (1, file.strip())
+
+
+def test_in_github_actions_a_step_gets_annotations_and_a_summary(cli, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    done = cli("compare", *pair(1.15), "--format", "json", "--marker", "mine",
+               GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))  # fmt: skip
+    assert json.loads(done.stdout)["exit"] == done.returncode == 1
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("::")]
+    assert command.startswith("::error title=collbench%3A ") and "1 MiB" in command and "+15." in command
+    assert summary.read_text().startswith("<!-- collbench:mine -->\n### collbench: ❌")
+
+
+def workflow() -> str:
+    (text,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+    return str(text)
+
+
+def test_the_readmes_workflow_calls_commands_and_options_that_exist() -> None:
+    called = re.findall(r"^ *(?:run: )?collbench (.*)$", workflow().replace("\\\n", " "), re.MULTILINE)
+    assert {line.split()[0] for line in called} >= {"ab", "compare"}
+    root = typer.main.get_command(commands.app)
+    for line in called:
+        name, *words = shlex.split(line)
+        command = root.get_command(None, name)  # type: ignore[attr-defined]
+        known = {option for parameter in command.params for option in parameter.opts}
+        given = [word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)]
+        assert given and set(given) <= known, line
+
+
+def test_the_readmes_workflow_is_what_github_reads() -> None:
+    text = workflow()
+    try:
+        import yaml
+    except ImportError:
+        _read_strictly(text)
+        return
+    found = yaml.safe_load(text)
+    assert found[True] == {"pull_request": None} and found["permissions"] == {"contents": "read"}  # `on` is a boolean
+    measure, verdict = found["jobs"]["measure"], found["jobs"]["verdict"]
+    assert "permissions" not in measure and verdict["permissions"] == {"pull-requests": "write"}
+    assert verdict["needs"] == "measure" and verdict["steps"][-1]["run"] == 'exit "$CODE"'
+
+
+def _read_strictly(text: str) -> None:
+    """Every line is ``key: value``, ``key:`` or a list's item, two columns further in than what holds it."""
+    block, depths = -1, [0]
+    for line in text.splitlines():
+        assert "\t" not in line and line == line.rstrip()
+        depth = len(line) - len(line.lstrip())
+        if 0 <= block < depth:
+            continue  # inside a block of text
+        found = re.fullmatch(r" *(- )?([\w-]+):( [^#\s].*)?", line)
+        assert found, line
+        inside = depth + len(found[1] or "")
+        while depths and depths[-1] > depth:
+            depths.pop()
+        assert depth in (depths[-1], depths[-1] + 2), line
+        depths += [d for d in (depth, inside) if d > depths[-1]]
+        value = (found[3] or "").strip()
+        assert ": " not in value or value[0] in "\"'", line
+        block = depth if value == "|" else -1
+
+
+def test_the_readmes_marker_is_the_comments() -> None:
+    text = workflow()
+    assert "--marker pr " in text and 'MARKER: "<!-- collbench:pr -->"' in text
+    assert "pull_request_target" not in text  # which would give a fork's code a token that writes
+
+
+def test_compare_is_listed_and_explains_itself(cli) -> None:
+    assert re.search(r"^  compare ", cli("--help").stdout, re.MULTILINE)
+    text = cli("compare", "--help").stdout
+    assert all(option in text for option in ("--strict", "--gate-unpaired", "--across-machines", "--tau", "--marker"))
+    assert "HEAD" in text and os.environ["PYTHONPATH"]

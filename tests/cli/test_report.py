@@ -1,0 +1,195 @@
+"""`collbench report`: what it writes, where, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from markdown_it import MarkdownIt
+from typer.testing import CliRunner
+
+from collbench import cli as commands
+from collbench import report, store
+from collbench.document import Document, Figure, Line, Section, Table
+from collbench.errors import CannotRun, UsageError
+from collbench.records import Pairing
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def invoke(*args: str) -> Any:
+    return CliRunner().invoke(commands.app, args)
+
+
+def refused(kind: type[Exception], *args: str) -> str:
+    done = invoke("report", *args)
+    assert type(done.exception) is kind, done.output
+    return f"{done.exception.message}\n{done.exception.hint}"  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def run() -> Path:
+    """A run of two sizes, in and out of place, predicted."""
+    done = invoke("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4", "--tag", "one")
+    assert done.exit_code == 0, done.output
+    return store.find("@last")
+
+
+def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path) -> None:
+    (folder / "blocker").mkdir()
+    (folder / "blocker" / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+    done = cli("report", PYTHONPATH=str(folder / "blocker"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("wrote collbench-report.html (4.")
+    text = (folder / "collbench-report.html").read_text(encoding="utf-8")
+    assert text.count("<html") == 1 and "predicted" in text
+    assert text.count(report.library()[:200]) == 1
+    again = cli("report", "@last", "--title", "A <b>title</b>")  # a report may be replaced by a report
+    assert again.returncode == 0, again.stderr
+    assert "<h1>A &lt;b&gt;title&lt;/b&gt;</h1>" in (folder / "collbench-report.html").read_text(encoding="utf-8")
+
+
+def test_runs_are_named_as_everywhere(run: Path, folder: Path) -> None:
+    for name in ("one", "@last", run.stem, str(run)):
+        done = invoke("report", name, "--format", "md")
+        assert done.exit_code == 0 and run.stem.partition("-all")[0] in done.output
+    twice = invoke("report", "one", "@last", str(run), "--format", "md").output
+    assert twice == invoke("report", "--format", "md").output  # the same run, once
+
+
+def test_markdown_goes_to_the_terminal_or_to_a_file(run: Path, folder: Path) -> None:
+    shown = invoke("report", "--format", "md")
+    assert shown.output.startswith(f"{report.MARKER}\n# ")
+    done = invoke("report", "-o", "r.md")
+    assert done.output.startswith("wrote r.md (")
+    assert (folder / "r.md").read_text(encoding="utf-8") == shown.output
+    assert [one.name for one in folder.glob("*.html")] == []
+
+
+def test_the_library_beside_the_page_or_from_the_network(run: Path, folder: Path) -> None:
+    (folder / "out").mkdir()
+    assert invoke("report", "-o", "out/a.html", "--plotlyjs", "directory").exit_code == 0
+    assert sorted(one.name for one in (folder / "out").iterdir()) == ["a.html", "plotly.min.js"]
+    assert invoke("report", "-o", "b.html", "--plotlyjs", "cdn").exit_code == 0
+    for path in (folder / "out" / "a.html", folder / "b.html"):
+        assert path.stat().st_size < 1_000_000
+
+
+def test_what_is_no_report_is_not_overwritten(run: Path, folder: Path) -> None:
+    (folder / "thesis.html").write_text("<!DOCTYPE html><p>mine</p>")
+    words = refused(UsageError, "-o", "thesis.html")
+    assert words == "thesis.html exists and is no collbench report\nchoose another file with -o, or remove it"
+    assert "is no collbench report" in refused(UsageError, "-o", str(run))
+    assert (folder / "thesis.html").read_text() == "<!DOCTYPE html><p>mine</p>"
+
+
+def test_errors_are_two_lines(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no run called 'nothing'" in refused(UsageError, "nothing")
+    (folder / "junk.jsonl").write_text("{}\n")
+    assert "junk.jsonl" in refused(UsageError, "junk.jsonl")
+    (folder / "binary.jsonl").write_bytes(b"\xff\xfe\x00" * 50 + b"\n")
+    assert "binary.jsonl" in refused(UsageError, "binary.jsonl")
+    (folder / "empty.jsonl").write_text("")
+    assert "not a collbench run" in refused(UsageError, "empty.jsonl")
+    assert "is not one of html, md" in refused(UsageError, "--format", "pdf")
+    assert "is not one of inline, cdn, directory" in refused(UsageError, "--plotlyjs", "none")
+    assert "No such file or directory\nchoose another place" in refused(CannotRun, "-o", "no/such/folder.html")
+    assert "Is a directory" in refused(CannotRun, "-o", ".")
+    assert "--compare needs two runs, not 1" in refused(UsageError, "--compare")
+    monkeypatch.setenv("COLLBENCH_HOME", str(folder / "none"))
+    assert "only 0 runs are saved" in refused(UsageError)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_said(run: Path) -> None:
+    assert refused(CannotRun, "-o", "/dev/full").startswith("cannot write /dev/full: No space left on device\n")
+
+
+def paired(run: Path, side: str, experiment: str) -> str:
+    file = store.read(run)
+    pairing = Pairing(experiment=experiment, side=side, variant=side)  # type: ignore[arg-type]
+    head = msgspec.structs.replace(file.run, id=f"id-{side}", pairing=pairing)
+    path = Path(f"{side}-{experiment}.jsonl")
+    path.write_bytes(msgspec.json.Encoder().encode_lines([head, *file.worlds, *file.records]))
+    return str(path)
+
+
+def test_two_runs_are_compared_when_asked_or_interleaved(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collbench import compare, sections
+
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id)))
+    monkeypatch.setattr(sections, "document", lambda files, comparison=None: Document(
+        title="T", verdict="V", weight="", runs=[], sections=[]))  # fmt: skip
+    base, head, other = paired(run, "base", "e1"), paired(run, "head", "e1"), paired(run, "head", "e2")
+    assert invoke("report", head, base, "--format", "md").exit_code == 0
+    assert asked.pop() == ("id-base", "id-head")  # whatever order they come in
+    assert invoke("report", base, other, "--format", "md").exit_code == 0
+    assert invoke("report", base, head, other, "--format", "md").exit_code == 0
+    assert invoke("report", base, "--format", "md").exit_code == 0
+    assert asked == []
+    assert invoke("report", other, base, "--compare", "--format", "md").exit_code == 0
+    assert asked.pop() == ("id-head", "id-base")  # as they were named
+    assert "needs two runs, not 3" in refused(UsageError, base, head, other, "--compare")
+
+
+TEXTS = ["<script>alert(1)</script>", "a|b", "*bold*", "`code`", "[link](javascript:alert(1))", "\x1b[31mred", "# no"]
+
+
+def test_markdown_shows_hostile_text_literally() -> None:
+    table = Table(name="t", title=TEXTS[0], heads=("text",), lines=[Line((text,), {}, "bad") for text in TEXTS],
+                  folded=True, note=TEXTS[4])  # fmt: skip
+    figure = Figure(name="f", title=TEXTS[2], words=TEXTS[3], data=[])
+    section = Section(name="s", title=TEXTS[1], words=TEXTS, figures=[figure], tables=[table])
+    text = report.markdown(Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section]))
+    drawn = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+    assert "\x1b" not in text
+    assert drawn.count("<td>") == len(TEXTS) and drawn.count("<script") == drawn.count("<a ") == 0
+    for literal in ("✗ a|b", "✗ *bold*", "✗ `code`", "✗ [link](javascript:alert(1))"):
+        assert f"<td>{literal}</td>" in drawn
+    assert "<details><summary>&lt;script&gt;alert(1)&lt;/script&gt; (7 lines)</summary>" in drawn
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kaleido") is None, reason="kaleido is not installed")
+def test_images_are_drawn_by_the_systems_browser(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROWSER_PATH", "/no/such/browser")
+    assert "there is none at BROWSER_PATH=/no/such/browser" in refused(CannotRun, "-o", "r.html", "--png", "png")
+    monkeypatch.delenv("BROWSER_PATH")
+    if not any(map(report.shutil.which, report.BROWSERS)):
+        pytest.skip("no Chromium on this machine")
+    figure = Figure(name="../f", title="A & <b>", words="w", data=[{"type": "scatter", "y": [1, 2]}], height=300)
+    document = Document(title="T", verdict="V", weight="", runs=[],
+                        sections=[Section(name="s", title="S", words=[], figures=[figure])])  # fmt: skip
+    (path,) = report.images(document, folder / "png")
+    start = path.read_bytes()[:24]
+    assert path == folder / "png" / "s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", start[16:]) == (2000, 660)
+    (folder / "file").write_text("")
+    with pytest.raises(CannotRun, match="cannot write"):
+        report.images(document, folder / "file" / "png")
+    monkeypatch.setenv("BROWSER_PATH", "/bin/true")
+    with pytest.raises(CannotRun, match="/bin/true drew no images"):
+        report.images(document, folder / "png")
+
+
+def test_images_need_kaleido_and_a_browser(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(CannotRun, match="images need kaleido") as told:
+            report.images(document, folder)
+        assert told.value.hint == "pip install 'collbench[png]'"
+    monkeypatch.setattr(report, "BROWSERS", ("no-such-browser",))
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    with pytest.raises(CannotRun, match="none was found"):
+        report.images(document, folder)
+    assert "BROWSER_PATH" not in os.environ

@@ -1,0 +1,344 @@
+"""What a report says of runs of every kind, and that it stays within bounds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from collbench import rows, sections
+from collbench.compare import Comparison, Rules
+from collbench.document import FILTERS, Document, Section
+from collbench.errors import Exit
+from collbench.measured import pair_of
+from collbench.records import End, FirstWrong, RankInfo, Record, Run, RunFile, Told, World
+from collbench.suite import Axes, Case, Policy, Suite
+
+NAMES = ["summary", "environment", "bandwidth", "distribution", "implementations", "efficiency", "crossovers", "skew",
+         "outliers", "pairs", "left-out", "data"]  # fmt: skip
+SIZES = (8, 1 << 10, 1 << 20)
+ENDED = End(exit=0, ended="later")
+HOSTILE = "<script>alert('&')</script>\x1b[31m|%{x}\n"
+
+
+def run(*records: Record, worlds: list[World] | None = None, end: End | None = ENDED, **more: Any) -> RunFile:
+    axes = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,))
+    given: dict[str, Any] = {"id": "r1", "environment": {"host": "h", "kernel": "k"}} | more
+    about = Run(started="2026-01-01", command=["collbench"], suite=Suite(name="s", axes=axes), policy=Policy(), **given)
+    return RunFile(run=about, worlds=worlds or [world()], records=list(records), end=end, path=Path("r"))
+
+
+def world(index: int = 0, host: str = "h", n: int = 2, **more: Any) -> World:
+    ranks = [RankInfo(rank=r, host=host, pid=r, cpus=[r]) for r in range(n)]
+    given: dict[str, Any] = {"oversubscribed": False} | more
+    return World(index=index, backend="gloo", n=n, env=(), launcher="local", ranks=ranks, same_clock=True, **given)
+
+
+def case(collective: str = "all_reduce", nbytes: int = 1024, **more: Any) -> Case:
+    op = "sum" if collective in ("all_reduce", "reduce_scatter") else "none"
+    return Case(**({"collective": collective, "backend": "gloo", "n": 2, "nbytes": nbytes, "op": op} | more))
+
+
+def ok(where: Case | None = None, median: int = 1000, samples: int = 40, **more: Any) -> Record:
+    times = [median + (i % 7 - 3) * max(1, median // 200) for i in range(samples)]
+    return Record(
+        **({"case": where or case(), "status": "ok", "world": 0, "times_ns": times, "checked": 8, "wrong": 0} | more)
+    )
+
+
+def sweep(collective: str = "all_reduce", **more: Any) -> list[Record]:
+    return [ok(case(collective, size, **more), 1000 + size) for size in SIZES]
+
+
+def section(document: Document, name: str) -> Section:
+    return next(found for found in document.sections if found.name == name)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every string in a value, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(texts(inner) for inner in value.values())
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(texts(inner) for inner in value)
+
+
+def sound(document: Document) -> None:
+    """All sections stand in order with something to say, all figures are JSON that plotly can draw."""
+    assert [found.name for found in document.sections if found.name != "comparison"] == NAMES
+    names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
+    assert len(names) == len(set(names))
+    for found in document.sections:
+        assert found.title and (found.words or found.figures or found.tables)
+        assert all(words == words.strip() and words for words in found.words)
+        for figure in found.figures:
+            json.dumps(figure.data, allow_nan=False), json.dumps(figure.layout, allow_nan=False)
+            assert figure.data and figure.words and re.fullmatch(r"[\w-]+", figure.name)
+            for trace in figure.data:
+                assert set(trace["meta"]) <= set(FILTERS)
+        for table in found.tables:
+            assert all(len(line.cells) == len(table.heads) and set(line.meta) <= set(FILTERS) for line in table.lines)
+    json.dumps(document.data, allow_nan=False)
+
+
+PREDICTED = Record(case=case(), status="predicted", times_ns=[1000])
+FAILED = Record(case=case(), status="failed", note="peer is gone", world=0)
+WRONG = ok(status="wrong", wrong=3, first_wrong=FirstWrong(rank=1, index=2, got="7", expected="8"), note="bad data")
+SKIPPED = Record(case=case(), status="skipped", note="no such thing")
+BARRIER = ok(case("barrier", 0))
+ALONE = ok(case(n=1))
+ODD: dict[str, list[RunFile]] = {
+    "no run": [],
+    "empty": [run()],
+    "no world": [run(SKIPPED, worlds=[])],
+    "skips only": [run(SKIPPED)],
+    "predicted only": [run(PREDICTED)],
+    "failed only": [run(FAILED)],
+    "wrong only": [run(WRONG)],
+    "one rank": [run(ALONE)],
+    "barrier": [run(BARRIER)],
+    "one sample": [run(ok(samples=1))],
+    "few samples": [run(ok(samples=4))],
+    "equal samples": [run(ok(times_ns=[1000] * 40))],
+    "cut short": [run(ok(), end=None)],
+    "mixed modes": [run(ok(), ok(case(mode="streaming")))],
+    "imported": [run(Record(case=case(), status="ok", told=Told(time=1000.5)), environment={}, imported="nccl-tests")],
+    "imported, own": [run(Record(case=case(), status="ok", told=Told(time=9.0, min=8.0)), imported="OSU"), run(ok())],
+    "strange environment": [run(ok(), environment={"cpu": "one", "gpus": [], "memory": 3, "nics": {}})],
+    "uneven": [run(ok(case("all_to_allv", 4096, splits="zipf:1")))],
+    "same tag": [run(ok(), tag="t"), run(ok(), tag="t", id="r2")],
+    "all kinds": [run(ok(), PREDICTED, FAILED, WRONG, SKIPPED, BARRIER, ALONE)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_kind_of_run_has_all_sections(name: str) -> None:
+    sound(sections.document(ODD[name]))
+
+
+@pytest.mark.parametrize(("name", "weight", "says"), [
+    ("no run", "notice", "nothing to report"),
+    ("empty", "notice", "nothing to report"),
+    ("skips only", "notice", "skipped"),
+    ("predicted only", "notice", "nothing was measured"),
+    ("failed only", "bad", "1 of 1 cases failed"),
+    ("wrong only", "bad", "1 of 1 cases gave wrong data"),
+    ("cut short", "notice", "cut short"),
+    ("imported", "notice", "imported from nccl-tests"),
+    ("few samples", "good", "all data verified, none wrong"),
+])  # fmt: skip
+def test_verdicts(name: str, weight: str, says: str) -> None:
+    document = sections.document(ODD[name])
+    assert document.weight == weight and says in document.verdict
+
+
+def test_unverified_and_oversubscribed_runs_are_no_good_news() -> None:
+    unverified = sections.document([run(ok(checked=0, wrong=None))])
+    assert unverified.weight == "notice" and "Data was not verified." in section(unverified, "summary").words
+    crowded = sections.document([run(ok(), worlds=[world(oversubscribed=True)])])
+    assert crowded.weight == "notice" and "not fit for claims" in crowded.verdict
+    assert any("not fit for claims" in words for words in section(crowded, "summary").words)
+
+
+def test_wrong_data_is_told_and_its_time_is_not() -> None:
+    document = sections.document([run(WRONG, *sweep(dtype="double"))])
+    assert any("rank 1, element 2: got 7, expected 8" in words for words in section(document, "summary").words)
+    assert all(
+        "float," not in trace["name"]
+        for f in section(document, "bandwidth").figures
+        for trace in f.data
+        if "name" in trace
+    )
+
+
+def test_curves_show_what_was_measured() -> None:
+    document = sections.document([run(*sweep(), *sweep(algorithm="ring"))])
+    busbw, algbw, time = section(document, "bandwidth").figures
+    assert [f.name for f in (busbw, algbw, time)] == [f"all_reduce-isolated-{m}" for m in ("busbw", "algbw", "time")]
+    lines = {trace["name"]: trace for trace in time.data if "name" in trace}
+    assert set(lines) == {"gloo", "ring@gloo"}
+    assert lines["gloo"]["x"] == list(SIZES) and lines["gloo"]["y"] == pytest.approx(
+        [1000 + size for size in SIZES], rel=1e-5
+    )
+    assert lines["gloo"]["meta"] == {"collective": "all_reduce", "backend": "gloo", "dtype": "float", "ranks": "2"}
+    rate = next(trace for trace in busbw.data if trace.get("name") == "gloo")
+    assert rate["y"] == pytest.approx([size / (1000 + size) for size in SIZES], rel=1e-5)  # two ranks: the factor is 1
+    assert all(words in rate["text"][1] for words in ("1 KiB", "count 256", "N 40", "GB/s", "median", "max"))
+
+
+def test_modes_never_share_a_figure() -> None:
+    streaming = [ok(case(nbytes=size, mode="streaming"), 3 * size + 50) for size in SIZES]
+    figures = section(sections.document([run(*sweep(), *streaming)]), "bandwidth").figures
+    lines = [(f.name, [t["y"] for t in f.data if "name" in t]) for f in figures if f.name.endswith("time")]
+    assert [(name, len(values)) for name, values in lines] == [
+        ("all_reduce-isolated-time", 1),
+        ("all_reduce-streaming-time", 1),
+    ]
+    assert lines[1][1][0] == pytest.approx([3 * size + 50 for size in SIZES], rel=1e-5)
+
+
+def test_launches_are_what_counts() -> None:
+    """Seven worlds: the median of their medians, bounded by launches, far wider than each launch's own interval."""
+    medians = [1000, 1100, 1200, 1300, 1400, 1500, 1900]
+    file = run(*(ok(median=m, world=i) for i, m in enumerate(medians)), worlds=[world(i) for i in range(7)])
+    (point,) = rows.view([file]).points
+    walsh = sorted(math.sqrt(a * b) for a, b in itertools.combinations_with_replacement(medians, 2))
+    assert point.median == 1300 and point.launches == 7 and point.samples == 280
+    assert (point.lo, point.hi) == pytest.approx((walsh[2], walsh[-3]))  # K = 2 for 7 launches
+
+
+def test_cycles_of_a_launch_are_one_and_few_launches_claim_no_more_than_they_cover() -> None:
+    cycles = [ok(case(cycle=i), median) for i, median in enumerate([1000, 1040, 1100])]
+    (point,) = rows.view([run(*cycles)]).points
+    own = [rows.view([run(record)]).points[0] for record in cycles]
+    assert point.launches == 1 and point.median == 1040
+    assert (point.lo, point.hi) == (min(p.lo for p in own), max(p.hi for p in own))
+
+
+def test_rounds_of_a_comparison_are_launches() -> None:
+    worlds = [world(i, stage=1, round=i // 2) for i in range(4)]
+    (point,) = rows.view([run(*(ok(world=i) for i in range(4)), worlds=worlds)]).points
+    assert point.launches == 2
+
+
+def test_runs_stay_apart_and_are_named() -> None:
+    files = [run(*sweep(), tag="before"), run(*sweep(), id="r2", environment={"host": "h", "kernel": "newer"})]
+    document = sections.document(files)
+    names = {trace["name"] for trace in section(document, "bandwidth").figures[0].data if "name" in trace}
+    assert names == {"before, gloo", "r2, gloo"}
+    apart = section(document, "environment").tables[0]
+    assert apart.name == "differences" and [line.cells for line in apart.lines] == [("kernel", "k", "newer")]
+    assert section(document, "implementations").tables == []  # runs are compared by compare, not as implementations
+    assert {row["run"] for row in document.data} == {"before", "r2"}
+
+
+def test_a_planted_late_rank_is_shown() -> None:
+    rng = np.random.default_rng(1)
+    records = []
+    for size in SIZES:
+        starts = [rng.integers(0, 20, 60).tolist(), (400 + rng.integers(0, 20, 60)).tolist()]
+        durations = [[1400] * 60, [1000] * 60]
+        records.append(ok(case(nbytes=size), 1400, 60, per_rank=durations, starts_ns=starts))
+    found = section(sections.document([run(*records, worlds=[world(host="slow-host")])]), "skew")
+    (heat,) = found.figures
+    (map_,) = heat.data
+    assert map_["y"] == ["rank 0", "rank 1"] and map_["x"] == ["8 B", "1 KiB", "1 MiB"]
+    assert all(value == pytest.approx(400 / 1400, rel=0.1) for value in map_["z"][1])
+    (line,) = found.tables[0].lines
+    assert line.cells[:3] == ("rank 1 of 2 (gloo)", "slow-host", "CPU 1") and line.cells[-1] == "3 of 3"
+
+
+@pytest.mark.parametrize(("record", "there"), [
+    (ok(case("broadcast", root=0), per_rank=[[1000] * 40, [400] * 40]), world()),
+    (ok(per_rank=[[1000] * 40, [400] * 40]), world(oversubscribed=True)),
+])  # fmt: skip
+def test_lateness_is_not_told_where_it_means_nothing(record: Record, there: World) -> None:
+    found = section(sections.document([run(record, worlds=[there])]), "skew")
+    assert not found.figures and not found.tables
+
+
+def test_outliers_are_drawn_in_the_order_measured() -> None:
+    times = [1000 + i % 9 for i in range(2000)]
+    times[700] = 9000
+    found = section(sections.document([run(ok(times_ns=times))]), "outliers")
+    (trace,) = found.figures[0].data
+    assert len(trace["x"]) <= 601 and trace["y"][trace["x"].index(700)] == pytest.approx(9000 / 1004, rel=1e-3)
+    assert found.tables[0].lines[0].cells[3:5] == ("1", "2,000")
+
+
+def test_percentiles_stand_only_where_samples_bound_them() -> None:
+    few = section(sections.document([run(*sweep())]), "distribution")
+    many = section(sections.document([run(*(ok(case(nbytes=s), 1000 + s, 100) for s in SIZES))]), "distribution")
+    filled = [[t for t in found.figures[1].data if t.get("fill")] for found in (few, many)]
+    assert [len(areas) for areas in filled] == [0, 1]  # 40 samples: neither; 100: p95, but no p99
+    (cdf, *_) = many.figures[0].data
+    assert cdf["y"][-1] == 1 and cdf["y"] == sorted(cdf["y"]) and cdf["x"] == sorted(cdf["x"])
+
+
+def test_what_was_left_out_is_counted_by_reason() -> None:
+    skips = [Record(case=case(nbytes=size), status="skipped", note="no GPU") for size in SIZES]
+    found = section(sections.document([run(*skips, FAILED)]), "left-out")
+    cells = [line.cells for line in found.tables[0].lines]
+    assert [(c[0], c[1], c[3]) for c in cells] == [("failed", "peer is gone", "1"), ("skipped", "no GPU", "3")]
+    assert "8 B to 1 MiB" in cells[1][2]
+
+
+def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
+    found = section(sections.document([run(*sweep(n=2))]), "efficiency")
+    words = " ".join(found.words)
+    assert "sendrecv was not measured with gloo on 2 ranks, float, isolated" in words
+    assert "collbench sendrecv --backend gloo -g 2 -d float --mode isolated -b 8 -e 1048576" in words
+    assert not found.tables
+    both = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
+
+
+def test_pairs_are_found_by_their_note() -> None:
+    pairs = [ok(case("sendrecv"), 1000 * (a + b), note=f"pair {a}-{b}") for a, b in ((0, 1), (1, 2))]
+    assert [pair_of(record) for record in pairs] == [(0, 1), (1, 2)] and pair_of(ok()) is None
+    pairs[1] = msgspec.structs.replace(pairs[1], case=case("sendrecv", 2048))
+    (figure,) = section(sections.document([run(*pairs)]), "pairs").figures
+    assert figure.data[0]["z"][0][1] == pytest.approx(1.024, rel=0.01) and figure.data[0]["z"][0][0] is None
+
+
+def test_a_comparison_adds_its_section_and_rules_the_verdict() -> None:
+    base, head = run(ok()), run(ok(), id="r2")
+    given = Comparison(base=base.run, head=head.run, paired=True, stages=(8, 0), differences=[], rows=[], aggregates=[],
+                       rules=Rules(), exit=Exit.BAD, reason="1 row regressed")  # fmt: skip
+    document = sections.document([base, head], given)
+    sound(document)
+    assert "comparison" in [found.name for found in document.sections] and document.weight == "bad"
+
+
+def test_hostile_text_stays_text() -> None:
+    where = {"backend": HOSTILE, "env": (("X", HOSTILE),)}
+    records = [*sweep(**where), *sweep(algorithm="ring", **where), *sweep("sendrecv", **where),
+               Record(case=case(**where), status="failed", note=HOSTILE)]  # fmt: skip
+    late = [ok(case(nbytes=s, **where), 1000, per_rank=[[1000] * 40, [400] * 40]) for s in SIZES]
+    worlds = [world(host=HOSTILE, library=HOSTILE), world(1, host=HOSTILE)]
+    about = {"tag": HOSTILE, "id": HOSTILE, "environment": {"host": HOSTILE, "kernel": HOSTILE}}
+    files = [run(*records, *late, worlds=worlds, **about), run(*records, worlds=worlds, id="r2")]
+    document = sections.document(files)
+    sound(document)
+    plain = [*document.runs, document.title, *(w for s in document.sections for w in s.words)]
+    plain += [cell for s in document.sections for t in s.tables for line in t.lines for cell in line.cells]
+    assert any("<script>" in text for text in plain)  # escaping these is the page's
+    assert not any("\x1b" in text or "\n" in text for text in [*plain, *texts(document.data)])
+    for figure in (figure for found in document.sections for figure in found.figures):
+        for text in texts([{k: v for k, v in trace.items() if k != "meta"} for trace in figure.data] + [figure.layout]):
+            assert not re.search(r"<(?!br>|/?b>|/?extra>)", text) and "\x1b" not in text
+            assert "%{x}" not in text or "sample %{x}" in text or "%{y}, %{x}" in text or "<script" not in text
+
+
+def test_twenty_thousand_cases_stay_bounded_and_say_so() -> None:
+    cases = [
+        case(c, size, n=n, algorithm=a, dtype=d, in_place=p)
+        for c, n, a, d, p, size in itertools.product(
+            ("all_reduce", "all_gather", "broadcast"), (2, 4, 8, 16), ("native", "ring", "recursive_doubling"),
+            ("float", "half", "double", "int32"), (False, True), [4096 * k for k in range(1, 71)])
+    ]  # fmt: skip
+    times = [[t, t + 1, t, t + 2, t, t + 1, t] for t in range(100, 1077)]
+    records = [
+        Record(case=c, status="ok", world=0, checked=1, wrong=0, times_ns=times[i % 977]) for i, c in enumerate(cases)
+    ]
+    document = sections.document([run(*records)])
+    assert len(records) > 20_000
+    sound(document)
+    assert len(msgspec.json.encode(document)) < 10_000_000
+    figures = [figure for found in document.sections for figure in found.figures]
+    assert max(len(figure.data) for figure in figures) <= 120
+    assert max(len(table.lines) for found in document.sections for table in found.tables) <= 500
+    assert any(
+        re.search(r"\d of \d+ lines shown; the rest is in the data", w) for w in section(document, "bandwidth").words
+    )
+    assert "500 of" in section(document, "implementations").tables[0].note
+    assert len(document.data) < len(records) and f"of {len(records):,}" in section(document, "data").words[0]

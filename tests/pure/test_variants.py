@@ -1,0 +1,150 @@
+"""The two sides of an experiment: their words, their interpreters, and revisions built for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from collbench import variants
+from collbench.errors import CannotRun, UsageError
+from collbench.suite import Case
+from collbench.variants import Variant, applied, parse, settle
+
+
+def test_words_become_fields() -> None:
+    side = parse("git:main python:{tree}/.venv 'NCCL_ALGO=Ring,Tree' backend:shm algo:chain:segments=4", "--head")
+    assert (side.revision, side.python) == ("main", "{tree}/.venv")
+    assert (side.backend, side.algorithm) == ("shm", "chain:segments=4")
+    assert side.env == (("NCCL_ALGO", "Ring,Tree"),)
+    assert side.differs == ("backend", "algorithm")
+    assert parse("", "--base") == Variant(text="")
+    assert parse("X='two words' Y=", "--base").env == (("X", "two words"), ("Y", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ring", "'ring' is not understood"),
+        ("backend:", "'backend:' is not understood"),
+        ("speed:high", "'speed:high' is not understood"),
+        ("algo:ring algo:tree", "algo is given twice"),
+        ("'unclosed", "No closing quotation"),
+        ("MY_TOKEN=abc", "settings are kept in the run's file"),
+        ("1X=2", "'1X=2' is not understood"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_its_option(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "--head")
+    assert words in caught.value.message and "--head" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_side_replaces_backend_and_algorithm_and_says_each_case_once() -> None:
+    cases = [Case(collective="all_reduce", backend=b, n=2, nbytes=8, op="sum") for b in ("gloo", "mpi")]
+    (only,) = applied(cases, parse("backend:shm algo:ring", "--head"))
+    assert only.label == "ring@shm"
+    assert applied(cases, parse("X=1", "--head")) == cases
+
+
+def test_settings_reach_the_ranks_and_the_description(tmp_path: Path) -> None:
+    home = settle(parse("NCCL_ALGO=Ring", "--head"), "", "--head", tmp_path)
+    assert home.python == sys.executable
+    assert home.settings["NCCL_ALGO"] == "Ring"
+    assert home.described["variables"]["NCCL_ALGO"] == "Ring"
+    assert "PYTHONPATH" not in home.settings or "collbench-alone" not in home.settings["PYTHONPATH"]
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another virtual environment, which has nothing in it."""
+    folder = tmp_path_factory.mktemp("other") / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder
+
+
+def test_another_interpreter_gets_this_harness_and_its_own_packages(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CannotRun, match="has no torch, numpy, msgspec, psutil") as caught:
+        settle(parse(f"python:{other}", "--head"), "", "--head", tmp_path)
+    assert "-m pip install torch" in caught.value.hint
+    packages = next(other.glob("lib/python*/site-packages"))
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    home = settle(parse(f"python:{other}", "--head"), "", "--head", tmp_path)
+    assert home.python == str(other / "bin" / "python")
+    where = "import collbench; print(collbench.__file__)"
+    said = subprocess.run([home.python, "-c", where], env=home.settings, capture_output=True, text=True, check=True)
+    assert Path(said.stdout.strip()).resolve() == Path(variants.__file__).with_name("__init__.py")
+    assert "collbench-alone" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("python:/nowhere/python", UsageError, "there is no interpreter"),
+        ("python:/bin/false", CannotRun, "cannot run collbench"),
+        ("LIB={tree}/lib.so", UsageError, "add git:REV"),
+        ("git:main", UsageError, "needs a git repository"),
+    ],
+)
+def test_a_side_that_cannot_be_is_refused(
+    text: str, error: type, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        settle(parse(text, "--base"), "", "--base", tmp_path)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two commits of a file that says which one it is."""
+    folder = tmp_path / "my.library"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=main"], check=True)
+    for text in ("one", "two"):
+        (folder / "version").write_text(text)
+        subprocess.run(["git", "add", "version"], check=True)
+        subprocess.run(["git", *who, "commit", "--quiet", "-m", text], check=True)
+    return folder
+
+
+def test_revisions_are_built_apart_once_and_leave_the_repository_alone(repository: Path, tmp_path: Path) -> None:
+    (repository / "version").write_text("not committed")
+    build = "echo built >> log && cp version copy"
+    homes = {
+        revision: settle(parse(f"git:{revision} COPY={{tree}}/copy", "--base"), build, "--base", tmp_path)
+        for revision in ("main~1", "main", "main~1")
+    }
+    copies = {revision: Path(home.settings["COPY"]) for revision, home in homes.items()}
+    assert {revision: copy.read_text() for revision, copy in copies.items()} == {"main~1": "one", "main": "two"}
+    assert copies["main~1"].with_name("log").read_text() == "built\n"
+    assert homes["main"].described["git"]["revision"] != homes["main~1"].described["git"]["revision"]
+    status = subprocess.run(["git", "status", "--short"], capture_output=True, text=True, check=True)
+    assert status.stdout == " M version\n"
+    assert (
+        subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout.count("\n") == 1
+    )
+
+
+def test_a_build_that_fails_says_where_and_is_tried_again(repository: Path, tmp_path: Path) -> None:
+    side = parse("git:main X={tree}", "--head")
+    with pytest.raises(CannotRun, match="ended with status 3"):
+        settle(side, "test -e ../allow || exit 3", "--head", tmp_path)
+    (tmp_path / "home" / "builds" / "allow").touch()
+    assert Path(settle(side, "test -e ../allow || exit 3", "--head", tmp_path).settings["X"]).is_dir()
+
+
+def test_an_unknown_revision_hints_at_fetching(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no revision 'v9'") as caught:
+        settle(parse("git:v9", "--base"), "", "--base", tmp_path)
+    assert "fetch-depth" in caught.value.hint

@@ -1,0 +1,201 @@
+"""Interleaved experiments on real ranks: what is planted is found and nothing else; what breaks keeps the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collbench import store
+from collbench.errors import Exit, UsageError
+from collbench.records import RunFile
+
+PLUGINS = str(Path(__file__).parent / "plugins")
+SUITE = """
+description = "For tests."
+[axes]
+collectives = ["all_reduce"]
+sizes = [{sizes}]
+ranks = [2]
+backends = ["{backend}"]
+algorithms = ["{algorithm}"]
+in_place = [true]
+[policy]
+iters = {iters}
+warmup = 2
+sync = "barrier"
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path):
+    def write(sizes: str = '"64K"', backend: str = "shm", algorithm: str = "ring", iters: int = 10) -> str:
+        path = tmp_path / "small.toml"
+        path.write_text(SUITE.format(sizes=sizes, backend=backend, algorithm=algorithm, iters=iters))
+        return str(path)
+
+    return write
+
+
+def sides() -> tuple[RunFile, RunFile]:
+    base, head = (store.read(path) for path in store.saved()[-2:])
+    assert (base.run.pairing.side, head.run.pairing.side) == ("base", "head")
+    return base, head
+
+
+def launches(file: RunFile, stage: int) -> list[int]:
+    return [world.round for world in file.worlds if world.stage == stage]
+
+
+def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_turns(cli, suite) -> None:
+    done = cli(
+        "ab", "--suite", suite('"1K", "64K"'), "--base", "X=1", "--head", "X=2", "--rounds", "6,6", "--tag", "t",
+        "--tau", "99%", "--format", "json", timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    base, head = sides()
+    assert launches(base, 1) == launches(head, 1) == list(range(6))
+    assert base.run.pairing.experiment == head.run.pairing.experiment
+    assert (base.run.pairing.variant, head.run.pairing.variant) == ("X=1", "X=2")
+    for one, other in zip(base.records, head.records, strict=True):
+        assert (one.case, one.world, len(one.times_ns), one.warmup) == (
+            other.case, other.world, len(other.times_ns), other.warmup,
+        )  # fmt: skip
+        assert (one.status, other.status) == ("ok", "ok") and len(one.times_ns) == 10
+    orders = {tuple(r.case.nbytes for r in base.records if r.world == w) for w in range(6)}
+    assert len(orders) > 1  # shuffled anew each round
+    turns = sorted((r.started, side, r.world) for side, f in (("base", base), ("head", head)) for r in f.records)
+    firsts = [next(side for _, side, w in turns if w == world) for world in range(6)]
+    assert {world for _, _, world in turns} == set(range(6))
+    assert [world for _, _, world in turns] == sorted(world for _, _, world in turns)  # a round ends before the next
+    assert len(firsts) == 6
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 2 and {row["pairs"] for row in rows} == {6}
+    assert base.end and base.end.exit == 0
+
+
+def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) -> None:
+    """Half as slow again, since this may run beside other work; 15 % are shown in reports/."""
+    sizes = '"4K", "64K", "256K", "1M"'
+    done = cli(
+        "ab", "--suite", suite(sizes, "dragging", "ring", 30), "--head", "DRAG=1.0:65536,1048576", "--rounds", "8,8",
+        "--tau", "50%", "--format", "json", PYTHONPATH=PLUGINS, timeout=280,
+    )  # fmt: skip
+    rows = {row["case"]["nbytes"]: row for row in json.loads(done.stdout)["rows"]}
+    assert {size for size, row in rows.items() if row["verdict"] == "REGRESSED"} == {65536, 1048576}, done.stdout
+    assert done.returncode == Exit.BAD
+    assert all(rows[size]["stage"] == 2 and rows[size]["pairs"] == 8 for size in (65536, 1048576))
+    assert "65536" not in done.stderr and "slower" in done.stderr
+    base, head = sides()
+    assert {r.case.nbytes for r in base.records if base.worlds[r.world].stage == 2} >= {65536, 1048576}
+    assert head.end and head.end.exit == Exit.BAD
+
+
+def test_sides_may_be_a_library_and_an_algorithm(cli, suite) -> None:
+    done = cli(
+        "ab", "--suite", suite('"1K"', "gloo", "native"), "--base", "backend:gloo algo:native", "--head",
+        "backend:shm algo:one_shot", "--rounds", "6,6", "--format", "json", timeout=200,
+    )  # fmt: skip
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["pairs"] == 6, done.stderr
+    base, head = sides()
+    assert {r.case.label for r in base.records} == {"gloo"}
+    assert {r.case.label for r in head.records} == {"one_shot@shm"}
+
+
+def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
+    done = cli("ab", "--suite", suite(), "--head", "backend:shm algo:no_such", "--rounds", "6,6")
+    assert done.returncode == Exit.CANNOT_RUN
+    assert "no_such" in done.stderr
+
+
+@contextmanager
+def started(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """``collbench ab`` under way."""
+    command = [sys.executable, "-m", "collbench", "ab", *args]
+    process = subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+
+
+def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
+    """The head's file once it has begun that many launches."""
+    until = time.monotonic() + 100
+    while True:
+        assert time.monotonic() < until and process.poll() is None, process.communicate()
+        with suppress(UsageError):  # not yet there, or a line being written
+            if len(store.saved()) > 1 and len((file := store.read(store.saved()[-1])).worlds) >= launches:
+                return file
+        time.sleep(0.02)
+
+
+def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> None:
+    with started("--suite", suite('"4M"', "gloo", "native", 300), "--aa", "--rounds", "30,6") as process:
+        victim = head_after(process, 4).worlds[-1].ranks[1].pid
+        os.kill(victim, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.TIMEOUT, err
+    assert "head: rank 1" in err and "SIGKILL" in err
+    base, head = sides()
+    assert head.records[-1].status == "failed" and "head: rank 1" in head.end.note
+    assert head.end.exit == base.end.exit == Exit.TIMEOUT
+    assert [r.status for r in head.records[:3]] == ["ok"] * 3
+
+
+def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
+    done = cli(
+        "ab", "--suite", suite('"1M"', "saboteur", "native"), "--base", "SABOTAGE=none:0:0", "--head",
+        "SABOTAGE=corrupt:1:1", "--rounds", "6,6", PYTHONPATH=PLUGINS, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == Exit.WRONG_DATA, done.stderr
+    assert "wrong" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signal.Signals) -> None:
+    with started("--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
+        head_after(process, 8)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(how)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == Exit.INTERRUPTED, err
+    assert "all_reduce" in out
+    base, head = sides()
+    assert min(len(launches(base, 1)), len(launches(head, 1))) >= 7
+    assert base.end.note == "interrupted"
+    assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--aa", "--head", "X=1"), "leave --head out"),
+        ((), "are the same"),
+        (("--head", "X=1", "--rounds", "5,6"), "fewer than 6 pairs"),
+        (("--head", "X=1", "--rounds", "8"), "two numbers"),
+        (("--head", "X=1", "--suite", "none"), "no suite 'none'"),
+        (("--head", "X=1", "--tau", "0"), "not a share"),
+        (("--head", "X=1", "--format", "xml"), "not one of"),
+        (("--head", "X=1", "-o", "x.txt"), "its ending"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(cli, args: tuple[str, ...], words: str) -> None:
+    done = cli("ab", *args)
+    assert done.returncode == Exit.USAGE and words in done.stderr
+    assert store.saved() == []
+
+
+def test_a_dry_run_shows_sides_rows_and_time_and_runs_nothing(cli, suite) -> None:
+    done = cli("ab", "--suite", suite(), "--head", "git:no-such-revision", "--build", "false", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "head: git:no-such-revision" in done.stdout and "all_reduce/ring@shm" in done.stdout
+    assert store.saved() == []

@@ -1,0 +1,129 @@
+"""Every built-in suite on real ranks, shrunk; and real runs that are cut short and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collbench import catalogue, options, plan, session, store
+from collbench.launch.local import Launcher
+from collbench.records import Record, World
+from collbench.suite import Axes, Policy, Suite
+
+BRIEF = Policy(iters=2, warmup=0, timeout=60.0)
+SUITE = """
+description = "sixteen rows in two worlds"
+[axes]
+collectives = ["all_reduce", "all_gather"]
+backends = ["gloo", "shm"]
+algorithms = "ring"
+sizes = ["1K", "4K", "16K", "64K"]
+ranks = 2
+in_place = false
+[policy]
+iters = 100
+"""
+
+
+def shrunk(suite: Suite) -> Suite:
+    """The same product with two short sizes, measured for a moment."""
+
+    def short(axes: Axes) -> Axes:
+        return msgspec.structs.replace(axes, sizes=(256, 4096)[: len(axes.sizes)], cycles=1)
+
+    includes = tuple(map(short, suite.includes))
+    return msgspec.structs.replace(suite, axes=short(suite.axes), includes=includes, policy=BRIEF)
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.built_in()))
+def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
+    suite = shrunk(
+        options.changed(catalogue.load(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo")
+    )
+    prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
+    assert all(skip.reason for skip in prepared.skips)
+    lines: list[World | Record] = []
+    for world in plan.worlds(prepared.jobs, suite.policy):
+        launcher.run(world, lines.append, lambda job, phase: None)
+    records = [line for line in lines if isinstance(line, Record)]
+    assert {record.case for record in records} == set(prepared.cases) and len(records) == len(prepared.cases)
+    bad = [
+        (record.case.key, record.status, record.note) for record in records if record.status not in ("ok", "skipped")
+    ]
+    assert bad == []
+    assert all(record.note for record in records if record.status == "skipped")
+    done = {record.case.collective for record in records if record.status == "ok"}
+    assert done == {case.collective for case in prepared.cases}
+
+
+def start(*args: str, **env: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "collbench", "run", *args]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+    )
+
+
+def go_on(path: Path, launched: bool) -> str:
+    """Resumes a run, alone or as two ranks of a launcher; what it said."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), "WORLD_SIZE": "2"}
+    ranks = (
+        [{**place, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"] if launched else [{}]
+    )
+    processes = [start("--resume", str(path), **env) for env in ranks]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), said
+    return "".join(said)
+
+
+def wait_for_records(path: Path, number: int) -> None:
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if path.exists() and path.read_bytes().count(b'{"line":"record"') >= number:
+            return
+        time.sleep(0.01)
+    raise AssertionError("too few records in time")
+
+
+@pytest.mark.parametrize(("number", "launched"), [(signal.SIGINT, False), (signal.SIGKILL, True)])
+def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
+    tmp_path: Path, number: signal.Signals, launched: bool
+) -> None:
+    path, suite = tmp_path / "run.jsonl", tmp_path / "rows.toml"
+    suite.write_text(SUITE)
+    begun = start(str(suite), "--output", str(path))
+    wait_for_records(path, 3)
+    begun.send_signal(number)
+    assert begun.wait(30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    kept = path.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    if number == signal.SIGKILL:
+        path.write_bytes(kept + b'{"line":"record","case":{"collective":"all_red')
+    first = store.read(path)
+    assert 3 <= len(first.records) < 16 and (first.end is None) == (number == signal.SIGKILL)
+
+    go_on(path, launched)
+    assert path.read_bytes().startswith(kept)
+    added = [json.loads(line)["line"] for line in path.read_bytes()[len(kept) :].splitlines()]
+    assert added.count("record") == 16 - len(first.records)
+    last = store.read(path)
+    assert last.records[: len(first.records)] == first.records
+    assert len({record.case for record in last.records}) == len(last.records) == 16
+    assert {record.status for record in last.records} == {"ok"}
+    assert [world.index for world in last.worlds] == list(range(len(last.worlds)))
+    assert {record.world for record in last.records} <= {world.index for world in last.worlds}
+    assert last.end is not None and last.end.exit == 0
+
+    complete = path.read_bytes()
+    assert go_on(path, launched).count("nothing is left to measure") == 1
+    assert path.read_bytes() == complete
