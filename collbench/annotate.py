@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,16 +42,16 @@ WORRYING = ("REGRESSED", "GONE", "SUSPECT")
 
 def markdown(comparison: Comparison, title: str = "collbench", marker: str = "compare", most: int = COMMENT) -> str:
     """A comment for a pull request of at most ``most`` bytes, hence characters; what is left out is said."""
-    base, head = (_literal(name_of(run)) for run in (comparison.base, comparison.head))
-    verdict = f"{_literal(short(title, 100))}: {MARKS[weight(comparison)]} {headline(comparison)}"
+    base, head = (escaped(name_of(run)) for run in (comparison.base, comparison.head))
+    verdict = f"{escaped(short(title, 100))}: {MARKS[weight(comparison)]} {headline(comparison)}"
     top = [f"<!-- collbench:{marker} -->", f"### {verdict}  base {base} → head {head}", ""]
-    top += [" · ".join(map(_literal, facts(comparison))), ""]
+    top += [" · ".join(map(escaped, facts(comparison))), ""]
     bold = "**" * bool(comparison.exit)
-    top += [f"{bold}{_literal(short(comparison.reason, 500))}{bold}", ""] if comparison.reason else []
-    apart = [f"- {_literal(name)}: {_literal(a)} → {_literal(b)}" for name, a, b in differences(comparison)]
+    top += [f"{bold}{escaped(short(comparison.reason, 500))}{bold}", ""] if comparison.reason else []
+    apart = [f"- {escaped(name)}: {escaped(a)} → {escaped(b)}" for name, a, b in differences(comparison)]
     top += [*apart[:FACTS], *[f"- {len(apart) - FACTS:,} more differences"] * (len(apart) > FACTS), ""]
     closing = [_line(row) for row in geomeans(comparison)[:GEOMEANS]]
-    end = [*(f"{_literal(short(note, 300))}\n" for note in comparison.notes[:NOTES]), LEGEND, ""]
+    end = [*(f"{escaped(short(note, 300))}\n" for note in comparison.notes[:NOTES]), LEGEND, ""]
     rows = shown(comparison)
     loud, same = ([row for row in rows if (row.verdict == "SAME") == quiet] for quiet in (False, True))
     inline, room = _table(loud, closing, most - _bytes([*top, *closing, *end]))
@@ -77,14 +76,8 @@ def _table(rows: Sequence[Shown], closing: Sequence[str], room: int) -> tuple[li
 
 
 def _line(row: Shown) -> str:
-    verdict = " ".join(filter(None, [f"**{row.verdict}**" * bool(row.verdict), _literal(row.why)]))
-    return f"| {' | '.join([*map(_literal, (row.row, row.base, row.head, row.change, row.mde)), verdict])} |"
-
-
-def _literal(text: str) -> str:
-    """Markdown that shows ``text`` as it is on GitHub too: no entity, no formula, nobody mentioned."""
-    text = escaped(text).replace("&", "&amp;").replace("$", r"\$")
-    return re.sub(r"(?<![\w.])@(?=\w)", "@\u200b", text)
+    verdict = " ".join(filter(None, [f"**{row.verdict}**" * bool(row.verdict), escaped(row.why)]))
+    return f"| {' | '.join([*map(escaped, (row.row, row.base, row.head, row.change, row.mde)), verdict])} |"
 
 
 def _bytes(lines: Iterable[str]) -> int:

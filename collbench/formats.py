@@ -35,6 +35,7 @@ FLAGS = {
     "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
     "imported": "read from another tool's log, which tells less than samples do: never decides a comparison",
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
+    "no-splits": "the file that said how data is split cannot be read any more: bandwidth is unknown",
 }
 
 
@@ -189,7 +190,7 @@ def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     values = [along(case) for case in cases]
     varying = [name for name in AXES if len({v[name] for v in values}) > 1]
     first = values[0]
-    words = first | {"ranks": f"{first['ranks']} rank{'s' * (first['ranks'] != '1')}", "cycle": ""}
+    words = first | {"ranks": counted(int(first["ranks"]), "rank"), "cycle": ""}
     words |= {"root": f"root {first['root']}" if first["root"] else "", "place": PLACES[first["place"]]}
     return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
 
@@ -267,8 +268,8 @@ def interval(row: Row) -> str:
 
 
 def bandwidth(value: float | None) -> str:
-    """GB/s with three or four digits; n/a where the collective has no such bandwidth."""
-    if value is None:
+    """GB/s with three or four digits; n/a where there is no such bandwidth, or it is not known."""
+    if value is None or math.isnan(value):
         return "n/a"
     limits = ((1e-9, 0), (0.00095, 4), (0.0995, 3), (9.995, 2), (999.95, 1), (math.inf, 0))
     return f"{value:.{next(decimals for limit, decimals in limits if value <= limit)}f}"
@@ -290,5 +291,12 @@ def plain(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` as markdown that shows it literally, in a table cell too."""
-    return re.sub(r"([\\`*_\[\]<>|~#])", r"\\\1", plain(text))
+    """``text`` as Markdown that shows it literally, in a table cell and on GitHub too: no entity, no formula, nobody
+    mentioned."""
+    text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", plain(text)).replace("&", "&amp;")
+    return re.sub(r"(?<![\w.])@(?=\w)", "@\u200b", text)
+
+
+def counted(number: int, what: str) -> str:
+    """1 row, 2 rows, 1,200 rows."""
+    return f"{number:,} {what}{'s' * (number != 1)}"

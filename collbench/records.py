@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from collbench import stats
+from collbench.errors import UsageError
 from collbench.suite import Case, Policy, Suite
 
 if TYPE_CHECKING:
@@ -247,8 +248,9 @@ def derive(record: Record, world: World | None = None) -> Row | None:
     modes = stats.modes(ordered)
     overhead = record.overhead_ns / record.inner
     flags = _flags(record, world, median, skew, overhead, late, modes)
-    algbw = record.case.moved / median if median else 0.0
-    no_bus = record.case.n == 1 or record.case.collective == "barrier"
+    algbw = _algbw(record.case, median)
+    flags += ("no-splits",) if math.isnan(algbw) else ()
+    no_bus = record.case.n == 1 or record.case.collective == "barrier" or math.isnan(algbw)
     return Row(
         samples=len(times), n_eff=n_eff, median=median, lo=lo, hi=hi,
         min=ordered.item(0), mean=times.sum().item() / len(times), max=ordered.item(-1), mad=stats.mad(ordered),
@@ -260,6 +262,14 @@ def derive(record: Record, world: World | None = None) -> Row | None:
         lateness=tuple(stats.lateness(per_rank, starts)) if synchronising or record.starts_ns else (),
         gateable=not {"oversubscribed", "skewed!", "overhead!", "invalid!", "n<6"} & set(flags),
     )  # fmt: skip
+
+
+def _algbw(case: Case, median: float) -> float:
+    """nan where the file that says how data is split cannot be read any more."""
+    try:
+        return case.moved / median if median else 0.0
+    except UsageError:
+        return math.nan
 
 
 def _told(record: Record, told: Told, world: World | None) -> Row | None:

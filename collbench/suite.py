@@ -74,8 +74,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def size(self) -> int:
-        """Bytes in the larger buffer: the ``size`` column, and what algbw is computed from (but see ``moved``)."""
-        return max(self.counts) * self.type.size
+        """Bytes in the larger buffer: the ``size`` column, and what algbw is computed from (but see ``moved``). Where
+        the file that says how it is split cannot be read, what was asked for."""
+        try:
+            return max(self.counts) * self.type.size
+        except UsageError:
+            return self.nbytes
 
     @property
     def moved(self) -> int:
