@@ -42,9 +42,13 @@ gpu-check: $(BIN)/pytest  ## tests and measurements that need a GPU; text and re
 	$(BIN)/pytest tests/gpu | tee $(OUT)/gpu-tests.txt
 	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt
 	$(BIN)/collbench all_reduce -b 8 -e 1G --backend nccl --output $(OUT)/all_reduce-nccl.jsonl | tee $(OUT)/all_reduce-nccl.txt
+	$(BIN)/collbench report $(OUT)/all_reduce-nccl.jsonl -o $(OUT)/report.html
 
-gallery: $(BIN)/collbench  ## record this machine's run under reports/
-	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --format md --output reports/$$(hostname)-all_reduce.jsonl > reports/$$(hostname)-all_reduce.md
+gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
+	for runs in reports/runs/*; do \
+	  $(BIN)/collbench report $$runs/*.jsonl --plotlyjs directory -o reports/$$(basename $$runs).html && \
+	  $(BIN)/collbench report $$runs/*.jsonl -o reports/$$(basename $$runs).md || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

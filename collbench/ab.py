@@ -16,8 +16,8 @@ import typer
 from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
-    from collbench.rounds import Name, Order
-    from collbench.variants import Variant
+    from collbench.rounds import Order
+    from collbench.variants import Name, Variant
 
 Option = typer.Option
 SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
@@ -28,10 +28,14 @@ def ab(
     head: Annotated[str, Option("--head", help="The other side; {tree} is where its git:REV was built.")] = "",
     suite: Annotated[str, Option("--suite", help="A built-in suite's name, or a TOML file.")] = "pr",
     build: Annotated[str, Option("--build", help="Shell command that builds a git:REV in its checkout, once.")] = "",
+    rebuild: Annotated[bool, Option("--rebuild", help="Build even what was built before.")] = False,
     aa: Annotated[bool, Option("--aa", help="Compare base with itself: how often is this machine wrong?")] = False,
-    rounds: Annotated[str, Option("--rounds", help="Paired launches of all rows, and of flagged ones.")] = "8,12",
+    rounds: Annotated[
+        str, Option("--rounds", help="Paired launches of all rows, and (more if need be) of flagged.")
+    ] = "8,12",
     ngpus: Annotated[str, Option("-g", "--ngpus", "--ranks", help="Ranks instead of the suite's; a list.")] = "",
     max_time: Annotated[str, Option("--max-time", help="Longest time on a case in a launch. Default 0.25s.")] = "",
+    timeout: Annotated[float | None, Option("-T", "--timeout", min=0.1, help="Seconds without progress: hung.")] = None,
     tau: Annotated[str, Option("--tau", help="Smallest change that matters. Default: 3% to 10%, see README.")] = "",
     strict: Annotated[bool, Option("--strict", help="Rows without a verdict fail, with exit code 3.")] = False,
     across_machines: Annotated[bool, Option("--across-machines", help="Judge in spite of other hardware.")] = False,
@@ -45,19 +49,24 @@ def ab(
     """Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one machine."""
     import msgspec
 
-    from collbench import catalogue, judge, options, variants
+    from collbench import catalogue, grammar, judge, options, variants
     from collbench import rounds as experiments
     from collbench.compare import Rules
     from collbench.launch import join
+    from collbench.variants import Build
 
     if member := join.detect():
         raise CannotRun(f"ab starts ranks of its own, and {member.launcher} has started this one", "run it without")
     sides = _sides(base, head, aa)
     judge.check(output_format, out or [])
-    if output is not None and output.is_file():
-        raise UsageError(f"--output {output} is a file", "ab saves two runs: give a folder")
+    if output is not None and not dry_run:
+        _folder(output)
     wanted = options.changed(catalogue.load(suite), ngpus=ngpus, max_time=max_time)
-    rules = Rules(tau=options.share("--tau", tau) if tau else None, strict=strict, across_machines=across_machines)
+    if timeout is not None:
+        wanted = msgspec.structs.replace(wanted, policy=msgspec.structs.replace(wanted.policy, timeout=timeout))
+    rules = Rules(
+        tau=grammar.parse_share(tau, "--tau") if tau else None, strict=strict, across_machines=across_machines
+    )
     order = experiments.Order(
         suite=wanted,
         variants=sides,
@@ -70,9 +79,19 @@ def ab(
     )
     if dry_run:
         return _show_plan(order)
-    with tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
-        homes = {name: variants.settle(side, build, f"--{name}", Path(folder)) for name, side in sides.items()}
+    with _interruptible(), tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
+        homes = variants.homes(sides, Build(build, rebuild), Path(folder))
         raise typer.Exit(_execute(msgspec.structs.replace(order, homes=homes), out or [], output_format))
+
+
+def _folder(output: Path) -> None:
+    """Make the folder that both runs go to. Raises UsageError and CannotRun."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"--output {output} is a file", "ab saves two runs: give a folder") from None
+    except OSError as e:
+        raise CannotRun(f"cannot make --output {output}: {e.strerror}", "choose another folder") from e
 
 
 def _sides(base: str, head: str, aa: bool) -> dict[Name, Variant]:
@@ -100,6 +119,7 @@ def _rounds(text: str) -> tuple[int, int]:
 
 def _show_plan(order: Order) -> None:
     from collbench import console, plan
+    from collbench.formats import counted
     from collbench.rounds import SIDES, rows
     from collbench.summary import clock
 
@@ -110,7 +130,7 @@ def _show_plan(order: Order) -> None:
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
     listed = [f"  {row.key}" for row in found]
     left_out = [f"  {side}, left out: {skip.case.key}: {skip.reason}" for side in SIDES for skip in skips[side]]
-    about = f"{len(found)} rows, {order.rounds[0]} paired launches: about {clock(seconds)}"
+    about = f"{counted(len(found), 'row')}, {order.rounds[0]} paired launches: about {clock(seconds)}"
     console.show(*sides, f"{about}, and a second stage for what it flags", *listed, *left_out)
 
 
@@ -121,7 +141,7 @@ def _execute(order: Order, out: list[Path], output_format: str) -> Exit:
     from collbench.watch import Watch
 
     problem: CollbenchError | None = None
-    with _interruptible(), Watch() as watch:
+    with Watch() as watch:
         experiment = Experiment(order, watch.step)
         try:
             experiment.run()
@@ -130,11 +150,19 @@ def _execute(order: Order, out: list[Path], output_format: str) -> Exit:
             code, note = Exit.INTERRUPTED, "interrupted"
         except CollbenchError as e:
             problem, code, note = e, e.exit, e.message
-    comparison = compare.compare(*experiment.files, order.rules)
-    code = code or comparison.exit
-    paths = experiment.end(code, note)
-    judge.tell(comparison, output_format, out)
-    print(f"saved: {paths[0]}\n       {paths[1]}", file=sys.stderr)
+    comparison = None
+    try:
+        comparison = compare.compare(*experiment.files, order.rules, under_way=True)
+        code = code or comparison.exit
+    except UsageError:  # it broke before there was anything to compare
+        code = code or Exit.NO_VERDICT
+    try:
+        paths = experiment.end(code, note)
+        print(f"saved: {paths[0]}\n       {paths[1]}", file=sys.stderr)
+    except CollbenchError as e:
+        problem = problem or e
+    if comparison is not None:
+        judge.tell(comparison, output_format, out)
     if problem is not None:
         raise problem
     return code

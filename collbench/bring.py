@@ -23,9 +23,7 @@ def bring(
     files: Annotated[list[str], typer.Argument(metavar="FILE…", help="Logs, gzipped or not; - reads standard input.")],
     kind: Annotated[str, Option("--from", help="auto, nccl-tests, rccl-tests, osu or imb.")] = "auto",
     collective: Annotated[str, Option("--collective", help="What was run, where the log does not say.")] = "",
-    ranks: Annotated[
-        int | None, Option("-g", "--ranks", min=1, help="Ranks, where the log does not say (OSU).")
-    ] = None,
+    ranks: Annotated[int | None, Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU).")] = None,
     tag: Annotated[str, Option("--tag", help="A name to find the runs by.")] = "",
     output: Annotated[Path | None, Option("--output", help="Save runs to this folder (one log: or file).")] = None,
     host: Annotated[str, Option("--host", help="Where it ran, where the log does not say.")] = "",
@@ -33,6 +31,7 @@ def bring(
 ) -> None:
     """Read logs of nccl-tests, rccl-tests, OSU and Intel MPI benchmarks into runs."""
     from collbench import importers, options
+    from collbench.importers.text import decode
 
     options.choice("--from", kind, ("auto", *importers.FORMATS))
     if output and len(files) > 1 and not output.is_dir():
@@ -40,7 +39,7 @@ def bring(
     readings = []
     for file in files:
         asked = importers.Asked(name=file, collective=collective, ranks=ranks, host=host)
-        readings.append(importers.read(importers.decode(_bytes(file), file), asked, kind))
+        readings.append(importers.read(decode(_bytes(file), file), asked, kind))
     for place, (file, reading) in enumerate(zip(files, readings, strict=True)):
         lines = importers.assemble(reading, tag, place)
         path = _save(lines, output)
@@ -48,7 +47,7 @@ def bring(
 
 
 def _bytes(file: str) -> bytes:
-    from collbench.importers import MOST_BYTES
+    from collbench.importers.text import MOST_BYTES
 
     try:
         if file == "-":
@@ -64,33 +63,28 @@ def _save(lines: list[Run | World | Record | End], output: Path | None) -> Path:
     from collbench.records import Run
 
     (run,) = (line for line in lines if isinstance(line, Run))
-    path = output or store.home() / "runs"
-    if output is None or path.is_dir():
-        path = path / f"{run.id}.jsonl"
-    if path.exists() and path.stat().st_size:
-        raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
-    writer = store.Writer(path, run)
+    writer = store.opened(run, output)
     for line in lines:
         if line is not run:
             writer.write(line)
     writer.close()
     if writer.trouble:
         raise CannotRun(writer.trouble, "free some space, or choose another place with --output")
-    return path
+    return writer.path
 
 
 def _tell(file: str, reading: Reading, path: Path) -> None:
     """On standard output what was read and where it is; on standard error what gives cause for doubt."""
-    from collbench.formats import plain
+    from collbench.formats import counted, plain
 
     told = [record for record in reading.records if record.status != "skipped"]
     names = ", ".join(dict.fromkeys(record.case.collective for record in told))
     ranks = ", ".join(map(str, dict.fromkeys(record.case.n for record in told)))
-    text = f"{file}: {len(told)} record{'s' * (len(told) != 1)} of {names}, "
+    text = f"{file}: {counted(len(told), 'record')} of {names}, "
     text += f"{ranks} rank{'s' * (ranks != '1')} ({reading.tool})"
     if reading.lost:
         places = "; ".join(f"{where}: {reason}" for where, reason in reading.lost[:SHOWN])
-        text += f"; {len(reading.lost)} line{'s' * (len(reading.lost) != 1)} not understood: {places}"
+        text += f"; {counted(len(reading.lost), 'line')} not understood: {places}"
         text += "; …" * (len(reading.lost) > SHOWN)
     typer.echo(plain(text))
     skipped = Counter(record.note for record in reading.records if record.status == "skipped")
@@ -104,4 +98,4 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
     if len(reading.warnings) > SHOWN:
         typer.echo(f"collbench: {plain(file)}: and {len(reading.warnings) - SHOWN} more such warnings", err=True)
     if any("ranks make of" in warning for warning in reading.warnings):
-        typer.echo("  hint: is the number of ranks right? --ranks overrides the log's", err=True)
+        typer.echo("  hint: is the number of ranks right? --ranks N gives it where the log does not", err=True)

@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 
 from collbench import algorithms, splits
-from collbench.collectives import COLLECTIVES, OPS, collective
+from collbench.collectives import COLLECTIVES, OPS, collective, reduction
 from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError, first_line
-from collbench.grammar import expand_envs, parse_duration, parse_share, parse_size
+from collbench.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
 from collbench.selection import Exclude, Override, Part, Threshold
-from collbench.suite import Axes, Policy, Suite, reduction, spelled, sweep
+from collbench.suite import MOST_RANKS, Axes, Policy, Suite, spelled
 
-FOLDERS = (Path(__file__).parent / "suites", Path(__file__).parent.parent / "suites")  # in a wheel; in a checkout
+PACKAGE = Path(__file__).parent
+MOST = 1 << 31
 HINT = "collbench run --help says how a suite is written; the built-in ones are examples"
 
 Read = Callable[[Any, str], Any]  # what a value in a file means; the words say where it stands
@@ -35,22 +36,26 @@ def built_in() -> dict[str, Suite]:
 def load(name: str) -> Suite:
     """The suite in the file ``name``, or the built-in one of that name; what it leaves to the machine is still open."""
     shipped = _shipped()
-    path = Path(name) if Path(name).is_file() else shipped.get(name)
-    if path is None:
-        near = _near(name, shipped)
+    if name in shipped:
+        return _read(shipped[name])
+    path = Path(name)
+    if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
+        near = f"write ./{name} for the file here" if path.is_file() else _near(name, shipped)
         raise UsageError(f"no suite '{name}'", near or f"a TOML file, or one of {', '.join(shipped)}")
     return _read(path)
 
 
 def _shipped() -> dict[str, Path]:
-    paths = sorted(path for folder in FOLDERS if folder.is_dir() for path in folder.glob("*.toml"))
+    """Of a wheel, within the package; of a checkout, beside it, where any other package's files may lie too."""
+    beside = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []
+    paths = sorted(path for folder in (PACKAGE / "suites", *beside) for path in folder.glob("*.toml"))
     return {path.stem: path for path in paths}
 
 
 def _read(path: Path) -> Suite:
     try:
         document = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as e:
+    except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))
     missing = [name for name in ("description", "axes") if name not in said]
@@ -194,10 +199,12 @@ def _one_of(*allowed: Any) -> Read:
     return read
 
 
-def _whole(least: int) -> Read:
+def _whole(least: int, most: int = MOST) -> Read:
     def read(given: Any, where: str) -> int:
         if not isinstance(given, int) or isinstance(given, bool) or given < least:
             raise _expected(f"a whole number from {least} up", given, where)
+        if given > most:
+            raise UsageError(f"{where}: it is more than {most}", HINT)
         return given
 
     return read
@@ -296,7 +303,7 @@ def _tables(given: Any, where: str) -> list[dict[str, Any]]:
 FIELDS = {"env": "envs"}  # of Axes and Part, where a key has another name
 AXES: dict[str, Read] = {
     "collectives": _list(_known(lambda word: collective(word).name, COLLECTIVES)), "sizes": _sizes,
-    "ranks": _list(_whole(1)), "backends": _list(_word), "algorithms": _list(_word),
+    "ranks": _list(_whole(1, MOST_RANKS)), "backends": _list(_word), "algorithms": _list(_word),
     "dtypes": _list(_known(lambda word: dtype(word).name, DTYPES), tuple(DTYPES)),
     "ops": _list(_known(reduction, OPS), tuple(OPS)), "roots": _list(_whole(0), (-1,)), "in_place": _list(_flag),
     "modes": _list(_one_of("isolated", "streaming", "host")), "env": _env, "splits": _list(_splits),

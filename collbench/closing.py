@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from collbench.errors import Exit
+from collbench.formats import counted, size
 from collbench.ruling import UNTIMED, Verdict
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
 
     @property
     def of(self) -> str:
-        return f"of {len(self.rows)} row{'s' * (len(self.rows) != 1)}"
+        return f"of {counted(len(self.rows), 'row')}"
 
 
 def close(found: Outcome) -> tuple[Exit, str]:
@@ -76,10 +77,8 @@ def _some(found: Outcome, rows: Sequence[Judged], what: str = "") -> str:
     """How many rows, what they are, and the first of them by name, slower ones with their change."""
     names = []
     for row in rows[:NAMED]:
-        nbytes = row.case.size
-        power = max(0, nbytes.bit_length() - 1) // 10
         parts = [row.case.collective, row.case.label if found.labelled else ""]
-        parts.append(f"{nbytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}" if nbytes else "")
+        parts.append(size(row.case.size) if row.case.size else "")
         parts.append("in place" if row.case.in_place else "")
         parts.append(f"{row.delta:+.1%}" if row.verdict == "REGRESSED" and row.delta is not None else "")
         names.append(" ".join(filter(None, parts)))
@@ -95,5 +94,6 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     kept = "within" if found["SUSPECT"] * 50 <= max(50, len(rows)) and not confirmed else "beyond"
     return (
         f"A/A: both sides are the same, so that every change is false: {found['SUSPECT']} suspected and {confirmed} "
-        f"confirmed in {len(rows)} rows, {kept} the limit of one suspicion in 50 rows and none confirmed"
+        f"confirmed in {counted(len(rows), 'row')}, {kept} the limit of one suspicion in 50 rows and none confirmed; "
+        f"{sum(row.gates for row in rows)} of them could have failed"
     )

@@ -273,3 +273,11 @@ OPS: dict[str, Op] = {
 def premul_factor(rank: int) -> int:
     """What ``premul_sum`` multiplies rank's input by: 1 on even ranks, 2 on odd ones, as nccl-tests' mulsum does."""
     return 1 + rank % 2
+
+
+def reduction(name: str) -> str:
+    """The reduction called ``name``, by its proper name."""
+    name = {"mulsum": "premul_sum"}.get(name, name)
+    if name != "none" and name not in OPS:
+        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
+    return name

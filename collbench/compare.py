@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median, median_low
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
 from collbench import closing, launches, paired, ruling
 from collbench.errors import Exit, UsageError
+from collbench.formats import counted
 from collbench.launches import Launch, Pair
 from collbench.records import Run, RunFile, derive
 from collbench.ruling import UNTIMED, Ruling
@@ -103,8 +104,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-def compare(base: Files, head: Files, rules: Rules) -> Comparison:
-    """Judge head against base. Raises UsageError when they have no row in common."""
+def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
+    """Judge head against base; ``under_way``: an experiment that has not ended. Raises UsageError when they have no
+    row in common."""
     bases, heads = ([files] if isinstance(files, RunFile) else list(files) for files in (base, head))
     in_pairs = launches.interleaved(bases, heads)
     left, right = (launches.gather(files, in_pairs, joined) for files in (bases, heads))
@@ -112,7 +114,7 @@ def compare(base: Files, head: Files, rules: Rules) -> Comparison:
         raise UsageError("base and head have no row in common", "compare runs of the same suite and ranks")
     differences, apart = launches.machines(bases, heads, in_pairs)
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
-    terms = _terms(rules, bases, heads, in_pairs, "" if rules.across_machines else apart, pairs)
+    terms = _terms(rules, bases, heads, in_pairs, "" if rules.across_machines else apart, pairs, under_way)
     left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, terms.last)))
     kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, terms.last)), key=_order)
     rows = [_judge(terms, pair) for pair in kept]
@@ -127,7 +129,7 @@ def compare(base: Files, head: Files, rules: Rules) -> Comparison:
 
 def suspects(base: RunFile, head: RunFile, rules: Rules) -> list[str]:
     """Keys of the rows that stage 1 flags, slower or faster, to be measured again in stage 2."""
-    return [row.key for row in compare(base, head, rules).rows if row.verdict == "SUSPECT"]
+    return [row.key for row in compare(base, head, rules, under_way=True).rows if row.verdict == "SUSPECT"]
 
 
 def joined(run: Run, case: Case) -> str:
@@ -162,8 +164,9 @@ class _Terms(NamedTuple):
 
 
 def _terms(
-    rules: Rules, bases: Sequence[RunFile], heads: Sequence[RunFile], in_pairs: bool, apart: str, pairs: list[Pair]
-) -> _Terms:
+    rules: Rules, bases: Sequence[RunFile], heads: Sequence[RunFile], in_pairs: bool, apart: str, pairs: list[Pair],
+    under_way: bool,
+) -> _Terms:  # fmt: skip
     measured = [list(pair.sides.values()) for pair in pairs]
     if in_pairs:
         tested = [any(place[0] == 2 for side in sides for place in side.launches) for sides in measured]
@@ -174,7 +177,7 @@ def _terms(
     cut = {
         name: next((end.note for end in found if end and end.note), "no reason is recorded")
         for name, found in ends.items()
-        if any(end.exit not in WHOLE if end else not in_pairs for end in found)
+        if any(end.exit not in WHOLE if end else not under_way for end in found)
     }
     return _Terms(rules, in_pairs, apart, bases[0], heads[0], (len(bases), len(heads)), sum(tested), last, cut)
 
@@ -215,7 +218,8 @@ def _told(row: Judged, found: Ruling, terms: _Terms) -> Judged:
     if verdict not in UNTIMED and too_broken and not imported:
         verdict, why = "INVALID", too_broken[0]
     unfit = [flag for flag in dict.fromkeys(flags) if flag in UNFIT]
-    if found.mde is not None and found.mde > 2 * row.tau:
+    surely = found.shift is not None and found.mde is not None and found.shift.lo > math.log1p(found.mde)
+    if found.mde is not None and found.mde > 2 * row.tau and not surely:  # a change that large would be, and was, found
         unfit.append(f"scatter hides changes under {found.mde:.1%}")
     if row.gates and verdict not in UNTIMED and unfit:
         why = "; ".join(filter(None, [why, f"{', '.join(unfit)}: fails nothing"]))
@@ -235,17 +239,17 @@ def _relative(change: float) -> float:
 
 
 def _side(chosen: Sequence[Launch]) -> Side | None:
-    """Of these launches; flags are those of the one in the middle, which the median stands for."""
+    """Of these launches; flags are those that more than half of them have."""
     if not chosen:
         return None
     times = [launch.median for launch in chosen]
-    typical = chosen[times.index(median_low(times))]
-    row, centre = derive(typical.record, typical.world), median(times)
+    rows, centre = [derive(launch.record, launch.world) for launch in chosen], median(times)
+    flags = Counter(flag for row in rows if row for flag in row.flags)
     _, lo, hi, _ = paired.shift([math.log(time / centre) for time in times])
     half = max(_relative(hi), -_relative(lo)) if math.isfinite(lo) else math.inf
     return Side(
         median=centre, half=half, launches=len(chosen), samples=sum(launch.samples for launch in chosen),
-        flags=row.flags if row else (),
+        flags=tuple(flag for flag, number in flags.items() if 2 * number > len(chosen)),
     )  # fmt: skip
 
 
@@ -304,20 +308,21 @@ def _notes(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], left_ou
             f"unpaired: base and head were not measured in turns, so that drift looks like change; this {fails}"
         )
         if terms.runs != (1, 1):
-            notes.append(f"{terms.runs[0]} runs of base and {terms.runs[1]} of head, first ones shown")
+            notes.append(f"{counted(terms.runs[0], 'run')} of base and {terms.runs[1]} of head, first ones shown")
     notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
-    notes += [f"{number} rows {why}" for why, number in left_out.items()]
+    notes += [f"{counted(number, 'row')} {why}" for why, number in left_out.items()]
     both = [(pair.base, pair.head) for pair in pairs if terms.in_pairs and pair.base and pair.head]
     single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
     if single:
-        notes.append(f"{len(single)} rounds lack a side of some rows; what they have of those is left out")
+        notes.append(f"{counted(len(single), 'round')} without a side of some rows; what there is of those is left out")
     unlike = sum(len(launches.common(base, head)) for base, head in both)
     unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
     if unlike:
-        notes.append(f"{unlike} paired launches are left out, as their ranks started in different ways")
+        notes.append(f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways")
     if terms.in_pairs and terms.tests:
         level = paired.bonferroni(terms.tests)
-        notes.append(f"{terms.tests} rows were measured again, with intervals at {level:.2%} so that all hold with 95%")
+        again = counted(terms.tests, "row")
+        notes.append(f"measured again: {again}, with intervals at {level:.2%} so that all hold with 95%")
     if terms.in_pairs and terms.base.run.pairing and terms.base.run.pairing.aa:
         notes.append(closing.false_alarms(rows))
     return notes

@@ -31,6 +31,7 @@ from collbench.formats import (
     axes,
     by_mode,
     cells,
+    counted,
     duration,
     plain,
     size,
@@ -68,6 +69,7 @@ class Status(Gathered):
         self._watched = self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         self._live: Live | None = None
         self._now: tuple[Case, str, float] | None = None
+        self._earlier: int | None = None  # records that a resumed run had before anything was measured
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         super().begin(run, cases, skips)
@@ -87,6 +89,8 @@ class Status(Gathered):
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         self._now = (case, phase, fraction)
+        if self._earlier is None:
+            self._earlier = len(self.arrived)
 
     def record(self, record: Record, row: Row | None) -> None:
         super().record(record, row)
@@ -104,7 +108,8 @@ class Status(Gathered):
             atexit.unregister(self.close)
 
     def _view(self) -> RenderableType:
-        return progress(len(self.arrived), len(self.cases), time.monotonic() - self._began, self._now)
+        elapsed = time.monotonic() - self._began
+        return progress(len(self.arrived), len(self.cases), elapsed, self._now, self._earlier or 0)
 
 
 class LiveTable(Status):
@@ -178,10 +183,14 @@ def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
     ]
 
 
-def progress(done: int, total: int, elapsed: float, now: tuple[Case, str, float] | None) -> RenderableType:
-    """A bar with what is done, how long it took and will take; and what happens at this moment."""
+def progress(
+    done: int, total: int, elapsed: float, now: tuple[Case, str, float] | None, earlier: int = 0
+) -> RenderableType:
+    """A bar with what is done, ``earlier`` of it before ``elapsed`` began, how long it took and will take; and what
+    happens at this moment."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
-    left = f"{clock(elapsed * (total - achieved) / achieved)} left" if achieved >= 0.5 else ""
+    own = achieved - earlier
+    left = f"{clock(elapsed * (total - achieved) / own)} left" if own >= 0.5 else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, total), completed=achieved, width=24, complete_style="cyan")
     grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", left)
@@ -274,7 +283,7 @@ def plan_table(rows: Sequence[PlanRow]) -> RenderableType:
             memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank), str(row.rotation))
             view.add_row(label, *memory, duration(row.seconds * 1e9))
     run = [row for row in rows if not row.skipped]
-    total = f"{len(run)} case{'s' * (len(run) != 1)}, about {clock(sum(row.seconds for row in run))}"
+    total = f"{counted(len(run), 'case')}, about {clock(sum(row.seconds for row in run))}"
     most = size(max((row.bytes_per_rank for row in run), default=0))
     return Group(
         Text(plain(constant), "bold"), view, Text(f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped")

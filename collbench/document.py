@@ -36,15 +36,20 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """``left`` leading columns are text and aligned left, the rest are figures and aligned right."""
+    """``align`` says l or r of each column: text is aligned left, figures right, as are all beyond its end."""
 
     name: str
     title: str
     heads: tuple[str, ...]
     lines: list[Line]
-    left: int = 1
+    align: str = "l"
     note: str = ""
     folded: bool = False
+
+    @property
+    def left(self) -> list[bool]:
+        """Of each column, whether it is aligned left."""
+        return [side == "l" for side in self.align.ljust(len(self.heads), "r")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,13 +18,14 @@ import msgspec
 
 from collbench import algorithms, environment, fit
 from collbench.errors import CollbenchError
+from collbench.launches import MANNER
 from collbench.networks import Link, Network
 from collbench.records import Row, RunFile
 from collbench.simulate import Predictor
 from collbench.suite import Case
 
 ALARM = 1.05  # bound efficiency from which on a time is more probably wrong than good
-FITS, SIZES = 6, 28  # links, and sizes of each, as fitting one takes a good part of a second
+FITS, SIZES = 6, 16  # links, and sizes of each, as fitting one takes a good part of a second
 LIMITS = ("messages", "bytes", "reducing")  # what makes the bound
 PROBE, TWINS = "sendrecv", ("reduce_scatter", "all_gather")  # tell alpha and beta, and by their difference gamma
 
@@ -33,13 +34,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """What one case of run number ``run`` took, over all its launches: a median and its 95 % interval.
 
     ``lo`` and ``hi`` are infinite where too few samples bound it. ``launches`` are those behind the interval: 1 where
-    it is of the samples within a launch. ``first`` is the first record's row, which the tails are of.
+    it is of the samples within a launch. ``first`` is the first record's row, which the tails are of. ``over`` says
+    what another tool's time is in place of a median over samples of the slowest rank.
     """
 
     run: int
     case: Case
     size: int
-    moved: int
+    moved: float
     median: float
     lo: float
     hi: float
@@ -52,6 +54,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     first: Row
     record: int
     predicted: bool = False
+    over: str = ""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -60,20 +63,22 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest implementation of a case, those whose intervals overlap with its own, and the library's choice.
+    """The fastest implementation of a case, those whose intervals overlap with its own, those of which that is unknown
+    as one of both has no interval, and the library's choice, if it was measured.
 
-    ``gain`` is how much longer the library takes (0.1: 10 % longer); None where it was not measured."""
+    ``gain`` is how much longer the library takes (0.1: 10 % longer); ``reference``: whether algorithms take part."""
 
     winner: Point
     ties: list[Point]
+    unknown: list[Point]
+    reference: bool
     library: Point | None
     gain: float | None
-    others: int
 
     @property
     def clear(self) -> bool:
         """Whether the winner is surely faster than the library."""
-        return self.library not in (None, self.winner, *self.ties)
+        return self.library not in (None, self.winner, *self.ties, *self.unknown)
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,11 +128,12 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
     alarming: bool = False
 
 
-def alike(point: Point) -> tuple[object, ...]:
-    """Equal for what differs in nothing but implementation: these, and only these, are set against each other."""
+def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
+    """Equal for what differs in nothing but implementation (and size, unless ``sized``): these, and only these, are set
+    against each other; never what a model says against what was measured."""
     case = point.case
-    return (point.run, case.collective, case.n, case.nbytes, case.dtype, case.op, case.root, case.in_place, case.mode,
-            case.env, case.splits, case.align)  # fmt: skip
+    return (point.run, point.predicted, case.collective, case.n, case.nbytes if sized else None, case.dtype, case.op,
+            case.root, case.in_place, case.mode, case.env, case.splits, case.align)  # fmt: skip
 
 
 def best(points: Iterable[Point]) -> list[Best]:
@@ -140,19 +146,23 @@ def best(points: Iterable[Point]) -> list[Best]:
 
 def _best(group: list[Point]) -> Best:
     winner = min(group, key=lambda point: point.median)
-    ties = [p for p in group if p is not winner and p.bounds[0] <= winner.bounds[1]]
+    others = [point for point in group if point is not winner]
+    known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
     libraries = [p for p in group if p.case.algorithm == "native"]
     library = min(libraries, key=lambda point: point.median) if libraries else None
     gain = library.median / winner.median - 1 if library else None
-    return Best(winner=winner, ties=ties, library=library, gain=gain, others=len(group) - 1)
+    return Best(
+        winner=winner, library=library, gain=gain, reference=len(libraries) < len(group),
+        ties=[p for p, sure in zip(others, known, strict=True) if sure and p.bounds[0] <= winner.bounds[1]],
+        unknown=[point for point, sure in zip(others, known, strict=True) if not sure],
+    )  # fmt: skip
 
 
 def crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
     """Where two series, of the same and of different implementations, change places; each has a point a size."""
     groups: dict[tuple[object, ...], list[Sequence[Point]]] = defaultdict(list)
-    for points in series:
-        if points:
-            groups[alike(points[0])[:3] + alike(points[0])[4:]].append(points)
+    for points in filter(None, series):
+        groups[alike(points[0], sized=False)].append(points)
     found = []
     for group in groups.values():
         for one, other in itertools.combinations(group, 2):
@@ -163,7 +173,8 @@ def crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:
 def _crossings(one: Sequence[Point], other: Sequence[Point]) -> list[Crossing]:
     """A change of places needs a size at which the one is surely faster, then one at which the other is."""
     at = {point.case.nbytes: point for point in other}
-    pairs = [(p, at[p.case.nbytes]) for p in sorted(one, key=lambda p: p.case.nbytes) if p.case.nbytes in at]
+    ordered = sorted(one, key=lambda point: point.case.nbytes)
+    pairs = [(p, at[p.case.nbytes]) for p in ordered if p.size and p.case.nbytes in at]
     signs = [(a.bounds[0] > b.bounds[1]) - (a.bounds[1] < b.bounds[0]) for a, b in pairs]  # 1: the other is faster
     sure = [place for place, sign in enumerate(signs) if sign]
     found = []
@@ -184,7 +195,7 @@ def _meeting(logs: Sequence[tuple[int, float]]) -> float:
 
 class Yardstick:
     """What points are measured against: sendrecv of the same run or, where that has none, of another one given that
-    was recorded on the same machine since it was started."""
+    was recorded on the same machine since it was started, in the same manner."""
 
     def __init__(self, files: Sequence[RunFile], points: Sequence[Point]) -> None:
         self._homes = _homes(files)
@@ -205,7 +216,7 @@ class Yardstick:
         probe = self._probe(point)
         link = point.busbw / probe.busbw if probe and probe.busbw and point.busbw is not None else None
         known = self.link(point)
-        if known is None or known.alpha is None or known.beta is None or point.case.n < 2:
+        if known is None or known.alpha is None or known.beta is None or point.case.n < 2 or math.isnan(point.moved):
             return Merit(point=point, link=link)
         least = point.case.row.bound(point.case.n)
         amounts = least.alpha, least.beta * point.moved, least.gamma * point.moved
@@ -248,11 +259,11 @@ class Yardstick:
 
 
 def _homes(files: Sequence[RunFile]) -> list[list[int]]:
-    """For each run itself, then the other runs of the same boot of the same machine."""
+    """For each run itself, then the other runs of the same boot of the same machine, timed in the same manner."""
     machines = [
-        (environment.fingerprint(file.run.environment), file.run.environment.get("boot_id") or number)
-        for number, file in enumerate(files)
-    ]
+        (environment.fingerprint(run.environment), run.environment.get("boot_id") or number,
+         *(getattr(run.policy, name) for name in (*MANNER, "cache"))) for number, run in enumerate(f.run for f in files)
+    ]  # fmt: skip
     return [
         [run, *(other for other, there in enumerate(machines) if other != run and there == machine)]
         for run, machine in enumerate(machines)
@@ -325,12 +336,13 @@ def _gamma(file: RunFile, probe: Case) -> tuple[float, float, str]:
 
 def _fitted(file: RunFile, like: Case) -> fit.Fit:
     """The series that ``like`` is of, fitted on its own, to at most SIZES of its sizes."""
-    same = msgspec.structs.replace(like, nbytes=0, cycle=0)
-    mine = [
+    same, alike = msgspec.structs.replace(like, nbytes=0, cycle=0), (like.collective, like.algorithm, *_wire(like))
+    near = (
         record
         for record in file.records
-        if record.case.collective == like.collective and msgspec.structs.replace(record.case, nbytes=0, cycle=0) == same
-    ]
+        if (record.case.collective, record.case.algorithm, *_wire(record.case)) == alike
+    )
+    mine = [record for record in near if msgspec.structs.replace(record.case, nbytes=0, cycle=0) == same]
     sizes = sorted({record.case.nbytes for record in mine})
     kept = {sizes[round(i * (len(sizes) - 1) / (SIZES - 1))] for i in range(SIZES) if sizes}
     mine = [record for record in mine if record.case.nbytes in kept]

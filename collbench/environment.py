@@ -74,11 +74,16 @@ def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]
         "gpus": _gpus(root),
         "nics": _nics(root),
         "rdma": _rdma(root),
-        "python": platform.python_version(),
-        "libraries": _libraries(),
         "git": _git(command_cwd),
-        "variables": variables(os.environ),
+        **software(os.environ),
     }
+
+
+def software(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What an interpreter (its version, and those of installed packages by their metadata) and settings contribute."""
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in LIBRARIES}
+    libraries = {"collbench": __version__, **{name: wheel.version for name, wheel in found.items() if wheel}}
+    return {"python": platform.python_version(), "libraries": libraries, "variables": variables(environ)}
 
 
 def fingerprint(environment: Mapping[str, Any]) -> str:
@@ -98,8 +103,7 @@ def host() -> str:
 
 def boot_id(root: Path = ROOT) -> str | None:
     """A hash that is equal for all containers on one kernel, and new after each boot."""
-    boot = _text(root / "proc/sys/kernel/random/boot_id")
-    return _hash(boot) if boot else None
+    return _hash(boot) if (boot := _text(root / "proc/sys/kernel/random/boot_id")) else None
 
 
 def same_clock_domain_key(root: Path = ROOT) -> str:
@@ -173,14 +177,16 @@ def mask(text: str) -> str:
 
 def _relevant(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Key paths and values that go into the fingerprint. Null equals absent; a NIC without a driver is virtual."""
-    nics = {name: nic for name, nic in environment.get("nics", {}).items() if nic.get("driver")}
+    known = nics.items() if isinstance(nics := environment.get("nics"), Mapping) else ()
+    nics = {name: nic for name, nic in known if isinstance(nic, Mapping) and nic.get("driver")}
     return {k: v for k, v in _flat({**environment, "nics": nics}).items() if v is not None and RELEVANT.fullmatch(k)}
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
     if not isinstance(value, Mapping | list | tuple):
         return {path: value}
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    deep = path.count(".") > 20  # as no fact of ours, but maybe one by another hand
+    items = () if deep else value.items() if isinstance(value, Mapping) else enumerate(value)
     return {k: v for key, inner in items for k, v in _flat(inner, f"{path}.{key}".lstrip(".")).items()}
 
 
@@ -293,12 +299,6 @@ def _rdma(root: Path) -> dict[str, dict[str, Any]]:
     files = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
     ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
     return {f"{p.parts[-3]}:{p.name}": {fact: _text(p / file) for fact, file in files.items()} for p in ports}
-
-
-def _libraries() -> dict[str, str]:
-    """Versions of what is installed, from package metadata; nothing is imported."""
-    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in LIBRARIES}
-    return {"collbench": __version__, **{name: wheel.version for name, wheel in found.items() if wheel}}
 
 
 def _git(cwd: Path | None) -> dict[str, Any]:

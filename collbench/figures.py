@@ -23,7 +23,8 @@ Trace = dict[str, Any]
 COLOURS = ("#3b82c4", "#d9822b", "#2f9e66", "#c4504b", "#8e6bbf", "#1fa3b5", "#d462a6", "#96792f", "#7a8793", "#8a9a1b")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon")
 LATE = ((0, "rgba(128,128,128,0.08)"), (0.5, "#e6a23c"), (1, "#c4302b"))  # on light and on dark paper
-GOOD = ((0, "#c4302b"), (0.5, "#e6a23c"), (1, "#2f9e66"))
+GOOD = "Cividis"  # the same to those who see no red or green
+WRITTEN = 16  # rows and columns up to which cells have their text in them
 MOST_POINTS = 48  # of a line
 MOST_DOTS = 600  # of a strip
 TICKS = 7
@@ -43,11 +44,24 @@ def finite(value: float | None, digits: int = 6) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
+def number(value: float) -> str:
+    """Without an exponent, however small."""
+    return np.format_float_positional(value, trim="-")
+
+
 def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
     """At most ``most`` of them, the first and the last among them, evenly spaced."""
     if len(points) <= most:
         return list(points)
     return [points[int(i)] for i in np.linspace(0, len(points) - 1, most).round()]
+
+
+def dropped(series: Sequence[Series]) -> list[str]:
+    """The sentence on sizes that are not drawn, if there are such."""
+    most = max((len(one.points) for one in series), default=0)
+    return (
+        [f"Of up to {most:,} sizes, each line is drawn at {MOST_POINTS}, evenly spread."] if most > MOST_POINTS else []
+    )
 
 
 def told(point: Point) -> list[str]:
@@ -62,7 +76,8 @@ def told(point: Point) -> list[str]:
     launches = f", {point.launches} launches" if point.launches > 1 else ""
     return [
         f"{size(point.size)}" + (f", count {case.count:,}" if point.size and not case.splits else ""),
-        f"median {duration(point.median)}{bounds}" + ("" if bounds or point.predicted else ", no interval"),
+        f"{point.over or 'median'} {duration(point.median)}{bounds}"
+        + ("" if bounds or point.predicted else ", no interval"),
         "predicted" if point.predicted else ", ".join(known),
         f"busbw {bandwidth(point.busbw)} GB/s, algbw {bandwidth(point.algbw)} GB/s" if point.size else "",
         "" if point.predicted else samples + launches,
@@ -88,13 +103,21 @@ def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
 
 
 def log_axis(title: str, values: Iterable[float | None], show: Callable[[float], str]) -> dict[str, Any]:
-    """A logarithmic axis with ticks at powers of ten, or at 1, 2 and 5 of each where there are few."""
+    """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 of each where there are few, and evenly
+    spaced where values are close together."""
     known = [value for value in values if value is not None and value > 0]
     if not known:
         return {"title": {"text": title}}
-    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    least, most = min(known), max(known)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     parts = (1, 2, 5) if high - low < 4 else (1,)
     ticks = [float(f"{part}e{power}") for power in range(low, high + 1) for part in parts]
+    if most < 5 * least:
+        rough = max(most - least, 0.02 * most) / 5
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(part * unit for part in (1, 2, 5, 10) if part * unit >= rough)
+        places = range(math.floor(least / step), math.ceil(most / step) + 1)
+        ticks = [tick for place in places if (tick := finite(place * step))]
     return {"type": "log", "title": {"text": title}, "tickvals": ticks, "ticktext": [show(tick) for tick in ticks]}
 
 
@@ -147,7 +170,7 @@ def curves(
         if not values:
             continue
         sizes = [point.size for one in series for point in one.points]
-        axis = log_axis(label, values, duration if measure == "time" else "{:g}".format)
+        axis = log_axis(label, values, duration if measure == "time" else number)
         figures.append(Figure(
             name=f"{name}-{measure}", title=f"{title}: {measure} against size", words=words[measure], data=data,
             layout={"xaxis": sizes_axis(sizes), "yaxis": axis, "hovermode": "closest"},
@@ -263,14 +286,16 @@ class Matrix(NamedTuple):
 
 
 def heat(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figure:
-    """A matrix as colours; its texts show where one points."""
+    """A matrix as colours; its texts show where one points and, if much is well, in the cells."""
+    written = matrix.good and max(len(matrix.x), len(matrix.y)) <= WRITTEN
     trace = {
         "type": "heatmap", "x": [safe(label) for label in matrix.x], "y": [safe(label) for label in matrix.y],
         "z": [[finite(value, 4) for value in row] for row in matrix.z],
         "text": [[safe(cell) for cell in row] for row in matrix.text], "meta": meta,
         "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>", "xgap": 2, "ygap": 2, "zmin": 0,
         "zmax": finite(max(matrix.least, *(value or 0.0 for row in matrix.z for value in row)), 4),
-        "colorscale": [list(stop) for stop in (GOOD if matrix.good else LATE)],
+        "colorscale": GOOD if matrix.good else [list(stop) for stop in LATE],
+        **({"texttemplate": "%{text}"} if written else {}),
         "colorbar": {"title": {"text": matrix.legend}, **({} if matrix.good else {"tickformat": ".0%"})},
     }  # fmt: skip
     down = {"type": "category", "autorange": "reversed", "automargin": True}
@@ -297,6 +322,6 @@ def strip(name: str, title: str, words: str, cases: Sequence[tuple[Series, Point
             "marker": {"color": COLOURS[place % len(COLOURS)], "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 5},
             "hovertemplate": "<b>%{fullData.name}</b><br>sample %{x}: %{y:.2f} times the median<extra></extra>",
         })  # fmt: skip
-    upward = log_axis("time / median", [y for trace in data for y in trace["y"]], "{:g}".format)
+    upward = log_axis("time / median", [y for trace in data for y in trace["y"]], number)
     layout = {"xaxis": {"title": {"text": "sample, in the order measured"}}, "yaxis": upward, "hovermode": "closest"}
     return Figure(name=name, title=title, words=words, data=data, layout=layout)

@@ -34,6 +34,7 @@ FLAGS = {
     "late": "this rank came last far more often than chance explains; the others wait for it",
     "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
     "imported": "read from another tool's log, which tells less than samples do: never decides a comparison",
+    "blocking": "each call's time includes a wait for all ranks (-z 1)",
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
     "no-splits": "the file that said how data is split cannot be read any more: bandwidth is unknown",
 }
@@ -130,7 +131,9 @@ class Csv(Reporter):
 
     def record(self, record: Record, row: Row | None) -> None:
         values = flat(record, row) | {"env": settings(record.case.env), "note": plain(record.note)}
-        self._writer.writerow({k: " ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in values.items()})
+        self._writer.writerow(
+            {k: " ".join(map(str, v)) if isinstance(v, tuple) else inert(v) for k, v in values.items()}
+        )
         self._out.flush()
 
 
@@ -189,10 +192,15 @@ def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
     """Names of the axes along which ``cases`` differ, and what they have in common, in words."""
     values = [along(case) for case in cases]
     varying = [name for name in AXES if len({v[name] for v in values}) > 1]
-    first = values[0]
-    words = first | {"ranks": counted(int(first["ranks"]), "rank"), "cycle": ""}
-    words |= {"root": f"root {first['root']}" if first["root"] else "", "place": PLACES[first["place"]]}
+    words = worded(cases[0])
     return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
+
+
+def worded(case: Case) -> dict[str, str]:
+    """As ``along``, in words that say what they are of; nothing of the cycle."""
+    root = f"root {case.root}" if case.root >= 0 else ""
+    place = PLACES["in" if case.in_place else "out"]
+    return along(case) | {"ranks": counted(case.n, "rank"), "root": root, "cycle": "", "place": place}
 
 
 def along(case: Case) -> dict[str, str]:
@@ -287,7 +295,12 @@ def settings(env: Iterable[tuple[str, str]]) -> str:
 
 def plain(text: str) -> str:
     """``text`` on one line, without anything that could steer a terminal or break a line-based format."""
-    return "".join(c if c.isprintable() else " " for c in text).strip()
+    return text.strip() if text.isprintable() else "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def inert(value: Any) -> Any:
+    """A text as no spreadsheet takes it for a formula, wherever it cuts a line; all else as it is."""
+    return re.sub(r"(^|[;\t\r\n])(?=[=+\-@\t\r])", r"\1'", value) if isinstance(value, str) else value
 
 
 def escaped(text: str) -> str:
@@ -299,4 +312,4 @@ def escaped(text: str) -> str:
 
 def counted(number: int, what: str) -> str:
     """1 row, 2 rows, 1,200 rows."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"

@@ -11,6 +11,7 @@ from collbench.errors import UsageError
 from collbench.selection import Setting
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+MOST_SIZES = 100_000  # in one sweep
 DURATIONS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -20,7 +21,7 @@ def parse_size(text: str, what: str = "size") -> int:
     if not match:
         raise UsageError(f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G")
     size = float(match[1]) * UNITS[match[2].lower()]
-    if size > 1 << 62:
+    if size >= 1 << 62:
         raise UsageError(f"{what}: '{text}' is more than any machine holds")
     return int(size)
 
@@ -55,3 +56,26 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
             raise UsageError(f"{what}: {name}: settings are kept in the run's file", "export what is secret instead")
         axes.append([(name, value) for value in values.split(",")])
     return tuple(itertools.product(*axes))
+
+
+def sweep(smallest: int, largest: int, factor: float | None = None, step: int | None = None) -> tuple[int, ...]:
+    """Sizes from ``smallest`` to ``largest`` inclusive, times ``factor`` (2 unless told) or plus ``step``."""
+    if factor is not None and step is not None:
+        raise UsageError("-f/--stepfactor and -i/--stepbytes exclude each other", "give one of them")
+    if smallest > largest:
+        raise UsageError(f"-b {smallest} is larger than -e {largest}", "the sweep runs from -b up to -e")
+    if step is not None and step <= 0:
+        raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
+    if step is None and smallest <= 0:
+        raise UsageError("-b 0 never grows by a factor", "start at the size of one element, for example -b 4")
+    factor = 2.0 if factor is None else factor
+    if step is None and factor <= 1:
+        raise UsageError(f"-f {factor:g} never grows", "a factor above 1 (1.5 works too), or -i for an additive step")
+    sizes = [smallest]
+    while True:
+        following = sizes[-1] + step if step is not None else max(int(sizes[-1] * factor), sizes[-1] + 1)
+        if following > largest:
+            return tuple(sizes)
+        if len(sizes) == MOST_SIZES:
+            raise UsageError(f"more than {MOST_SIZES} sizes", "a larger factor or step")
+        sizes.append(following)

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,15 +40,15 @@ def compare(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
     """Judge a run against another: which rows are slower, beyond noise."""
-    from collbench import annotate, options
+    from collbench import annotate, grammar
     from collbench import compare as judging
 
     rules = judging.Rules(
-        tau=options.share("--tau", tau) if tau else None,
+        tau=grammar.parse_share(tau, "--tau") if tau else None,
         strict=strict, gate_unpaired=gate_unpaired, across_machines=across_machines,
     )  # fmt: skip
     check(output_format, out or [], marker)
-    bases, heads = (_runs(base), _runs(head)) if head else ([file] for file in both_sides(base))
+    bases, heads = (_runs(base), _runs(head)) if head else ([file] for file in _both_sides(base))
     ids = Counter(file.run.id for file in (*bases, *heads))
     if len(ids) < ids.total():
         raise UsageError(f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others")
@@ -63,37 +63,36 @@ def _runs(names: str) -> list[RunFile]:
     from collbench import store
 
     several = [] if Path(names).is_file() else [name for name in names.split(",") if name]
-    return [_read(store.find(name)) for name in several or [names]]
+    return [store.read(store.find(name)) for name in several or [names]]
 
 
-def _read(path: Path) -> RunFile:
-    from collbench import store
-
-    try:
-        return store.read(path)
-    except OSError as e:
-        raise CannotRun(f"cannot read {path}: {e.strerror}", "collbench runs lists runs") from e
-
-
-def both_sides(name: str) -> tuple[RunFile, RunFile]:
+def _both_sides(name: str) -> tuple[RunFile, RunFile]:
     """Base and head of the experiment to which the run called ``name`` belongs. Raises UsageError."""
     from collbench import store
 
     path = store.find(name)
-    file = _read(path)
-    pairing = file.run.pairing
-    if pairing is None:
+    other = other_side(path)
+    if other is None:
         raise UsageError(f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD")
-    other = "head" if pairing.side == "base" else "base"
-    beside = path.with_name(f"{Path(pairing.experiment).name}-{other}.jsonl")
-    if not beside.is_file():
-        raise UsageError(f"{name} is the {pairing.side} of an experiment whose {other} is not at {beside}",
+    base, head = sorted(map(store.read, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
+    return base, head
+
+
+def other_side(path: Path) -> Path | None:
+    """The other run of the experiment that the run in ``path`` is a side of; None where it is of none. Raises
+    UsageError where it is not beside it."""
+    from collbench import store
+
+    pairing = store.read_run(path).pairing
+    if pairing is None:
+        return None
+    name: Literal["base", "head"] = "head" if pairing.side == "base" else "base"
+    beside = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
+    there = store.read_run(beside).pairing if beside.is_file() else None
+    if there is None or (there.experiment, there.side) != (pairing.experiment, name):
+        raise UsageError(f"{path} is the {pairing.side} of an experiment whose {name} is not at {beside}",
                          "name both runs: BASE HEAD")  # fmt: skip
-    found = {pairing.side: file, other: _read(beside)}
-    for side, one in found.items():
-        if (one.run.pairing and (one.run.pairing.experiment, one.run.pairing.side)) != (pairing.experiment, side):
-            raise UsageError(f"{beside} is not the {other} of {name}'s experiment", "name both runs: BASE HEAD")
-    return found["base"], found["head"]
+    return beside
 
 
 def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:
@@ -103,6 +102,8 @@ def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> N
     options.choice("--format", output_format, FORMATS)
     for path in out:
         options.choice(f"-o {path}: its ending", path.suffix, SUFFIXES)
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise CannotRun(f"-o {path}: {path.parent} is no folder to write to", "make it, or choose another")
     if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
         raise UsageError(f"--marker '{marker}' is no name", "letters and digits, with . or - between: pr-gloo")
 
@@ -112,18 +113,18 @@ def tell(
     everything: bool = False, title: str = "collbench", marker: str = "compare",
 ) -> None:  # fmt: skip
     """Prints the comparison, writes it to every file of ``out``, and says on standard error why it fails."""
-    from collbench import verdicts
+    from collbench import store, verdicts
 
-    if output_format == "table":
-        verdicts.show(comparison, everything)
-    else:
-        typer.echo(_text(comparison, output_format, title, marker).rstrip("\n"))
     for path in out:
-        try:
-            path.write_text(_text(comparison, SUFFIXES[path.suffix], title, marker), encoding="utf-8")
-        except OSError as e:
-            raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place with -o") from e
-    sys.stdout.flush()
+        store.save(path, _text(comparison, SUFFIXES[path.suffix], title, marker))
+    try:
+        if output_format == "table":
+            verdicts.show(comparison, everything)
+        else:
+            typer.echo(_text(comparison, output_format, title, marker).rstrip("\n"))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough; the verdict stands
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     if comparison.exit:
         typer.echo(f"collbench: {verdicts.short(comparison.reason, 500)}", err=True)
 

@@ -22,6 +22,7 @@ VIRTUAL = re.compile(
     r"virtual|kvm|qemu|vmware|hvm|xen|bochs|standard pc|compute engine|openstack|droplet", re.IGNORECASE
 )
 SUBJECTS = ("variables.", "libraries.", "python")  # facts that the variants of an experiment change
+ONE_SIDED = "the other side cannot run it"  # a skip's reason in an experiment, on the side that could
 MANNER = ("agg_iters", "blocking", "unalign", "pin")  # fields of a policy that change what a call is timed with
 
 Place = tuple[int, int]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
@@ -151,7 +152,11 @@ class Pair(NamedTuple):
         when the one before is complete, so that only that one can lack a side because of an interruption."""
         sides = list(self.sides.values())
         if not any(side.ran or side.said("wrong") or side.said("failed") for side in sides):
-            return "skipped on both sides"
+            return (
+                "only one side can run"
+                if any(s.said("skipped") == ONE_SIDED for s in sides)
+                else "skipped on both sides"
+            )
         if paired and len(sides) == 1 and sides[0].launches.keys() == {last}:
             return "left out: the experiment ended before both sides had a launch"
         return ""
@@ -185,11 +190,12 @@ def machines(
 
 
 def changes(base: Measured, head: Measured, stage: int) -> dict[Place, float]:
-    """Log ratio of head to base in every round of a stage that both have, where both started in the same way."""
+    """Log ratio of head to base in every round of a stage that both have, where both were timed in the same way."""
+    pairs = {place: (base.launches[place], head.launches[place]) for place in common(base, head) if place[0] == stage}
     return {
-        place: math.log(head.launches[place].median / base.launches[place].median)
-        for place in common(base, head)
-        if place[0] == stage and base.launches[place].record.sync == head.launches[place].record.sync
+        place: math.log(after.median / before.median)
+        for place, (before, after) in pairs.items()
+        if (before.record.sync, before.record.inner) == (after.record.sync, after.record.inner)
     }
 
 

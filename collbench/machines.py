@@ -9,12 +9,13 @@ import msgspec
 
 from collbench import environment
 from collbench.document import Line, Section
-from collbench.formats import duration, plain, size
+from collbench.formats import counted, duration, plain, size
 from collbench.records import RunFile, World
 from collbench.rows import View, table
 from collbench.suite import Policy
 
 BESIDE = 6  # runs side by side
+LONG = 2000  # characters of a fact
 GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
 
 
@@ -34,7 +35,7 @@ def section(view: View) -> Section:
         )
     facts = []
     for name, ask in FACTS.items():
-        answers = [plain(_safely(ask, view.files[run])) for run in shown]
+        answers = [_safely(ask, view.files[run]) for run in shown]
         if any(answers):
             facts.append(Line((name, *(answer or "unknown" for answer in answers))))
     worlds = [
@@ -44,9 +45,9 @@ def section(view: View) -> Section:
         for world in _distinct(view.files[run])
     ]  # fmt: skip
     tables = [
-        table("differences", "What differs", heads, apart, left=len(heads)),
-        table("facts", "Runs and machines", heads, facts, left=len(heads)),
-        table("worlds", "Process groups", GROUP, worlds, left=4, folded=True),
+        table("differences", "What differs", heads, apart, align="l" * len(heads)),
+        table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
+        table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
     ]
     return Section(name="environment", title="Environment", words=words, tables=[t for t in tables if t.lines])
 
@@ -63,12 +64,12 @@ def _apart(view: View, shown: list[int]) -> list[Line]:
     for key, values in sorted(found.items()):
         same = values[shown[0]]
         cells = [values.get(run, same) for run in shown]
-        lines.append(Line((plain(key), *("unknown" if v is None else plain(str(v)) for v in cells)), {}, "notice"))
+        lines.append(Line((plain(key), *("unknown" if v is None else plainly(v) for v in cells)), {}, "notice"))
     return lines
 
 
 def _group(view: View, run: int, world: World) -> tuple[str, ...]:
-    name = view.titled(run, f"{world.n} ranks, {plain(world.backend)}")
+    name = view.titled(run, f"{counted(world.n, 'rank')}, {plain(world.backend)}")
     start = duration(world.init_ns) if world.init_ns else ""
     return (
         name,
@@ -91,16 +92,27 @@ def _hosts(world: World) -> str:
     for info in world.ranks:
         cpus = f"CPU {','.join(map(str, info.cpus[:4]))}{'…' if len(info.cpus) > 4 else ''}" if info.cpus else ""
         hosts.setdefault(plain(info.host), []).append(cpus if info.device == "cpu" else plain(info.device))
-    told = [f"{host}: {len(on)} ranks ({', '.join(dict.fromkeys(filter(None, on[:8])))})" for host, on in hosts.items()]
-    return "; ".join(told[:8]) + (f"; {len(told) - 8} hosts more" if len(told) > 8 else "")
+    told = [
+        f"{host}: {counted(len(on), 'rank')} ({', '.join(dict.fromkeys(filter(None, on[:8])))})"
+        for host, on in hosts.items()
+    ]
+    return "; ".join(told[:8]) + (f"; {counted(len(told) - 8, 'host')} more" if len(told) > 8 else "")
 
 
 def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
     """A description of another shape, by another version or hand, is no error but nothing known."""
     try:
-        return ask(file)
-    except (AttributeError, TypeError, ValueError, KeyError):
+        return plainly(ask(file))
+    except (AttributeError, TypeError, ValueError, KeyError, RecursionError):
         return ""
+
+
+def plainly(value: Any) -> str:
+    """A fact of any type on one line, as much of it as can be read."""
+    try:
+        return plain(str(value))[:LONG]
+    except RecursionError:
+        return "nested too deeply"
 
 
 def _at(file: RunFile, *path: str) -> Any:
@@ -111,7 +123,8 @@ def _at(file: RunFile, *path: str) -> Any:
 
 
 def _started(file: RunFile) -> str:
-    return f"{file.run.started}" + (f", imported from {file.run.imported}" if file.run.imported else "")
+    imported = f"imported from {file.run.imported}" if file.run.imported else ""
+    return ", ".join(filter(None, [file.run.started, imported]))
 
 
 def _ended(file: RunFile) -> str:
@@ -122,8 +135,12 @@ def _ended(file: RunFile) -> str:
 
 def _cpu(file: RunFile) -> str:
     cpu = _at(file, "cpu") or {}
-    cores = f"{cpu['cores']} of {cpu['physical']} cores usable" if cpu.get("cores") and cpu.get("physical") else ""
-    threads = f"{cpu['logical']} threads" if cpu.get("smt") else ""
+    cores = (
+        f"{cpu['cores']} of {counted(cpu['physical'], 'core')} usable"
+        if cpu.get("cores") and cpu.get("physical")
+        else ""
+    )
+    threads = counted(cpu["logical"], "thread") if cpu.get("smt") else ""
     cache = f"last-level cache {size(cpu['llc_bytes'])}" if cpu.get("llc_bytes") else ""
     governor = f"governor {cpu['governor']}" if cpu.get("governor") else ""
     turbo = "" if cpu.get("turbo") is None else f"turbo {'on' if cpu['turbo'] else 'off'}"
@@ -139,9 +156,9 @@ def _memory(file: RunFile) -> str:
 def _gpus(file: RunFile) -> str:
     devices = _at(file, "gpus", "devices") or []
     names = dict.fromkeys(str(device.get("name")) for device in devices)
-    counted = [f"{sum(str(d.get('name')) == name for d in devices)} x {name}" for name in names]
+    models = [f"{sum(str(d.get('name')) == name for d in devices)} x {name}" for name in names]
     driver = _at(file, "gpus", "driver")
-    return ", ".join([*counted, *([f"driver {driver}"] if driver else [])]) or ("none" if _at(file, "gpus") else "")
+    return ", ".join([*models, *([f"driver {driver}"] if driver else [])]) or ("none" if _at(file, "gpus") else "")
 
 
 def _nics(file: RunFile) -> str:

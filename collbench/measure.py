@@ -17,6 +17,7 @@ import numpy as np
 from collbench import stats
 from collbench.control import Control
 from collbench.launch.board import Board
+from collbench.plan import Job
 from collbench.suite import Policy
 
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
@@ -152,11 +153,11 @@ class Measured(NamedTuple):
 
 class Protocol:
     """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for that many calls a sample;
-    ``fixed``, where given, is how many samples are taken whatever they say."""
+    ``job`` may fix how many samples are taken, and of how many calls, whatever they say."""
 
     def __init__(
         self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], mode: str,
-        fixed: int | None = None,
+        job: Job | None = None,
     ) -> None:  # fmt: skip
         self._policy = policy
         self._control = control
@@ -165,13 +166,14 @@ class Protocol:
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
         self._precision, self._most_seconds = policy.precision, policy.max_seconds
         self._streaming = mode == "streaming"
-        self._iters = fixed or (None if self._streaming else policy.iters)  # streaming: -n is the calls of a batch
+        self._inner = job.inner if job else None
+        self._iters = (job.samples if job else None) or (None if self._streaming else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> tuple[Measured | None, Sampler]:
         """Warm up, choose how many calls make a sample, measure. ``first_ns`` is what this rank's first call took."""
         sampler = self._make(self._policy.batch if self._streaming else 1)
         warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
-        repeats = 1 if self._streaming else stats.inner_repeats(typical, CLOCK_FLOOR_NS)
+        repeats = 1 if self._streaming else self._inner or stats.inner_repeats(typical, CLOCK_FLOOR_NS)
         (repeats, swap) = self._control.decide([repeats, int(late > MAX_LATE and self._sync.scheme == "window")])
         if swap and self._policy.sync == "auto":
             self._sync.scheme = "barrier"

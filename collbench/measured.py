@@ -11,9 +11,9 @@ import numpy as np
 from collbench import figures
 from collbench.document import Figure, Line, Section
 from collbench.efficiency import Point
-from collbench.formats import bandwidth, duration, plain, size
+from collbench.formats import bandwidth, counted, duration, plain, size
 from collbench.records import RankInfo, Record
-from collbench.rows import Series, View, chosen, groups, left_out, table
+from collbench.rows import Series, View, chosen, groups, left_out, named, plus_minus, table
 
 CURVES, SPREADS, CDFS = 60, 24, 15  # lines in a figure
 ALL = 120  # lines in a section's figures of one kind
@@ -27,16 +27,41 @@ def bandwidths(view: View) -> Section:
     colours = figures.palette(view.series)
     drawn: list[Figure] = []
     words = [
-        "Medians, with the band of their 95 % interval where samples bound it. Both axes are logarithmic. busbw sets "
-        "the bytes that must pass the busiest port in relation to the time, so that collectives and ranks compare."
+        *_times(view.points),
+        "Both axes are logarithmic. busbw sets the bytes that must pass the busiest port in relation to the time, so "
+        "that collectives and ranks compare.",
+        *figures.dropped(view.series),
     ]
-    for (collective, mode), series in found.items():
+    for title, series in found.items():
         shown = chosen(series, _each(CURVES, len(found)))
-        words += [f"{collective}, {mode}: {line}" for line in left_out(len(shown), len(series), "lines")]
-        drawn += figures.curves(f"{collective}-{mode}", f"{collective}, {mode}", _peaks(shown), shown, colours)
+        words += [f"{title}: {line}" for line in left_out(len(shown), len(series), "lines")]
+        drawn += figures.curves(named(title), title, _peaks(shown), shown, colours)
     if not drawn:
         words = ["There are no sizes to draw: nothing was measured, or only what moves no data."]
-    return Section(name="bandwidth", title="Bandwidth and time", words=words, figures=drawn)
+    lines = [(one, point) for series in found.values() for one in series for point in one.points]
+    heads = ("collective", "mode", "case", "size", "time", "±", "algbw, GB/s", "busbw, GB/s", "flags")
+    shown_too = table("times", "Times and bandwidths", heads, lines, _time_line, align="lllrrrrrl", folded=True)
+    return Section(name="bandwidth", title="Bandwidth and time", words=words, figures=drawn,
+                   tables=[shown_too] if lines else [])  # fmt: skip
+
+
+def _times(points: Sequence[Point]) -> list[str]:
+    """Of what the times are, and from where."""
+    words = []
+    if any(not point.over and not point.predicted for point in points):
+        words.append("Times are medians over samples, each that of its slowest rank; a band is their 95 % interval.")
+    kinds = list(dict.fromkeys(point.over for point in points if point.over))
+    return words + ([f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else [])
+
+
+def _time_line(item: tuple[Series, Point]) -> Line:
+    one, point = item
+    rates = (bandwidth(point.algbw), bandwidth(point.busbw)) if point.size else ("-", "-")
+    cells = (
+        point.case.collective, point.case.mode, one.name, size(point.size) if point.size else "-",
+        duration(point.median), plus_minus(point), *rates, " ".join(point.flags),
+    )  # fmt: skip
+    return Line(cells, one.meta)
 
 
 def distributions(view: View) -> Section:
@@ -47,21 +72,30 @@ def distributions(view: View) -> Section:
         if any(_sampled(view, point) for one in series for point in one.points)
     }
     drawn: list[Figure] = []
-    for (collective, mode), series in found.items():
-        drawn += _spread(view, f"{collective}-{mode}", f"{collective}, {mode}", series, _each(SPREADS, len(found)))
+    for title, series in found.items():
+        drawn += _spread(view, title, series, _each(SPREADS, len(found)))
     if not drawn:
-        words = "No case has samples of its own, so that there is no distribution to show."
-        return Section(name="distribution", title="Distribution", words=[words])
-    short = sum(point.first.p95 is None for point in view.points)
-    words = (
-        "Samples of each case's first launch, at a few sizes and of a few lines. p95 takes 72 samples and p99 368: "
-        f"{short:,} of {len(view.points):,} cases have too few even for p95."
-    )
-    return Section(name="distribution", title="Distribution", words=[words], figures=drawn)
+        none = "No case has samples of its own, so that there is no distribution to show."
+        return Section(name="distribution", title="Distribution", words=[none])
+    known = [point for point in view.points if not point.predicted]
+    short = sum(point.first.p95 is None for point in known)
+    words = [
+        "Samples of each case's first launch, at a few sizes and of a few lines. p95 takes 72 samples and p99 368; "
+        f"too few even for p95: {short:,} of {counted(len(known), 'case')}.",
+        *figures.dropped([one for series in found.values() for one in series]),
+    ]
+    batches = dict.fromkeys(p.case.mode for p in known if _sampled(view, p) and view.record(p).inner > 1)
+    if batches:
+        words.append(
+            f"{', '.join(batches)}: a sample is the mean of a batch of calls issued together, so that its tails are "
+            "not those of single calls."
+        )
+    return Section(name="distribution", title="Distribution", words=words, figures=drawn)
 
 
-def _spread(view: View, name: str, title: str, series: Sequence[Series], most: int) -> list[Figure]:
+def _spread(view: View, title: str, series: Sequence[Series], most: int) -> list[Figure]:
     """Both figures of one collective and mode."""
+    name = named(title)
     colours = figures.palette(view.series)
     sizes = sorted({point.size for one in series for point in one.points})
     picked = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
@@ -77,7 +111,7 @@ def _spread(view: View, name: str, title: str, series: Sequence[Series], most: i
     drawn = []
     if cases:
         at = " at " + ", ".join(size(at) for at in picked) if picked[-1] else ""
-        words = f"Share of samples that took no longer than a time{at}, for {len(cases)} cases."
+        words = f"Share of samples that took no longer than a time{at}, for {counted(len(cases), 'case')}."
         drawn.append(figures.distribution(f"{name}-cdf", f"{title}: how samples spread", words, cases, colours))
     words = "Medians against size; the areas reach up to p95 and, fainter, p99, where samples bound them."
     against = figures.percentiles(
@@ -111,7 +145,7 @@ def skew(view: View) -> Section:
     ]
     lines = _late_ranks(view, usable)
     late = table(
-        "late", "Late ranks", ("rank", "host", "runs on", "collectives", "late by", "cases"), lines, left=4,
+        "late", "Late ranks", ("rank", "host", "runs on", "collectives", "late by", "cases"), lines, align="llll",
         note="Ranks that came last more often than chance explains and by more than 5 % of the time; late by: in the "
         "median of these cases.",
     )  # fmt: skip
@@ -136,34 +170,47 @@ def outliers(view: View) -> Section:
 
     cases = [(home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _sampled(view, p)][:STRIPS]
     words = [
-        f"{len(severe):,} of {len(view.points):,} cases have samples farther than 3 interquartile ranges out. They are "
-        "counted and kept: nothing is ever left out because of its value."
+        f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of {counted(len(view.points), 'case')}. "
+        "They are counted and kept: nothing is ever left out because of its value."
     ]
     told = "Time of each sample over its case's median, of the cases with most outliers. "
     told += "Of long cases, only some of the ordinary samples are drawn."
     drawn = figures.strip("outliers", "Samples in the order measured", told, cases)
     heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
-    shown = table("outliers", "Cases with outliers", heads, severe, line, left=2, folded=True, what="cases")
+    shown = table("outliers", "Cases with outliers", heads, severe, line, align="ll", folded=True, what="cases")
     return Section(name="outliers", title="Outliers", words=words, figures=[drawn] if cases else [], tables=[shown])
 
 
 def pairs(view: View) -> Section:
-    """A matrix of what each pair of ranks reaches at the largest size, for runs that measured pairs."""
-    found: dict[tuple[int, int], Point] = {}
-    for point in view.points:
-        pair = pair_of(view.record(point))
-        if pair and (pair not in found or found[pair].size < point.size):
-            found[pair] = point
-    if not found:
+    """For each run, collective, mode and backend that was measured by pairs, what each reaches at its largest size."""
+    grouped: dict[tuple[int, str, str, str], dict[tuple[int, int], tuple[int, float]]] = defaultdict(dict)
+    for run, file in enumerate(view.files):
+        for record, row in zip(file.records, view.derived[run], strict=True):
+            pair, case = pair_of(record), record.case
+            if pair and row and row.busbw is not None and record.status in ("ok", "predicted"):
+                best = grouped[run, case.collective, case.mode, case.backend]
+                best[pair] = max(best.get(pair, (-1, 0.0)), (case.size, row.busbw))
+    if not grouped:
         return Section(name="pairs", title="Pairs", words=["No run measured pairs of ranks one by one."])
+    shown = list(grouped.items())[:MAPS]
+    drawn = [_pairs(view, place, *item) for place, item in enumerate(shown)]
+    words = left_out(len(shown), len(grouped), "matrices")
+    return Section(name="pairs", title="Pairs", words=words, figures=drawn)
+
+
+def _pairs(view: View, place: int, key: tuple[int, str, str, str],
+           found: dict[tuple[int, int], tuple[int, float]]) -> Figure:  # fmt: skip
+    """The matrix of one of them."""
+    run, collective, mode, backend = key
     ranks = sorted({rank for pair in found for rank in pair})
-    rates = [[found[a, b].busbw if (a, b) in found else None for b in ranks] for a in ranks]
+    rates = [[found[a, b][1] if (a, b) in found else None for b in ranks] for a in ranks]
     names = [f"rank {rank}" for rank in ranks]
     text = [[bandwidth(rate) if rate is not None else "-" for rate in row] for row in rates]
     matrix = figures.Matrix(x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True)
-    words = f"busbw of {len(found):,} pairs of ranks, each at its largest size."
-    figure = figures.heat("pairs", "busbw between pairs", words, matrix, {})
-    return Section(name="pairs", title="Pairs", words=[], figures=[figure])
+    words = f"busbw of {counted(len(found), 'pair')} of ranks, each at its largest size."
+    title = view.titled(run, f"busbw between pairs, {collective}, {plain(backend)}, {mode}")
+    about = {"collective": collective, "backend": plain(backend)}
+    return figures.heat(f"pairs-{place}", title, words, matrix, about)
 
 
 def pair_of(record: Record) -> tuple[int, int] | None:
@@ -191,7 +238,7 @@ def _peaks(series: Sequence[Series]) -> dict[str, str]:
     for name in ("busbw", "algbw"):
         most, wide = max(points, key=lambda pair: getattr(pair[0], name) or 0.0)
         words[name] = f"the highest is {bandwidth(getattr(most, name))} GB/s at {size(most.size)} ({wide.name})"
-    lines = f"{len(series)} line{'s' * (len(series) != 1)}"
+    lines = counted(len(series), "line")
     return {name: f"{lines}; {what}." for name, what in words.items()}
 
 

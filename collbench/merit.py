@@ -9,12 +9,20 @@ from functools import partial
 from collbench import algorithms, figures
 from collbench.document import Figure, Line, Section
 from collbench.efficiency import PROBE, Best, Constants, Crossing, Merit, Point, Yardstick, best, crossings
-from collbench.formats import PLACES, duration, plain, settings, size
-from collbench.rows import Series, View, chosen, groups, left_out, meta, plus_minus, table
+from collbench.formats import PLACES, counted, duration, plain, settings, size
+from collbench.rows import Series, View, chosen, groups, left_out, meta, named, plus_minus, table
+from collbench.suite import Policy
 
 REMARKS = 8
 COMPARED = 2000  # cases of which efficiency is worked out
 LINES, ALL = 40, 120  # in a figure, and in a section
+MANNER = (
+    ("agg_iters", "-m {}"),
+    ("blocking", "-z {}"),
+    ("unalign", "-u {}"),
+    ("pin", "--no-pin"),
+    ("cache", "--cache {}"),
+)
 Where = tuple[str, ...]
 WHERE = ("collective", "ranks", "type", "mode")
 
@@ -30,29 +38,41 @@ def implementations(view: View) -> Section:
     crowded = len(found) > 500
     if crowded:
         found.sort(key=lambda one: -(one.gain or 0.0) if one.clear else 0.0)
-    libraries = [one for one in found if one.library]
-    ahead = sum(one.winner is one.library for one in libraries)
-    clear = [one for one in libraries if one.clear]
-    words = [f"{len(found):,} cases were measured with several implementations."]
-    if libraries:
-        rest = len(libraries) - ahead - len(clear)
+    words = [f"With several implementations: {counted(len(found), 'case')}.", *_libraries(view, found)]
+    if any(one.library and one.library.case.backend != one.winner.case.backend for one in found):
+        words.append("Some of these are on different backends: what sets them apart may be the transport.")
+    winners = Counter(one.winner.case.label for one in found)
+    words.append(
+        "Lowest time: " + ", ".join(f"{plain(name)} in {times:,}" for name, times in winners.most_common(8)) + "."
+    )
+    heads = (*WHERE, "place", "size", "best", "time", "", "library", "which")
+
+    note = "=: as good as the best, since intervals overlap; ?: not known, for want of an interval."
+    note += " Largest gains first." if crowded else ""
+    shown = table("best", "Best at each size", heads, found, partial(_best_line, view), align="lrlllrlrrrl", note=note)
+    return Section(name="implementations", title="Implementations", words=words, tables=[shown])
+
+
+def _libraries(view: View, found: list[Best]) -> list[str]:
+    """How each library's own choice does beside reference algorithms."""
+    words = [] if any(one.library for one in found) else ["No library's own choice is among them."]
+    by_library: dict[str, list[Best]] = {}
+    for one in found:
+        if one.library and one.reference:
+            by_library.setdefault(plain(one.library.case.label), []).append(one)
+    for name, mine in by_library.items():
+        clear = [one for one in mine if one.clear]
+        ahead = sum(one.winner is one.library and not one.ties and not one.unknown for one in mine)
+        open_ = sum(bool(one.unknown) and (one.winner is one.library or one.library in one.unknown) for one in mine)
         words.append(
-            f"Of {len(libraries):,} with the library's own choice, it is the fastest in {ahead:,}, a reference "
-            f"algorithm is surely faster in {len(clear):,}, and intervals overlap in {rest:,}."
+            f"Of {counted(len(mine), 'case')} with reference algorithms beside what {name} chooses itself, {name} is "
+            f"surely the fastest in {ahead:,}, another is surely faster in {len(clear):,}, intervals overlap in "
+            f"{len(mine) - ahead - len(clear) - open_:,}, and in {open_:,} it is not known."
         )
         if clear:
             most = max(clear, key=lambda one: one.gain or 0.0)
-            words.append(f"Beside the best, the library {_gain(most)} at {_place(view, most.winner)}.")
-    else:
-        words.append("The library's own choice is not among them.")
-    winners = Counter(one.winner.case.label for one in found)
-    words.append("Fastest: " + ", ".join(f"{plain(name)} in {times:,}" for name, times in winners.most_common(8)) + ".")
-    heads = (*WHERE, "place", "size", "best", "time", "", "library", "which")
-
-    note = "Implementations whose intervals overlap with the best one's are as good as that."
-    note += " Largest gains first." if crowded else ""
-    shown = table("best", "Best at each size", heads, found, partial(_best_line, view), left=5, note=note)
-    return Section(name="implementations", title="Implementations", words=words, tables=[shown])
+            words.append(f"Beside the best, {_gain(most)} at {_place(view, most.winner)}.")
+    return words
 
 
 def efficiency(view: View) -> Section:
@@ -73,6 +93,7 @@ def efficiency(view: View) -> Section:
         "measured over that of the algorithm's own schedule on such links; a library's choice has none.",
         *_missing(view, series, stick),
         *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
+        *figures.dropped(picked),
         *_alarms(view, every),
     ]
     known = [merit for merit in every if merit.link is not None or merit.share is not None]
@@ -81,10 +102,10 @@ def efficiency(view: View) -> Section:
     known.sort(key=lambda merit: not merit.alarming)
     heads = (*WHERE, "implementation", "size", "time", "link", "bound", "of bound", "time / model", "set by")
     tables = [
-        table("merits", "Efficiency", heads, known, partial(_merit_line, view), left=5, what="cases",
+        table("merits", "Efficiency", heads, known, partial(_merit_line, view), align="lrlllrrrrrrl", what="cases",
               note="bound: the least time; of bound: its share of the time; set by: what makes the bound."),
         table("links", "Links", ("link", "from", "alpha", "1 / beta", "1 / gamma", "n½", "note"),
-              stick.constants, partial(_link_line, view), left=2,
+              stick.constants, partial(_link_line, view), align="llrrrrl",
               note="alpha: time of a message; 1 / beta: rate on the wire at its best; 1 / gamma: rate of reducing; "
               "n½: size at which both halves of a message's time are equal."),
     ]  # fmt: skip
@@ -105,8 +126,9 @@ def crossovers(view: View) -> Section:
     found.sort(key=lambda one: ("native" not in (one.before.case.algorithm, one.after.case.algorithm), one.size))
 
     heads = (*WHERE, "place", "faster below", "faster above", "between", "about")
-    shown = table("crossovers", "Crossovers", heads, found, partial(_crossing_line, view), left=7, what="crossovers",
-                  note="Those that the library's own choice takes part in come first.")  # fmt: skip
+    note = "Those that the library's own choice takes part in come first."
+    shown = table("crossovers", "Crossovers", heads, found, partial(_crossing_line, view), align="lrllllll", note=note,
+                  what="crossovers")  # fmt: skip
     return Section(name="crossovers", title="Crossovers", words=words, tables=[shown])
 
 
@@ -115,28 +137,37 @@ def _where(view: View, point: Point) -> Where:
     env = f" {settings(case.env)}" if case.env else ""
     split = f" {case.splits}" if case.splits else ""
     name = view.titled(point.run, plain(f"{case.collective}{split}{env}"))
-    return name, str(case.n), case.dtype if case.size else "", case.mode
+    return name, str(case.n), case.dtype if case.size else "", case.mode + (", predicted" if point.predicted else "")
 
 
 def _place(view: View, point: Point) -> str:
     name, ranks, kind, _ = _where(view, point)
     return ", ".join(
-        filter(None, [name, f"{ranks} ranks", kind, PLACES["in" if point.case.in_place else "out"], size(point.size)])
+        filter(
+            None,
+            [name, counted(int(ranks), "rank"), kind, PLACES["in" if point.case.in_place else "out"], size(point.size)],
+        )
     )
 
 
 def _gain(one: Best) -> str:
     if one.library is None or one.gain is None:
         return "not measured"
+    name = plain(one.library.case.label)
     if one.library is one.winner:
-        return "is the best" + (" (tie)" if one.ties else "")
-    more = f"takes {one.gain:.0%} longer" if one.gain < 1 else f"takes {one.gain + 1:,.3g} times as long"
-    return more if one.clear else f"{more} (tie)"
+        return f"{name} is the best" + (" (tie)" if one.ties else " (not sure)" if one.unknown else "")
+    times = f"{one.gain + 1:,.0f}" if one.gain >= 99 else f"{one.gain + 1:.3g}"
+    more = f"takes {one.gain:.0%} longer" if one.gain < 1 else f"takes {times} times as long"
+    return f"{name} {more}" + ("" if one.clear else " (not sure)" if one.library in one.unknown else " (tie)")
 
 
 def _best_line(view: View, one: Best) -> Line:
     point = one.winner
-    ties = f" = {', '.join(plain(tie.case.label) for tie in one.ties)}" if one.ties else ""
+    ties = "".join(
+        f" {sign} {', '.join(plain(point.case.label) for point in others)}"
+        for sign, others in (("=", one.ties), ("?", one.unknown))
+        if others
+    )
     cells = (
         *_where(view, point), "in" if point.case.in_place else "out", size(point.size), plain(point.case.label) + ties,
         duration(point.median), plus_minus(point), duration(one.library.median) if one.library else "-", _gain(one),
@@ -147,36 +178,42 @@ def _best_line(view: View, one: Best) -> Line:
 
 def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
     """What cannot be told for want of sendrecv, and how to add it; from which other run it was taken."""
-    alone: dict[tuple[str, int, str, str], list[Point]] = {}
+    alone: dict[tuple[object, ...], list[Point]] = {}
     words: dict[str, None] = {}
     for one in series:
         case = one.case
         known = stick.link(one.points[0])
         name = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
         if known is None:
-            alone.setdefault((case.backend, case.n, case.dtype, case.mode), []).extend(one.points)
+            imported = bool(view.files[one.run].run.imported)
+            alone.setdefault((case.backend, case.n, case.dtype, case.mode, imported), []).extend(one.points)
         elif known.refused:
             words[f"The link of {name} could not be fitted to sendrecv: {plain(known.refused)}."] = None
         elif known.source != one.run:
             words[f"{name}: sendrecv is that of run {view.labels[known.source]}, on the same machine."] = None
         if known and known.note and case.row.reduces:
             words[f"{name}: {plain(known.note)}."] = None
-    told = [_add(points) for points in alone.values()] + list(words)
+    told = [_add(view, points) for points in alone.values()] + list(words)
     return [*told[:REMARKS], *left_out(min(REMARKS, len(told)), len(told), "such remarks")]
 
 
-def _add(points: list[Point]) -> str:
+def _add(view: View, points: list[Point]) -> str:
     """How to measure sendrecv beside these points, which have none."""
+    run = view.files[points[0].run].run
     case, sizes = points[0].case, [point.case.nbytes for point in points if point.case.nbytes]
     own = all(point.case.algorithm != "native" for point in points)  # a transport without a sendrecv of its own
     command = [
         f"collbench sendrecv --backend {plain(case.backend)}", f"--algo {algorithms.of(PROBE)[0].name}" if own else "",
         f"-g {case.n} -d {case.dtype} --mode {case.mode}", f"-b {min(sizes)} -e {max(sizes)}" if sizes else "",
     ]  # fmt: skip
+    command += [option for name, option in MANNER if getattr(run.policy, name) != getattr(Policy(), name)
+                for option in [option.format(getattr(run.policy, name))]]  # fmt: skip
     where = f"{plain(case.backend)} on {case.n} ranks, {case.dtype}, {case.mode}"
+    lacking = f"sendrecv was not measured with {where}, in the same manner: without it there is no efficiency to tell. "
+    if run.imported:
+        return lacking + "Put its test and the others into one log, and import that."
     return (
-        f"sendrecv was not measured with {where}: without it there is no efficiency to tell. Measure it on the same "
-        f"machine ({' '.join(filter(None, command))}), and report both runs together."
+        f"{lacking}Measure it on the same machine ({' '.join(filter(None, command))}), and report both runs together."
     )
 
 
@@ -188,9 +225,9 @@ def _alarms(view: View, merits: list[Merit]) -> list[str]:
     worst = max(bad, key=lambda merit: merit.share or 0.0)
     where = f"{_place(view, worst.point)} ({plain(worst.point.case.label)})"
     return [
-        f"Alarm: {len(bad):,} cases surely take less time than is possible over links as sendrecv shows them; the "
-        f"worst reaches {worst.share:.0%} of the bound, at {where}. Unless the network reduces or copies by itself, or "
-        "ranks share memory, such times or those of sendrecv are wrong."
+        f"Alarm: in {counted(len(bad), 'case')}, surely less time than is possible over links as sendrecv shows them; "
+        f"the worst reaches {worst.share:.0%} of the bound, at {where}. Unless the network reduces or copies by "
+        "itself, or ranks share memory, such times or those of sendrecv are wrong."
     ]
 
 
@@ -226,7 +263,7 @@ def _shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure
     by_series = {id(one): found for one, found in merits}
     grouped = groups(one for one, _ in merits)
     drawn = []
-    for (collective, mode), series in grouped.items():
+    for which, series in grouped.items():
         for name, title, words in (
             ("link", "link efficiency", "busbw over that of sendrecv; the dotted line is as good as sendrecv."),
             (
@@ -243,9 +280,7 @@ def _shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure
                 lines += [(one, figures.thinned(values))] if values else []
             if lines:
                 drawn.append(
-                    figures.shares(
-                        f"{collective}-{mode}-{name}", f"{collective}, {mode}: {title}", words, title, lines, colours
-                    )
+                    figures.shares(f"{named(which)}-{name}", f"{which}: {title}", words, title, lines, colours)
                 )
     return drawn
 

@@ -118,7 +118,7 @@ def _result(line: Mapping[bool, Case], done: Mapping[Case, Outcome], options: Op
             "cpu_time" if options.cpu_time else "time": _double(h.time), "alg_bw": _double(h.algbw),
             "bus_bw": _double(h.busbw or 0.0), "nwrong": None if h.wrong is None else float(h.wrong),
         }  # fmt: skip
-        if outcome and outcome[1]:
+        if outcome and outcome[0].times_ns:
             result[f"{name}_per_iter"] = per_iteration(outcome[0])
             performed = max(performed, len(outcome[0].times_ns) * outcome[0].inner)
     return {**result, "actual_iterations": performed, "experiment_name": ", ".join(table_of(line)) if named else ""}

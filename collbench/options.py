@@ -51,7 +51,7 @@ def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
     smallest = grammar.parse_size(given["minbytes"] or "32M", "-b")
     largest = grammar.parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
     step = grammar.parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
-    return suite.sweep(smallest, largest, given["stepfactor"], step)
+    return grammar.sweep(smallest, largest, given["stepfactor"], step)
 
 
 def policy(given: dict[str, Any]) -> suite.Policy:
@@ -63,7 +63,7 @@ def policy(given: dict[str, Any]) -> suite.Policy:
     return suite.Policy(
         iters=given["iters"],
         warmup=given["warmup_iters"],
-        precision=share("--precision", precision) if precision else None,
+        precision=grammar.parse_share(precision, "--precision") if precision else None,
         max_seconds=grammar.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
         batch=given["iters"] or 20,
         sync=choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
@@ -135,11 +135,6 @@ def _integer(option: str, text: str, least: int = 0) -> int:
     if not text.isdigit() or int(text) < least:
         raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
     return int(text)
-
-
-def share(option: str, text: str) -> float:
-    """``text`` as a share of one: 1% or 0.01. Raises UsageError."""
-    return grammar.parse_share(text, option)
 
 
 def choice(option: str, text: str, allowed: Any) -> str:

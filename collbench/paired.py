@@ -9,6 +9,7 @@ Hollander & Wolfe, Nonparametric Statistical Methods, §3 and §4 (their interva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -167,6 +168,11 @@ def _found(freedom: int) -> float:
 def bonferroni(tests: int) -> float:
     """The level at which each of so many intervals must hold so that all do with 95 %."""
     return 1 - 0.05 / max(1, tests)
+
+
+def fewest_rounds(tests: int) -> int:
+    """How many pairs can confirm a change at that level: the exact test's smallest p is 2 / 2^pairs."""
+    return max(FEWEST, math.ceil(math.log2(2 * max(1, tests) / 0.05)))
 
 
 def geomean(sums: Values, counts: Values, seed: int = 1) -> tuple[float, float, float]:

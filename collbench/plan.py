@@ -28,7 +28,8 @@ GUESS_RATE = 0.7e9
 class Job(msgspec.Struct, frozen=True):
     """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
 
-    ``samples`` and ``warmup``, where given, fix how many are taken in spite of the policy: paired launches need that.
+    ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of the policy and of what
+    calls take: paired launches need that.
     """
 
     case: Case
@@ -36,6 +37,7 @@ class Job(msgspec.Struct, frozen=True):
     cache: Cache
     samples: int | None = None
     warmup: int | None = None
+    inner: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -25,7 +27,8 @@ def report(
     output_format: Annotated[str, Option("--format", help="html or md. Default: as -o ends, else html.")] = "",
     plotlyjs: Annotated[str, Option("--plotlyjs", help="inline: the page needs nothing else; directory: plotly.min.js "
                                     "beside it, for several reports; cdn: from the network.")] = "inline",
-    png: Annotated[Path | None, Option("--png", help="Also write the figures as images to this folder.")] = None,
+    png: Annotated[Path | None, Option("--png", help="Also write the figures to this folder, as "
+                                  "collbench-*.png.")] = None,
     title: Annotated[str, Option("--title", help="Heading of the report.")] = "",
     compare: Annotated[bool, Option("--compare", help="Compare BASE and HEAD, as two runs of one `ab` are.")] = False,
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
@@ -35,6 +38,7 @@ def report(
 
     from collbench import options, sections, store
     from collbench import report as reports
+    from collbench.formats import counted
 
     options.choice("--plotlyjs", plotlyjs, ("inline", "cdn", "directory"))
     guessed = "md" if output and output.suffix in (".md", ".markdown") else "html"
@@ -42,8 +46,11 @@ def report(
     as_page = (output_format or guessed) == "html"
     path = output or (DEFAULT if as_page else None)
     if path:
-        _overwritable(path, reports.MARKER)
-    files = [_read(found) for found in dict.fromkeys(store.find(run) for run in runs or ["@last"])]
+        _overwritable(path, reports.MARKER, "collbench report")
+        if as_page and plotlyjs == "directory":
+            _overwritable(path.with_name(reports.LIBRARY), reports.BANNER, "plotly.js")
+    files = [store.digest(path) for path in _paths(runs or ["@last"])]
+    gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = sections.document(files, _comparison(files, compare))
     if title:
         document = msgspec.structs.replace(document, title=title)
@@ -56,16 +63,18 @@ def report(
         typer.echo(text, nl=False)
     if png:
         drawn = reports.images(document, png)
-        typer.echo(f"wrote {len(drawn)} images to {png}", err=path is None)
+        typer.echo(f"wrote {counted(len(drawn), 'image')} to {png}", err=path is None)
 
 
-def _read(path: Path) -> RunFile:
-    from collbench import store
+def _paths(names: Sequence[str]) -> list[Path]:
+    """The runs of these names, each once; beside a side of an experiment given alone, the other, if it is there."""
+    from collbench import judge, store
 
-    try:
-        return store.digest(path)
-    except OSError as e:
-        raise CannotRun(f"cannot read {path}: {e.strerror}", "collbench runs lists runs") from e
+    paths = list(dict.fromkeys(map(store.find, names)))
+    with suppress(UsageError):
+        other = judge.other_side(paths[0]) if len(paths) == 1 else None
+        paths += [other] if other else []
+    return paths
 
 
 def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
@@ -82,7 +91,7 @@ def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
     return compare.compare(base, head, compare.Rules())
 
 
-def _overwritable(path: Path, marker: str) -> None:
+def _overwritable(path: Path, marker: str, what: str) -> None:
     """Refuses a file that is something else, before minutes are spent on what would replace it."""
     try:
         if not path.is_file() or path.stat().st_size == 0:
@@ -92,14 +101,12 @@ def _overwritable(path: Path, marker: str) -> None:
     except OSError as e:
         raise CannotRun(f"cannot read {path}: {e.strerror}", "choose another file with -o") from e
     if marker.encode() not in start:
-        raise UsageError(f"{path} exists and is no collbench report", "choose another file with -o, or remove it")
+        raise UsageError(f"{path} exists and is no {what}", "choose another file with -o, or remove it")
 
 
 def _write(path: Path, text: str) -> None:
     from collbench.formats import size
+    from collbench.store import save
 
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise CannotRun(f"cannot write {path}: {e.strerror}", "choose another place with -o, or free some space") from e
+    save(path, text)
     typer.echo(f"wrote {path} ({size(len(text.encode()))})")

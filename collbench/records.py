@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from collbench import stats
 from collbench.errors import UsageError
-from collbench.suite import Case, Policy, Suite
+from collbench.suite import Case, Policy, Positive, Suite, Whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +26,7 @@ PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
 
 Cache = Literal["", "cold", "hot", "small", "shrunk"]
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]  # nanoseconds of a call, up to eleven days
 
 
 class _Line(
@@ -36,7 +37,6 @@ class _Line(
 
 class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How a run belongs to an interleaved comparison: two runs, one a side, share ``experiment``.
-
     ``variant`` is the side as it was given. ``differs`` names the fields of Case that the variants set, on which
     rows of both sides are therefore not joined. ``aa`` says that both sides are the same on purpose.
     """
@@ -50,7 +50,6 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class Run(_Line, frozen=True, tag="run"):
     """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed description.
-
     ``imported`` names the tool whose output the run was read from, and then what is not known of it is left empty.
     """
 
@@ -79,7 +78,6 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class World(_Line, frozen=True, tag="world"):
     """One process group. Records name it by ``index``; times in nanoseconds.
-
     In an interleaved comparison, worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired
     with the other side's; elsewhere both are 0 and every world is a launch of its own.
     """
@@ -115,31 +113,30 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``ranks``. The others are over samples too, but ``by_rank``: the means of the fastest, of all, of the slowest rank.
     """
 
-    time: float
+    time: Time
     over: Literal["mean", "median"] = "mean"
     ranks: Literal["mean", "rank 0", "fastest", "slowest"] = "mean"
-    samples: int = 0
-    min: float | None = None
-    max: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    by_rank: tuple[float, float, float] | None = None
+    samples: Whole = 0
+    min: Time | None = None
+    max: Time | None = None
+    p50: Time | None = None
+    p95: Time | None = None
+    p99: Time | None = None
+    by_rank: tuple[Time, Time, Time] | None = None
 
 
 class Record(_Line, frozen=True, tag="record"):
     """The outcome of one case.
-
     ``times_ns[i]`` is the duration of sample i on its slowest rank, for ``inner`` calls; ``per_rank[r][i]`` the same
     for each rank and ``starts_ns[r][i]`` its start after the earliest rank's (first 200 samples; starts only where all
     ranks read one clock, as for ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start).
-    ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value.
-    ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where
-    even all of them fit the cache, "shrunk" where memory allowed fewer than cold needs.
-    ``preempted`` is how often the kernel took a rank off its core while measuring; ``copies_first`` says that the
-    timed call begins with a copy because the library has no such out-of-place collective.
+    ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value. ``rotation`` is
+    how many buffer pairs took turns; ``cache`` is "small" where even all of them fit the cache, "shrunk" where memory
+    allowed fewer than cold needs. ``preempted`` is how often the kernel took a rank off its core while measuring;
+    ``copies_first`` says that the timed call begins with a copy because the library lacks such an out-of-place call.
     ``overhead_ns`` is the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
-    ``told`` marks an imported record; ``times_ns`` is then often empty.
+    ``told`` marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by rank are not
+    of the case's ranks, or not as many of each.
     """
 
     case: Case
@@ -147,20 +144,20 @@ class Record(_Line, frozen=True, tag="record"):
     world: int = -1
     note: str = ""
     started: str = ""
-    times_ns: list[int] = []
-    per_rank: list[list[int]] = []
-    starts_ns: list[list[int]] = []
-    glob_ns: list[int] = []
-    skew_ns: list[int] = []
-    submit_ns: list[int] = []
-    inner: int = 1
+    times_ns: list[Whole] = []
+    per_rank: list[list[Whole]] = []
+    starts_ns: list[list[Whole]] = []
+    glob_ns: list[Whole] = []
+    skew_ns: list[Whole] = []
+    submit_ns: list[Whole] = []
+    inner: Positive = 1
     setup_ns: int = 0
     warmup: int = 0
     steady: bool = True
     stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
     sync: Literal["", "window", "barrier", "none"] = ""
-    overhead_ns: int = 0
-    invalid: dict[str, int] = {}
+    overhead_ns: Whole = 0
+    invalid: dict[str, Whole] = {}
     rotation: int = 1
     cache: Cache = ""
     checked: int = 0
@@ -170,6 +167,11 @@ class Record(_Line, frozen=True, tag="record"):
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0
     told: Told | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}
+        if len(lengths) > 1 or not {len(self.per_rank), len(self.starts_ns)} <= {0, self.case.n}:
+            raise ValueError(f"times by rank are not of all {self.case.n} ranks, or not as many of each")
 
 
 class End(_Line, frozen=True, tag="end"):
@@ -275,9 +277,12 @@ def _algbw(case: Case, median: float) -> float:
 def _told(record: Record, told: Told, world: World | None) -> Row | None:
     """The row of an imported record, which never gates: of its samples if it has any, else with nan for what the tool
     did not tell. Its quantiles stand only where as many samples could bound them."""
+    waits = record.case.mode == "streaming" and record.sync == "barrier"
     if record.times_ns:
         row = derive(msgspec.structs.replace(record, told=None), world)
-        return row and msgspec.structs.replace(row, flags=("imported", *row.flags), gateable=False)
+        return row and msgspec.structs.replace(
+            row, flags=("imported", *["blocking"] * waits, *row.flags), gateable=False
+        )
     scale = 1000  # so that whole numbers keep fractions of a nanosecond
     one = msgspec.structs.replace(record, told=None, times_ns=[round(told.time * scale)], inner=scale)
     row = derive(one, world)
@@ -286,7 +291,7 @@ def _told(record: Record, told: Told, world: World | None) -> Row | None:
         mean=told.time if told.over == "mean" else math.nan,
         min=math.nan if told.min is None else told.min, max=math.nan if told.max is None else told.max,
         p95=_bounded(told.p95, told.samples, 0.95), p99=_bounded(told.p99, told.samples, 0.99),
-        flags=("imported", *(flag for flag in row.flags if flag != "n<6")), gateable=False,
+        flags=("imported", *["blocking"] * waits, *(flag for flag in row.flags if flag != "n<6")), gateable=False,
     )  # fmt: skip
 
 
@@ -301,8 +306,7 @@ def _flags(
     late: int | None, modes: tuple[float, float] | None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Short words for what a reader must know; ``!`` marks the grade at which a row may not gate."""
-    replaced = sum(record.invalid.values())
-    dropped = replaced / (replaced + len(record.times_ns))
+    dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
     found = {
@@ -339,19 +343,8 @@ def frame(files: Sequence[RunFile]) -> pd.DataFrame:
     table = []
     for file in files:
         for record, row in zip(file.records, derived(file), strict=True):
-            table.append(
-                {
-                    "run": file.run.id,
-                    **msgspec.structs.asdict(record.case),
-                    "implementation": record.case.label,
-                    "count": record.case.count,
-                    "size": record.case.size,
-                    "status": record.status,
-                    "note": record.note,
-                    "wrong": record.wrong,
-                    "rotation": record.rotation,
-                    "sync": record.sync,
-                    **(msgspec.structs.asdict(row) if row else {}),
-                }
-            )
+            case, said = record.case, ("status", "note", "wrong", "rotation", "sync")
+            own = {"implementation": case.label, "count": case.count, "size": case.size}
+            own |= {name: getattr(record, name) for name in said} | (msgspec.structs.asdict(row) if row else {})
+            table.append({"run": file.run.id, **msgspec.structs.asdict(case), **own})
     return pd.DataFrame(table)

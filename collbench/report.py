@@ -19,11 +19,12 @@ import msgspec
 from collbench import __version__
 from collbench.document import FILTERS, Document, Figure, Section, Table
 from collbench.errors import CannotRun, first_line
-from collbench.formats import escaped
+from collbench.formats import counted, escaped
 
 Plotlyjs = Literal["inline", "cdn", "directory"]
 
 LIBRARY = "plotly.min.js"  # where `directory` keeps it, beside the page
+BANNER = "/**\n* plotly.js v"  # how it begins
 MARKER = "<!-- collbench report -->"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MARKS = {"good": "✓", "bad": "✗", "notice": "!"}
@@ -53,7 +54,7 @@ def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
     content = {"figures": figures, "themes": {mode: theme(mode) for mode in ("light", "dark")}, "filters": [*values]}
     return templates.get_template("report.html.j2").render(
         document=document, version=__version__, colours=COLOURS, marks=MARKS, names=FILTERS, filters=values,
-        wide=_wide,
+        wide=_wide, counted=counted,
         policy="default-src 'none'; base-uri 'none'; form-action 'none'; img-src data: blob:; "
         f"style-src 'unsafe-inline'; script-src {_digest(script)} {sources}",
         content=Markup(_json(content)), raw=_packed(document.data), marker=Markup(MARKER),
@@ -131,7 +132,7 @@ def _image(section: Section, figure: Figure, folder: Path) -> dict[str, Any]:
     own: dict[str, Any] = {"title": title, "margin": {"l": 24, "r": 24, "t": 64, "b": 16}, **figure.layout}
     return {
         "fig": {"data": figure.data, "layout": {**own, "template": theme("light")}},
-        "path": folder / (re.sub(r"[^\w.-]", "_", f"{section.name}-{figure.name}") + ".png"),
+        "path": folder / (re.sub(r"[^\w.-]", "_", f"collbench-{section.name}-{figure.name}") + ".png"),
         "opts": {"format": "png", "width": WIDTH, "height": figure.height + 30, "scale": SCALE},
     }
 
@@ -188,7 +189,7 @@ def _packed(rows: list[dict[str, Any]]) -> str:
         return ""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [_short(row.get(name)) for row in rows] for name in names}
-    return base64.b64encode(gzip.compress(msgspec.json.encode(columns), mtime=0)).decode()
+    return base64.b64encode(gzip.compress(msgspec.json.encode(columns), 6, mtime=0)).decode()
 
 
 def _short(value: Any) -> Any:
@@ -202,9 +203,9 @@ def _marked(weight: str, words: str) -> str:
 def _table(table: Table) -> list[str]:
     text = [f"### {escaped(table.title)}", ""]
     if table.folded:
-        text = [f"<details><summary>{html.escape(table.title)} ({len(table.lines)} lines)</summary>", ""]
+        text = [f"<details><summary>{html.escape(table.title)} ({counted(len(table.lines), 'line')})</summary>", ""]
     text += [f"| {' | '.join(map(escaped, table.heads))} |"]
-    text += [f"|{'|'.join('---' if i < table.left else '--:' for i in range(len(table.heads)))}|"]
+    text += [f"|{'|'.join('---' if left else '--:' for left in table.left)}|"]
     for line in table.lines:
         first, *others = line.cells
         text += [f"| {' | '.join([_marked(line.weight, first), *map(escaped, others)])} |"]

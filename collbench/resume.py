@@ -28,6 +28,16 @@ def find(name: str) -> RunFile:
     return store.read(path)
 
 
+def writer(resumed: RunFile) -> store.Writer:
+    """Goes on with the run's file. Raises UsageError where another process has done so since it was read, before the
+    file was locked."""
+    found = store.Writer(resumed.path)
+    if store.read(resumed.path) != resumed:
+        found.close()
+        raise UsageError(f"{resumed.path} has changed since it was read", "another process went on with it: try again")
+    return found
+
+
 def refuse_another_machine(resumed: RunFile) -> None:
     """Raises UsageError where the fingerprint is not that of the run, with the first facts that differ."""
     differing = environment.differences(resumed.run.environment, environment.gather(Path.cwd()))

@@ -5,35 +5,34 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from collbench import compare, environment, plan, session
+from collbench import compare, paired, plan, session, store
 from collbench.backends import is_predicted, why_never
-from collbench.errors import CollbenchError, Exit, RunBroken, UsageError
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.launch.board import Phase
 from collbench.launch.local import Launcher, OnLine
+from collbench.launches import ONE_SIDED
 from collbench.plan import Job, Plan
 from collbench.records import End, Pairing, Record, Run, RunFile, World
 from collbench.suite import Case, Policy, Skip, Suite, why_not
-from collbench.variants import Home, Variant, applied
+from collbench.variants import Home, Name, Variant, applied
 from collbench.watch import Step
 
-Name = Literal["base", "head"]
 SIDES: tuple[Name, Name] = ("base", "head")
-PILOT_SECONDS = (
-    0.25  # of samples of a case and launch, unless the suite says so: more launches tell more than more of it
-)
+PILOT_SECONDS = 0.25  # of samples of a case and launch, unless the suite says so: more launches tell more
 WARM_SECONDS = 0.1
-OTHER = "the other side cannot run it"
-MANY = 100  # flagged rows, above which Bonferroni needs more rounds than the second stage has
-ROUNDS_IF_MANY = 15
+LATE = 0.05  # share of late starts above which a common deadline is not relied upon
+FRESH = 4  # rounds after which ranks come from newly started processes, with other addresses in memory
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,20 +73,23 @@ class _Side:
         self.run = Run(
             id=f"{experiment}-{name}",
             started=session.now(),
-            command=[environment.mask(word) for word in order.command],
+            command=session.spoken(order.command),
             suite=order.suite,
             policy=order.suite.policy,
             environment=home.described,
             tag=order.tag,
             pairing=Pairing(experiment=experiment, side=name, variant=variant.text, differs=differs, aa=order.aa),
         )
-        self.writer = session.opened(self.run, order.output)
+        self.writer = store.opened(self.run, order.output)
         self.launcher = Launcher(home.python, home.settings)
         self.worlds: list[World] = []
         self.records: list[Record] = []
 
     def keep(self, line: World | Record) -> None:
+        had_trouble = bool(self.writer.trouble)
         self.writer.write(line)
+        if self.writer.trouble and not had_trouble:
+            print(f"collbench: {self.writer.trouble}; measuring goes on", file=sys.stderr)
         (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
 
     def keep_launch(self, index: int, step: Step, line: World | Record) -> None:
@@ -112,10 +114,10 @@ class Experiment:
         found, skips = rows(order)
         if not found:
             reasons = [skip.reason for side in SIDES for skip in skips[side]]
-            raise session.nothing_runs([reason for reason in reasons if reason != OTHER] or reasons)
+            raise session.nothing_runs([reason for reason in reasons if reason != ONE_SIDED] or reasons)
         self._rows = found
         self._barrier: set[object] = set()
-        self._rng = np.random.default_rng([order.suite.policy.seed, 2])
+        self._rng = np.random.default_rng(zlib.crc32(experiment.encode()))
         self._sides = {name: _Side(order, name, experiment) for name in SIDES}
         for name, side in self._sides.items():
             for skip in skips[name]:
@@ -129,7 +131,6 @@ class Experiment:
     def run(self) -> None:
         """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished is kept."""
         try:
-            self._launch_servers()
             rows = self._pilot()
             if not rows:
                 return
@@ -137,25 +138,27 @@ class Experiment:
             flagged = set(compare.suspects(*self.files, self._order.rules))
             again = [row for row in rows if row.key in flagged]
             if again:
-                rounds = self._order.rounds[1]
-                self._stage(2, max(rounds, ROUNDS_IF_MANY) if len(again) > MANY else rounds, again)
+                self._stage(2, max(self._order.rounds[1], paired.fewest_rounds(len(again))), again)
         finally:
             for side in self._sides.values():
                 side.launcher.close()
 
     def end(self, code: Exit, note: str = "") -> list[Path]:
-        """Write the last lines; where both files are."""
+        """Write the last lines; where both files are. Raises CannotRun if something could not be saved."""
         for side in self._sides.values():
             side.writer.write(End(exit=code, ended=session.now(), note=note))
             side.writer.close()
+        for side in self._sides.values():
+            if side.writer.trouble:
+                raise CannotRun(side.writer.trouble, "free some space; what was measured is not all saved")
         return [side.writer.path for side in self._sides.values()]
 
-    def _launch_servers(self) -> None:
-        """Load torch on both sides at once, while there is nothing to disturb."""
+    def _renew(self) -> None:
+        """New processes that load torch, on both sides at once, while there is nothing to disturb."""
         for name, side in self._sides.items():
-            for row in self._rows[:1]:
-                if not is_predicted(row.jobs[name].case.backend):
-                    side.launcher.warm(row.jobs[name].case.env)
+            side.launcher.close()
+            if not is_predicted(self._rows[0].jobs[name].case.backend):
+                side.launcher.warm(self._rows[0].jobs[name].case.env)
 
     def _pilot(self) -> list[Row]:
         """One launch of each side, which settles how many samples a row gets; rows that both sides can run."""
@@ -165,7 +168,7 @@ class Experiment:
             def note(line: World | Record, known: dict[Case, Record] = found[side.name]) -> None:
                 if isinstance(line, Record):
                     known[line.case] = line
-                    if line.sync == "barrier":
+                    if line.sync == "barrier" or sum(line.invalid.values()) > LATE * len(line.times_ns):
                         self._barrier.add(_ranks(line.case))
 
             self._launch(side, current, step, note)
@@ -173,7 +176,7 @@ class Experiment:
         for row in self._rows:
             both = {name: found[name][row.jobs[name].case] for name in SIDES}
             if all(record.status in ("ok", "predicted") for record in both.values()):
-                rows.append(row._replace(jobs=_fixed(row.jobs, list(both.values()), self._order.suite.policy.iters)))
+                rows.append(row._replace(jobs=_fixed(row.jobs, list(both.values()), self._order.suite.policy)))
             else:
                 for name, record in both.items():
                     self._sides[name].keep(msgspec.structs.replace(record, world=-1))
@@ -188,18 +191,21 @@ class Experiment:
 
     def _launches(
         self, rows: Sequence[Row], policy: Policy, stage: int, rounds: int
-    ) -> Iterable[tuple[_Side, Plan, Step]]:
-        """Every launch of a stage in its order. Within a round both sides of a world follow each other, first one or
-        first the other, and go through the same cases in the same order."""
+    ) -> Iterator[tuple[_Side, Plan, Step]]:
+        """Every launch of a stage in its order. Within a round both sides of a world follow each other, in half of the
+        rounds base first, and go through the same cases in the same order."""
+        worlds = _worlds(rows)
+        turns = [self._rng.permutation(rounds) % 2 for _ in worlds]
         done = 0
         for number in range(rounds):
+            if number % FRESH == 0 and (stage, number) != (1, 0):  # the pilot has just begun with new ones
+                self._renew()
             shuffled = msgspec.structs.replace(policy, seed=policy.seed + 1000 * stage + number, order="shuffled")
-            plans = {name: plan.worlds([row.jobs[name] for row in rows], shuffled) for name in SIDES}
-            worlds = len(plans["base"])
-            for place in self._rng.permutation(worlds):
-                for name in SIDES if self._rng.random() < 0.5 else SIDES[::-1]:
-                    step = Step(stage, number, rounds, name, done, rounds * worlds * len(SIDES))
-                    yield self._sides[name], self._aligned(plans[name][place], stage), step
+            for place in self._rng.permutation(len(worlds)):
+                for name in SIDES[:: 1 if turns[place][number] else -1]:
+                    (current,) = plan.worlds([row.jobs[name] for row in worlds[place]], shuffled)
+                    step = Step(stage, number, rounds, name, done, rounds * len(worlds) * len(SIDES))
+                    yield self._sides[name], self._aligned(current, stage), step
                     done += 1
 
     def _aligned(self, current: Plan, stage: int) -> Plan:
@@ -236,18 +242,39 @@ def _ranks(case: Case) -> object:
     return case.n, case.env
 
 
-def _fixed(jobs: dict[Name, Job], pilots: Sequence[Record], asked: int | None) -> dict[Name, Job]:
-    """Jobs with the samples and the warm-up that the pilots found enough, the same on both sides."""
-    samples = asked or max(20, min(len(record.times_ns) for record in pilots))
-    slowest = max(float(np.median(record.times_ns)) for record in pilots)
+def _worlds(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows by the worlds they need: on either side, one of each group."""
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        needs = tuple((case.backend, case.n, case.env) for case in (row.jobs[name].case for name in SIDES))
+        groups.setdefault(needs, []).append(row)
+    return list(groups.values())
+
+
+def _fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
+    """Jobs with the samples, calls a sample and warm-up that the pilots found enough, the same on both sides."""
+    streaming = pilots[0].case.mode == "streaming"
+    inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
+    samples = None if streaming else policy.iters
+    slowest = max(float(np.median(record.times_ns)) / (1 if streaming else record.inner) for record in pilots)
     warmup = min(max(record.warmup for record in pilots), max(5, math.ceil(WARM_SECONDS * 1e9 / slowest)))
-    return {name: msgspec.structs.replace(job, samples=samples, warmup=warmup) for name, job in jobs.items()}
+    fixed = {
+        "samples": samples or max(20, min(len(record.times_ns) for record in pilots)),
+        "warmup": warmup if policy.warmup is None else policy.warmup,
+        "inner": inner,
+    }
+    return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
 
 
 def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
     """Rows that both sides may run, and what is left out of each. Raises UsageError where rows of a side would be one
     on the other."""
     cases, left_out = order.suite.expand()
+    swept, given = ({name for env in envs for name, _ in env} for envs in (
+        {case.env for case in cases}, {variant.env for variant in order.variants.values()}
+    ))  # fmt: skip
+    if clash := swept & given:
+        raise UsageError(f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other")
     differs = {field for variant in order.variants.values() for field in variant.differs}
     jobs: dict[Name, dict[str, Job]] = {}
     skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
@@ -267,7 +294,7 @@ def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
             )
     keys = [key for key in jobs["base"] if key in jobs["head"]]
     for name in SIDES:
-        skips[name] += [Skip(j.case, OTHER) for k, j in jobs[name].items() if k not in keys]
+        skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
     return [_alike(key, {name: jobs[name][key] for name in SIDES}) for key in keys], skips
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +16,11 @@ from collbench.collectives import COLLECTIVES
 from collbench.compare import Comparison
 from collbench.document import Line, Meta, Table
 from collbench.efficiency import Point
-from collbench.errors import CollbenchError
-from collbench.formats import PLACES, along, axes, interval, plain
+from collbench.formats import axes, interval, plain, worded
 from collbench.records import Record, Row, RunFile, World
 from collbench.suite import MODES, Case
 
+STAMP = re.compile(r"^\d{8}-\d{6}-")  # how an id begins
 LAUNCHES = 6  # from so many on, an interval is that of launch medians
 MOST = 500  # lines of a table
 
@@ -77,15 +78,15 @@ def view(files: Sequence[RunFile], comparison: Comparison | None = None) -> View
     points: list[Point] = []
     others: list[Other] = []
     for run, file in enumerate(files):
-        good: dict[Case, list[tuple[int, Record, Row]]] = {}
+        good: dict[tuple[Case, bool], list[tuple[int, Record, Row]]] = {}
         for number, (record, row) in enumerate(zip(file.records, derived[run], strict=True)):
             if record.status in ("ok", "predicted") and row is not None and row.median > 0:
                 case = record.case
                 key = case if case.cycle == 0 else msgspec.structs.replace(case, cycle=0)
-                good.setdefault(key, []).append((number, record, row))
+                good.setdefault((key, record.status == "predicted"), []).append((number, record, row))
             elif record.status not in ("ok", "predicted"):
                 others.append(Other(run, record))
-        points += [_point(run, case, found, worlds[run]) for case, found in good.items()]
+        points += [_point(run, case, found, worlds[run]) for (case, _), found in good.items()]
     labels = _labels(files)
     series = _series(points, labels)
     points = [point for one in series for point in one.points]
@@ -98,25 +99,39 @@ def meta(case: Case) -> Meta:
     return {"collective": case.collective, "backend": plain(case.backend), "ranks": str(case.n), **kind}
 
 
-def groups(series: Iterable[Series]) -> dict[tuple[str, str], list[Series]]:
-    """By collective and mode, which no figure mixes."""
-    found: dict[tuple[str, str], list[Series]] = {}
+def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
+    """What no figure mixes, by its title: collective and mode, what was measured and what is a model's."""
+    found: dict[str, list[Series]] = {}
     for one in series:
-        found.setdefault((one.case.collective, one.case.mode), []).append(one)
+        words = one.case.collective, one.case.mode, *(["predicted"] if one.points[0].predicted else [])
+        found.setdefault(", ".join(words), []).append(one)
     return found
 
 
+def named(title: str) -> str:
+    """The name of the figure of one of ``groups``."""
+    return title.replace(", ", "-")
+
+
+def told_over(record: Record) -> str:
+    """Of what another tool's time is, in words; nothing for samples of one's own."""
+    told = record.told if not record.times_ns else None
+    ranks = {"mean": "mean over ranks", "rank 0": "of rank 0"}
+    return f"{told.over} over iterations, {ranks.get(told.ranks, f'of the {told.ranks} rank')}" if told else ""
+
+
 def _labels(files: Sequence[RunFile]) -> list[str]:
-    """Each run's tag, with its id where there is none or another run has the same."""
-    names = [plain(file.run.pairing.variant if file.run.pairing else file.run.tag) for file in files]
-    sides = [f"{file.run.pairing.side} " if file.run.pairing else "" for file in files]
+    """Each run's tag, else its id without the time; the whole id where another run has the same. Sides of an
+    experiment are named by what sets them apart."""
     ids = [plain(file.run.id) for file in files]
-    names = [side + name for side, name in zip(sides, names, strict=True)]
-    times = Counter(names)
-    return [
-        (name if times[name] == 1 else f"{name} ({ident})") if name.strip() else ident
-        for name, ident in zip(names, ids, strict=True)
+    names = [
+        f"{file.run.pairing.side} {plain(file.run.pairing.variant)}".strip()
+        if file.run.pairing
+        else plain(file.run.tag) or STAMP.sub("", ident)
+        for file, ident in zip(files, ids, strict=True)
     ]
+    times = Counter(names)
+    return [name if name and times[name] == 1 else ident for name, ident in zip(names, ids, strict=True)]
 
 
 def _point(run: int, case: Case, found: list[tuple[int, Record, Row]], worlds: dict[int, World]) -> Point:
@@ -135,11 +150,11 @@ def _point(run: int, case: Case, found: list[tuple[int, Record, Row]], worlds: d
     busy = case.row.busbw(case.n) if first.busbw is not None else None
     algbw = first.algbw * first.median / median
     return Point(
-        run=run, case=case, size=size_of(case), moved=round(first.algbw * first.median), median=median, lo=lo, hi=hi,
+        run=run, case=case, size=case.size, moved=first.algbw * first.median, median=median, lo=lo, hi=hi,
         samples=sum(row.samples for _, _, row in found), n_eff=sum(row.n_eff for _, _, row in found), algbw=algbw,
         busbw=None if busy is None else algbw * busy, record=number, launches=launches,
         flags=tuple(dict.fromkeys(flag for _, _, row in found for flag in row.flags)), first=first,
-        predicted=record.status == "predicted",
+        predicted=record.status == "predicted", over=told_over(record),
     )  # fmt: skip
 
 
@@ -154,27 +169,20 @@ def _envelope(found: list[Row]) -> tuple[float, float]:
     return min((row.lo for row in found), default=-math.inf), max((row.hi for row in found), default=math.inf)
 
 
-def size_of(case: Case) -> int:
-    """A split that is read from a file may be gone; then the size is the one asked for."""
-    try:
-        return case.size
-    except CollbenchError:
-        return case.nbytes
-
-
 def _series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
-    mixed: dict[tuple[int, Case], list[Point]] = {}
+    mixed: dict[tuple[int, Case, bool], list[Point]] = {}
     for point in points:
-        mixed.setdefault((point.run, msgspec.structs.replace(point.case, nbytes=0)), []).append(point)
-    found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0])))
+        key = point.run, msgspec.structs.replace(point.case, nbytes=0), point.predicted
+        mixed.setdefault(key, []).append(point)
+    found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0][:2])))
     together: dict[tuple[str, str], list[Case]] = {}
-    for _, case in found:
+    for _, case, _ in found:
         together.setdefault((case.collective, case.mode), []).append(case)
     varying = {key: axes(list(dict.fromkeys(cases)))[0] for key, cases in together.items()}
     return [
         Series(run, case, sorted(mine, key=lambda point: point.size),
                _name(case, varying[case.collective, case.mode], labels[run] if len(labels) > 1 else ""), meta(case))
-        for (run, case), mine in found.items()
+        for (run, case, _), mine in found.items()
     ]  # fmt: skip
 
 
@@ -187,8 +195,8 @@ def _place(run: int, case: Case) -> tuple[Any, ...]:
 
 def _name(case: Case, varying: Sequence[str], label: str) -> str:
     """The implementation always, then what else differs."""
-    values = along(case) | {"ranks": f"{case.n} ranks", "place": PLACES["in" if case.in_place else "out"]}
-    words = [values[name] for name in varying if name not in ("implementation", "cycle") and values[name]]
+    values = worded(case)
+    words = [values[name] for name in varying if name != "implementation" and values[name]]
     return plain(", ".join(filter(None, [label, case.label, *words])))
 
 
@@ -214,11 +222,11 @@ def left_out(shown: int, of: int, what: str) -> list[str]:
 
 
 def table(name: str, title: str, heads: tuple[str, ...], items: Sequence[Any],
-          line: Callable[[Any], Line] | None = None, *, left: int = 1, note: str = "", folded: bool = False,
+          line: Callable[[Any], Line] | None = None, *, align: str = "l", note: str = "", folded: bool = False,
           what: str = "lines") -> Table:  # fmt: skip
     """Of the first MOST of ``items``, made lines by ``line`` if they are none; says so where there are more, so put
     first what matters most."""
     lines = [line(item) if line else item for item in items[:MOST]]
     notes = [note, *left_out(min(len(items), MOST), len(items), what)]
-    return Table(name=name, title=title, heads=heads, lines=lines, left=left,
+    return Table(name=name, title=title, heads=heads, lines=lines, align=align,
                  folded=folded, note=" ".join(filter(None, notes)))  # fmt: skip

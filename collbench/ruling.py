@@ -13,6 +13,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from collbench import launches, paired
+from collbench.formats import counted
 from collbench.launches import Launch, Measured
 from collbench.paired import Shift
 
@@ -90,7 +91,7 @@ def by_pairs(base: Measured, head: Measured, tau: float, tests: int) -> Ruling:
             return second._replace(verdict="SUSPECT", why=f"{first.way} in stage 1, not confirmed in stage 2")
         return second
     if first is None:
-        return Ruling("INCONCLUSIVE", few or "no round has a launch of both sides")
+        return Ruling("INCONCLUSIVE", few or "there is no round in which both sides were timed alike")
     if not first.bounded:
         return first._replace(why=f"{first.pairs} paired launches: {paired.FEWEST} are the fewest that tell")
     if first.verdict in CHANGED:
@@ -117,7 +118,7 @@ def by_launches(base: Measured, head: Measured, tau: float, tests: int) -> Rulin
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest, most = sorted(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
-        number = "one launch each" if most == 1 else f"{len(sides[0])} and {len(sides[1])} launches"
+        number = "one launch each" if most == 1 else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
         why = f"{number}: a difference between launches is no evidence; use collbench ab"
         if most > 1:
             why = f"{number}, not in pairs: {FEWEST_UNPAIRED} a side are the fewest that tell"
@@ -133,7 +134,7 @@ def by_launches(base: Measured, head: Measured, tau: float, tests: int) -> Rulin
     stricter = paired.unpaired_shift(base_logs, head_logs, level)
     if _classed(stricter, tau) == ruling.verdict:
         return ruling._replace(shift=stricter, level=level)
-    why = f"{ruling.way}, but not at the {level:.2%} that {tests} rows need"
+    why = f"{ruling.way}, but not at the {level:.2%} that counts for {counted(tests, 'row')}"
     return ruling._replace(verdict="SUSPECT", why=why)
 
 

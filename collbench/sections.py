@@ -15,13 +15,27 @@ from collbench.document import Document, Line, Section, Weight
 from collbench.efficiency import Point
 from collbench.errors import Exit
 from collbench.figures import finite, thinned
-from collbench.formats import COLUMNS, FLAGS, PLACES, along, axes, bandwidth, duration, flat, plain, settings, size
+from collbench.formats import (
+    COLUMNS,
+    FLAGS,
+    PLACES,
+    along,
+    axes,
+    bandwidth,
+    counted,
+    duration,
+    flat,
+    plain,
+    settings,
+    size,
+)
 from collbench.records import Record, RunFile
 from collbench.rows import Series, View, groups, meta, plus_minus, table
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
-DATA = 4_000_000  # bytes of rows to be downloaded from a page
+DATA = 28_000_000  # bytes of rows to be downloaded from a page
 
+NAMES = ("run", *COLUMNS, "over")
 MEANINGS = {
     "run": "the run's label", "n": "ranks", "nbytes": "size asked for, bytes", "size": "bytes in the larger buffer",
     "count": "elements named in the call", "env": "settings of the case's processes", "cycle": "repetition, from 0",
@@ -38,6 +52,7 @@ MEANINGS = {
     "severe_outliers": "samples farther than 3 interquartile ranges out", "late_rank": "the rank that others wait for",
     "modes": "the two times around which samples gather", "flags": "see the summary", "gateable": "may decide verdicts",
     "lateness": "by rank, ns a sample after the first",
+    "over": "of what another tool's time is, which stands under median",
 }  # fmt: skip
 
 
@@ -45,9 +60,11 @@ def summary(view: View) -> Section:
     """The questions a person asks first."""
     counts = _statuses(view)
     told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
-    number = sum(counts[name] for name in ("ok", "predicted", "wrong"))
-    kind = "predicted by a model" if counts["predicted"] and not counts["ok"] else "measured"
-    words = [f"{number:,} records {kind}" + "".join(f", {part}" for part in told) + f", in {_several(view)}."]
+    words = [
+        _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
+        + "".join(f", {part}" for part in told)
+        + f", in {counted(len(view.files), 'run')}."
+    ]
     words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
     more = len(_troubles(view)) - TROUBLES
     words += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
@@ -56,21 +73,24 @@ def summary(view: View) -> Section:
     flags = Counter(flag.split(":")[0].rstrip("!") for point in view.points for flag in point.flags)
     if flags["oversubscribed"]:
         words.append(
-            f"{flags['oversubscribed']:,} of {len(view.points):,} cases had more ranks than cores: their times include "
-            "waiting for a core and are not fit for claims about a network or a library."
+            f"More ranks than cores in {flags['oversubscribed']:,} of {counted(len(view.points), 'case')}: such times "
+            "include waiting for a core and are not fit for claims about a network or a library."
         )
     late = Counter((p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None)
     words += [
-        view.titled(run, f"rank {rank} came late in {times:,} cases.") for (run, rank), times in late.most_common(3)
+        view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
+        for (run, rank), times in late.most_common(3)
     ]
     heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
-    tables = [table("best-of", "Best of each collective", heads, _floors(view), left=2)] if view.points else []
+    tables = []
+    if view.points:
+        tables.append(table("best-of", "Best of each collective", heads, _floors(view), align="llrrlrrl"))
     meanings = [
         Line((flag, f"{times:,}", FLAGS.get(flag, "a flag that this version does not know")), {}, "notice")
         for flag, times in flags.most_common()
     ]
     tables += (
-        [table("flags", "What the flags mean", ("flag", "cases", "meaning"), meanings, left=1)] if meanings else []
+        [table("flags", "What the flags mean", ("flag", "cases", "meaning"), meanings, align="lrl")] if meanings else []
     )
     return Section(name="summary", title="Summary", words=words, tables=tables)
 
@@ -94,7 +114,7 @@ def left_out(view: View) -> Section:
         lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
     counts = Counter(record.status for _, record in view.others)
     words = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
-    shown = table("reasons", "Reasons", ("status", "reason", "cases", "number"), lines, left=3)
+    shown = table("reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll")
     return Section(name="left-out", title="Left out", words=words, tables=[shown])
 
 
@@ -110,15 +130,14 @@ def comparison(view: View) -> Section | None:
 def data(view: View) -> Section:
     """What the columns of the data mean."""
     total, shown = sum(len(file.records) for file in view.files), len(_kept(view))
-    words = [
-        f"{shown:,} rows, one for each record: times in nanoseconds, sizes in bytes, bandwidths in 1e9 bytes a second."
-    ]
+    rows = counted(shown, "row")
+    words = [f"{rows}, one for each record: times in nanoseconds, sizes in bytes, bandwidths in 1e9 bytes a second."]
     if shown < total:
         words = [
             f"{shown:,} of {total:,} records, evenly spread: all are too much for a page. The runs' files hold them."
         ]
-    lines = [Line((name, MEANINGS.get(name, name.replace("_", " ")))) for name in ("run", *COLUMNS)]
-    columns = table("columns", "Columns", ("column", "meaning"), lines, left=2, folded=True)
+    lines = [Line((name, MEANINGS.get(name, name.replace("_", " ")))) for name in NAMES]
+    columns = table("columns", "Columns", ("column", "meaning"), lines, align="ll", folded=True)
     return Section(name="data", title="Data", words=words, tables=[columns])
 
 
@@ -141,7 +160,7 @@ def _verdict(view: View) -> tuple[str, Weight]:
     counts = _statuses(view)
     total = sum(counts.values())
     if counts["wrong"] or counts["failed"]:
-        parts = [f"{counts[name]:,} of {total:,} cases {word}" for name, word in
+        parts = [f"{counts[name]:,} of {counted(total, 'case')} {word}" for name, word in
                  (("wrong", "gave wrong data"), ("failed", "failed")) if counts[name]]  # fmt: skip
         return f"{' and '.join(parts)}.", "bad"
     if view.comparison is not None:
@@ -156,28 +175,43 @@ def _verdict(view: View) -> tuple[str, Weight]:
         ), "notice"
     if any(map(_short, view.files)):
         which = "the run was" if len(view.files) == 1 else "a run was"
-        return f"{len(view.points):,} cases were measured before {which} cut short.", "notice"
+        return f"{_points(view)} before {which} cut short.", "notice"
     return _fit_for_claims(view, counts)
 
 
 def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     """The verdict on runs that came to their end and of which nothing failed."""
-    number = f"{len(view.points):,} case{'s' * (len(view.points) != 1)}"
+    number = _points(view)
     if counts["predicted"] and not counts["ok"]:
-        return f"{number} predicted by a model; nothing was measured.", "notice"
+        return f"{number}; nothing was measured.", "notice"
     imported = sorted({plain(file.run.imported) for file in view.files if file.run.imported})
     if imported:
-        return f"{number}, imported from {', '.join(imported)}: what that tool did not tell is left unknown.", "notice"
+        tools = ", ".join(imported)
+        return f"{number}; imported from {tools}: what that tool did not tell is left unknown.", "notice"
     verified = not any(record.status == "ok" and not record.checked and record.case.size
                        for file in view.files for record in file.records)  # fmt: skip
     crowded = sum("oversubscribed" in point.flags for point in view.points)
     data = "all data verified, none wrong" if verified else "not all data was verified"
     if crowded:
         return (
-            f"{number} measured, {data}; {crowded:,} with more ranks than cores, which is not fit for claims.",
+            f"{number}, {data}; {crowded:,} with more ranks than cores, which is not fit for claims.",
             "notice",
         )
-    return f"{number} measured, {data}.", "good" if verified else "notice"
+    wide = sum("unconverged" in point.flags for point in view.points)
+    if 2 * wide > sum(not point.predicted for point in view.points):
+        return f"{number}, {data}; {wide:,} not as precisely as asked for.", "notice"
+    return f"{number}, {data}.", "good" if verified else "notice"
+
+
+def _points(view: View) -> str:
+    predicted = sum(point.predicted for point in view.points)
+    return _made(len(view.points) - predicted, predicted, "case")
+
+
+def _made(measured: int, predicted: int, what: str) -> str:
+    parts = [f"{counted(measured, what)} measured"] if measured or not predicted else []
+    return ", ".join(parts + ([f"{predicted if parts else counted(predicted, what)} predicted by a model"] if predicted
+                              else []))  # fmt: skip
 
 
 def _statuses(view: View) -> Counter[str]:
@@ -190,11 +224,7 @@ def _short(file: RunFile) -> bool:
 
 def _cut(label: str, file: RunFile) -> str:
     why = plain(file.end.note) if file.end and file.end.note else "its file has no end"
-    return f"{label} was cut short after {len(file.records):,} records: {why}."
-
-
-def _several(view: View) -> str:
-    return "1 run" if len(view.files) == 1 else f"{len(view.files)} runs"
+    return f"{label} was cut short after {counted(len(file.records), 'record')}: {why}."
 
 
 def _troubles(view: View) -> list[rows.Other]:
@@ -206,7 +236,7 @@ def _troubles(view: View) -> list[rows.Other]:
 def _story(view: View, run: int, record: Record) -> str:
     """One case that went wrong, with the first wrong element."""
     case = record.case
-    parts = [f"{record.status}: {size(rows.size_of(case))}, {axes([case])[1]}, {case.mode}", record.note]
+    parts = [f"{record.status}: {size(case.size)}, {axes([case])[1]}, {case.mode}", record.note]
     if record.wrong:
         of = f" of {record.checked:,}" if record.checked else ""
         parts.append(f"{record.wrong:,}{of} elements wrong")
@@ -226,15 +256,23 @@ def _verified(view: View) -> list[str]:
 
 def _floors(view: View) -> list[Line]:
     lines = []
-    for (collective, mode), series in groups(view.series).items():
+    for title, series in groups(view.series).items():
+        collective, mode = title.split(", ", 1)
         points = [(point, one) for one in series for point in one.points]
-        least, quick = min(points, key=lambda pair: pair[0].median)
+        single = [(point, one) for point, one in points if _single(view, point)]
         rates = [(point, one) for point, one in points if point.busbw is not None and math.isfinite(point.busbw)]
         best = max(rates, key=lambda pair: pair[0].busbw or 0.0, default=None)
-        floor = (duration(least.median), plus_minus(least), _spot(least, quick))
+        least = min(single, key=lambda pair: pair[0].median, default=None)
+        floor = (duration(least[0].median), plus_minus(least[0]), _spot(*least)) if least else ("-", "", "")
         peak = (bandwidth(best[0].busbw), plus_minus(best[0]), _spot(*best)) if best else ("-", "", "")
         lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
     return lines
+
+
+def _single(view: View, point: Point) -> bool:
+    """Whether its time is that of a call on its own: one of many issued together has no latency to tell."""
+    together = view.record(point).inner * view.files[point.run].run.policy.agg_iters
+    return point.case.mode in ("isolated", "host") and together == 1
 
 
 def _spot(point: Point, one: Series) -> str:
@@ -264,15 +302,10 @@ def _title(view: View) -> str:
 
 def _run(view: View, number: int) -> str:
     run = view.files[number].run
-    parts = [
-        view.labels[number],
-        run.id if run.id not in view.labels[number] else "",
-        run.started,
-        run.environment.get("host"),
-    ]
-    return plain(
-        " · ".join(str(part) for part in parts if part) + (f" · imported from {run.imported}" if run.imported else "")
-    )
+    label = view.labels[number]
+    imported = f"imported from {run.imported}" if run.imported else ""
+    parts = [label if label not in run.id else "", run.id, run.started, run.environment.get("host"), imported]
+    return " · ".join(machines.plainly(part) for part in parts if part)
 
 
 def _kept(view: View) -> list[tuple[int, int]]:
@@ -286,13 +319,14 @@ def _kept(view: View) -> list[tuple[int, int]]:
 def _data(view: View) -> list[dict[str, Any]]:
     """Rows as records.frame has them, with texts for tuples, less the columns that none of them fills."""
     found = [_flat(view, run, place) for run, place in _kept(view)]
-    filled = [name for name in ("run", *COLUMNS) if any(row[name] not in (None, "") for row in found)]
+    filled = [name for name in NAMES if any(row[name] not in (None, "") for row in found)]
     return [{name: row[name] for name in filled} for row in found]
 
 
 def _flat(view: View, run: int, place: int) -> dict[str, Any]:
     record, row = view.files[run].records[place], view.derived[run][place]
-    values = {"run": view.labels[run]} | flat(record, row) | {"env": settings(record.case.env)}
+    values = {"run": view.labels[run]} | flat(record, row)
+    values |= {"env": settings(record.case.env), "over": rows.told_over(record)}
     return {name: _value(value) for name, value in values.items()}
 
 

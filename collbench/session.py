@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,8 +25,6 @@ from collbench.launch.local import Launcher
 from collbench.plan import Job, Plan
 from collbench.records import End, Record, Run, RunFile, World
 from collbench.suite import Case, Policy, Skip, Suite
-
-MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +96,11 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
 def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     """Run an order to its end, whatever happens on the way, and say how it went."""
     member = join.detect()
-    if order.resumed is not None and _complete(order):
-        if member is None or member.rank == 0:
-            print(f"collbench: {order.resumed.path} is complete: nothing is left to measure", file=sys.stderr)
-        return Exit.OK
+    if order.resumed is not None and order.resumed.end and not _missing(prepared := prepare(order)):
+        if member is not None and member.rank:
+            return Exit.OK
+        print(f"collbench: {order.resumed.path} is complete: nothing is left to measure", file=sys.stderr)
+        return _Session(order, prepared, make_reporter(), Launcher(), None).tell_again(order.resumed.end)
     predicted = [is_predicted(b) for b in order.suite.values("backends")]
     if any(predicted) and member is not None:
         if member.rank:
@@ -137,10 +135,9 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         launcher.close()
 
 
-def _complete(order: Order) -> bool:
-    """Whether a run to be resumed has come to its end with an outcome for every case."""
-    prepared = prepare(order)
-    return bool(order.resumed and order.resumed.end) and not prepared.jobs and not prepared.skips
+def _missing(prepared: Prepared) -> bool:
+    """Whether a run to be resumed lacks an outcome for some case."""
+    return bool(prepared.jobs or prepared.skips)
 
 
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
@@ -161,20 +158,32 @@ class _Session:
         self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
         self._resumed = order.resumed
         self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite)
-        self._writer = store.Writer(order.resumed.path) if order.resumed else _writer(order, self._run)
+        self._order = order
+        self._writer: store.Writer | None = None
         self._join_seconds = order.join_seconds
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
         self._plans = resume.worlds(order.resumed, prepared.jobs, prepared.suite.policy)
 
-    def run(self) -> Exit:
+    def tell_again(self, end: End) -> Exit:
+        """Shows a run that is complete, and says what came of it."""
+        self._begin()
+        self._reporter.end(end, self._resumed.path if self._resumed else None)
+        return self._verdict()
+
+    def _begin(self) -> None:
+        """What there is before anything is measured: the plan, and what a run to be resumed has done."""
         earlier = resume.standing(self._resumed)
         skipped = [Skip(record.case, record.note) for record in earlier if resume.unplanned(record)]
         self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
         for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
             if isinstance(line, World) or not resume.unplanned(line):
                 self._tell(line)
+
+    def run(self) -> Exit:
+        self._writer = resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
+        self._begin()
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         before = [(number, signal.signal(number, self._interrupt)) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -292,12 +301,17 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def spoken(command: Sequence[str]) -> list[str]:
+    """A command line to keep: without secrets, and without the place where collbench is installed."""
+    return ["collbench", *map(environment.mask, command[1:])]
+
+
 def _describe(order: Order, suite: Suite) -> Run:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Run(
         id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}",
         started=now(),
-        command=[environment.mask(word) for word in order.command],
+        command=spoken(order.command),
         suite=suite,
         policy=suite.policy,
         environment=environment.gather(Path.cwd()),
@@ -309,22 +323,4 @@ def _writer(order: Order, run: Run) -> store.Writer | None:
     """The run's file, refused before anything starts when it could not hold the run."""
     if not order.save and order.output is None:
         return None
-    return opened(run, order.output)
-
-
-def opened(run: Run, output: Path | None) -> store.Writer:
-    """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError and CannotRun."""
-    path = output or store.home() / "runs" / f"{run.id}.jsonl"
-    if path.is_dir():
-        path = path / f"{run.id}.jsonl"
-    if path.exists() and path.stat().st_size:
-        raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
-    writer = store.Writer(path, run)
-    free = shutil.disk_usage(path.parent).free
-    if free < MIN_FREE:
-        path.unlink()
-        raise CannotRun(
-            f"{path.parent} has {free >> 20} MiB left",
-            f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
-        )
-    return writer
+    return store.opened(run, order.output)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 GRAMMAR = "uniform, spread:S with 0 <= S <= 1, zipf:S with S >= 0, or matrix:FILE"
 
+MOST_RANKS = 4096  # of which a table still fits memory
+MOST_BYTES = 64 << 20  # of a file
+
 
 def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     """Elements that rank i sends to rank j, as an (n, n) int64 array.
@@ -24,6 +27,8 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     """
     import numpy as np
 
+    if n > MOST_RANKS:
+        raise UsageError(f"--splits {spec}: a table for {n} ranks is too large", f"{MOST_RANKS} ranks at most")
     kind, _, argument = spec.partition(":")
     if kind == "matrix" and argument:
         wanted: np.ndarray = _read(argument, n)
@@ -62,8 +67,11 @@ def _number(spec: str, text: str) -> float:
 def _read(path: str, n: int) -> np.ndarray:
     import numpy as np
 
+    file = Path(path).expanduser()
     try:
-        table = np.loadtxt(Path(path).expanduser(), ndmin=2)
+        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is no file, or one of more than {MOST_BYTES >> 20} MiB")
+        table = np.loadtxt(file, ndmin=2)
     except (OSError, ValueError) as e:
         raise UsageError(
             f"--splits matrix: cannot read {path}: {e}", "a text file of n lines with n numbers, bytes"

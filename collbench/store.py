@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.errors import CannotRun, UsageError
+from collbench.errors import CannotRun, CollbenchError, UsageError
 from collbench.records import Digested, End, Record, Run, RunFile, World, derive
 
 Line = Run | World | Record | End
@@ -39,6 +40,7 @@ class _Part(NamedTuple):
 WHOLE = _Part(0, 1, sys.maxsize)
 PART_BYTES = 1 << 22  # a process reads so much at a time
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
+MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 LEFT_OUT: dict[str, list[int]] = {"per_rank": [], "starts_ns": [], "glob_ns": [], "skew_ns": [], "submit_ns": []}
 
 
@@ -85,7 +87,7 @@ class Writer:
         """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
         whole = self.path.read_bytes()
         self._good = whole.rfind(b"\n") + 1
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(whole[self._good :], type=Line)
             self._good = len(whole)
             self._append(b"\n")
@@ -113,6 +115,40 @@ class Writer:
         os.close(self._fd)
 
 
+def opened(run: Run, output: Path | None) -> Writer:
+    """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError and CannotRun."""
+    path = output or home() / "runs" / f"{run.id}.jsonl"
+    if path.is_dir():
+        path = path / f"{run.id}.jsonl"
+    if path.exists() and path.stat().st_size:
+        raise UsageError(f"{path} exists", "runs are never overwritten: choose another name, or a folder")
+    writer = Writer(path, run)
+    free = shutil.disk_usage(path.parent).free
+    if free < MIN_FREE:
+        path.unlink()
+        raise CannotRun(
+            f"{path.parent} has {free >> 20} MiB left",
+            f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
+        )
+    return writer
+
+
+def save(path: Path, text: str, option: str = "-o") -> None:
+    """Writes a text file whole or not at all; what was there before stays until then. Raises CannotRun."""
+    direct = path.is_symlink() or (path.exists() and not path.is_file())  # what a device or a link leads to
+    beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if not direct:
+            beside.replace(path)
+    except OSError as e:
+        if not direct:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        hint = f"choose another place with {option}, or free some space"
+        raise CannotRun(f"cannot write {path}: {e.strerror}", hint) from e
+
+
 def home() -> Path:
     """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
     if os.environ.get("COLLBENCH_HOME"):
@@ -137,48 +173,52 @@ def find(name: str) -> Path:
             return runs[-1 - position]
         raise UsageError(f"{name}: only {len(runs)} runs are saved under {home()}", "collbench runs lists them")
     matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if _tag(p) == name]
-    if matching:
+    if matching and name:
         return matching[-1]
     raise UsageError(f"no run called '{name}'", "a path, @last, @last~1, an id or a tag; collbench runs lists them")
 
 
+def _tag(path: Path) -> str:
+    try:
+        return read_run(path).tag
+    except CollbenchError:
+        return ""  # a file that cannot be read answers to its path and id only
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What cannot be read is said as CannotRun. Reading makes millions of objects and no cycles: to keep looking for
+    some takes longer than to read."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    except OSError as e:
+        raise CannotRun(f"cannot read {e.filename or 'a run'}: {e.strerror}", "collbench runs lists runs") from e
+    finally:
+        if was:
+            gc.enable()
+
+
+@_reading()
 def read_run(path: Path) -> Run:
     """The first line of a run's file."""
     with path.open("rb") as f:
         line = f.readline()
     try:
         return msgspec.json.decode(line, type=Run)
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, RecursionError) as e:
         raise UsageError(f"{path}: {e}", "it is no run, or one of another version") from e
 
 
-def _tag(path: Path) -> str:
-    try:
-        return read_run(path).tag
-    except UsageError:
-        return ""  # a file that cannot be read answers to its path and id only
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Reading makes millions of objects and no cycles: to keep looking for some takes longer than to read."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
-
-
-@_uncollected()
+@_reading()
 def read(path: Path) -> RunFile:
     """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is a UsageError.
     Of a resumed run only the last attempt at a case is left, and an End is the end only where nothing follows."""
     return _sorted(path, _lines(path))
 
 
-@_uncollected()
+@_reading()
 def digest(path: Path) -> RunFile:
     """A run for showing it: as ``read``, but its records are Digested, of which 100,000 fit some hundred MiB. Large
     files are read by several processes."""
@@ -225,7 +265,7 @@ def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
                 continue
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as e:
+            except (msgspec.DecodeError, RecursionError) as e:
                 if not line.endswith(b"\n"):
                     return
                 hint = "the file was written by another version, or edited"

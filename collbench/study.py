@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from collbench.errors import CannotRun, Exit, UsageError
+from collbench.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.algorithms import Variant
@@ -43,9 +43,9 @@ def show(
             where = f"{schedule.collective} {schedule.name} for {n} ranks"
             raise UsageError(f"--{what}: there is no {what} {value} in {where}", f"0 to {most}")
     if html:
-        from collbench import spacetime_html
+        from collbench import spacetime_html, store
 
-        _write(html, spacetime_html.page(schedule, frames), "--html")
+        store.save(html, spacetime_html.page(schedule, frames), "--html")
         return console.show(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:
@@ -168,7 +168,7 @@ def predict(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:  # fmt: skip
     """Predict times on a model network: per algorithm and size, crossovers, bounds."""
-    from collbench import algorithms, console, forecast, grammar, networks, options, simulate, suite
+    from collbench import algorithms, console, forecast, grammar, networks, options, simulate
     from collbench.collectives import collective
 
     row = collective(name)
@@ -177,7 +177,7 @@ def predict(
         raise UsageError("--counts comes as a table only", "leave --format out")
     smallest = grammar.parse_size(minbytes, "-b")
     largest = grammar.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
-    sizes = suite.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
+    sizes = grammar.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
     speed, note = networks.parse_link(link or "ib200"), ""
     if source:
         from collbench import fit
@@ -230,7 +230,7 @@ def export(
     debug: Annotated[bool, Option("--debug", help="Show a traceback with an error.")] = False,
 ) -> None:
     """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON."""
-    from collbench import algorithms
+    from collbench import algorithms, store
     from collbench import export as exports
     from collbench.grammar import parse_size
 
@@ -240,11 +240,4 @@ def export(
     text = exports.FORMATS[to](schedule, parse_size(nbytes, "--bytes"))
     if output is None:
         return typer.echo(text, nl=False)
-    _write(output, text, "-o")
-
-
-def _write(path: Path, text: str, option: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as e:
-        raise CannotRun(f"cannot write {path}: {e.strerror}", f"choose another place with {option}") from e
+    store.save(output, text)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from collbench import algorithms, environment, splits
-from collbench.collectives import COLLECTIVES, OPS, Collective, collective
+from collbench.collectives import COLLECTIVES, OPS, Collective, collective, reduction
 from collbench.dtypes import DTYPES, DType, dtype
 from collbench.errors import UsageError
 from collbench.selection import FIELDS, Exclude, Override, Setting, Threshold
@@ -19,18 +20,26 @@ if TYPE_CHECKING:
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
+MOST_RANKS = 1 << 20
+MOST_CASES = 1_000_000  # of a suite
+
+# What a file may say, checked as it is read.
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One point of a sweep. ``nbytes`` is the size asked for; ``size`` what is really moved, in whole elements.
+    Raises ValueError for names that are none of ours, as a file of another version or hand may have.
 
     ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests prints them.
     """
 
     collective: str
     backend: str
-    n: int
-    nbytes: int
+    n: Ranks
+    nbytes: Whole
     algorithm: str = "native"
     dtype: str = "float"
     op: str = "none"
@@ -39,8 +48,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     mode: Mode = "isolated"
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
-    align: int = 1
-    cycle: int = 0
+    align: Positive = 1
+    cycle: Whole = 0
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES or self.dtype not in DTYPES or (self.op != "none" and self.op not in OPS):
+            names = " ".join(repr(name[:40]) for name in (self.collective, self.dtype, self.op))
+            raise ValueError(f"no collective, datatype and reduction {names}")
 
     @property
     def row(self) -> Collective:
@@ -200,7 +214,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """Every case once, to run or to skip with the reason, in nccl-tests' nesting order, includes last."""
         cases: list[Case] = []
         skips: list[Skip] = []
-        for case in sorted(dict.fromkeys(_swept(self.settled())), key=lambda case: case.cycle):
+        every = list(itertools.islice(_swept(self.settled()), MOST_CASES + 1))
+        if len(every) > MOST_CASES:
+            raise _too_many()
+        for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
             reason = excludes[0].reason if excludes else why_not(case)
             if reason:
@@ -212,27 +229,6 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 f"{self.name or 'this sweep'} is empty", "is everything excluded, or a list without a value?"
             )
         return cases, skips
-
-
-def sweep(smallest: int, largest: int, factor: float | None = None, step: int | None = None) -> tuple[int, ...]:
-    """Sizes from ``smallest`` to ``largest`` inclusive, times ``factor`` (2 unless told) or plus ``step``."""
-    if factor is not None and step is not None:
-        raise UsageError("-f/--stepfactor and -i/--stepbytes exclude each other", "give one of them")
-    if smallest > largest:
-        raise UsageError(f"-b {smallest} is larger than -e {largest}", "the sweep runs from -b up to -e")
-    if step is not None and step <= 0:
-        raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
-    if step is None and smallest <= 0:
-        raise UsageError("-b 0 never grows by a factor", "start at the size of one element, for example -b 4")
-    factor = 2.0 if factor is None else factor
-    if step is None and factor <= 1:
-        raise UsageError(f"-f {factor:g} never grows", "a factor above 1 (1.5 works too), or -i for an additive step")
-    sizes = [smallest]
-    while True:
-        following = sizes[-1] + step if step is not None else max(int(sizes[-1] * factor), sizes[-1] + 1)
-        if following > largest:
-            return tuple(sizes)
-        sizes.append(following)
 
 
 def default_mode(backend: str) -> Mode:
@@ -296,27 +292,43 @@ def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Ite
 
 
 def _product(axes: Axes) -> Iterator[Case]:
-    for cycle, name, n, env, backend in itertools.product(
-        range(axes.cycles), axes.collectives, axes.ranks, axes.envs, axes.backends
+    """Raises UsageError before it makes anything where that would be too much."""
+    if max(axes.ranks, default=1) > MOST_RANKS:
+        raise UsageError(f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most")
+    rows = [collective(name) for name in axes.collectives]
+    each = (_within(axes, row, n, axes.modes or MODES[:1]) for row, n in itertools.product(rows, axes.ranks))
+    if (
+        sum(math.prod(map(len, lists)) for lists in each) * axes.cycles * len(axes.envs) * len(axes.backends)
+        > MOST_CASES
     ):
-        row = collective(name)
-        empty = row.name == "barrier"
-        roots = _roots(axes.roots, n) if row.rooted else (-1,)
+        raise _too_many()
+    for cycle, row, n, env, backend in itertools.product(
+        range(axes.cycles), rows, axes.ranks, axes.envs, axes.backends
+    ):
         for algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
-            spelled(axes, row.name),
-            axes.modes or (default_mode(backend),),
-            axes.dtypes[:1] if empty else axes.dtypes,
-            axes.ops if row.reduces else ("none",),
-            roots,
-            axes.splits if row.uneven else ("",),
-            (0,) if empty else axes.sizes,
-            (False,) if empty else axes.in_place,
+            *_within(axes, row, n, axes.modes or (default_mode(backend),))
         ):
             yield Case(
                 collective=row.name, backend=backend, n=n, nbytes=size, algorithm=algorithm, dtype=dtype(kind).name,
                 op=reduction(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
                 cycle=cycle,
             )  # fmt: skip
+
+
+def _within(axes: Axes, row: Collective, n: int, modes: tuple[Mode, ...]) -> tuple[Sequence[Any], ...]:
+    """What varies within a collective on a number of ranks: algorithm, mode, datatype, reduction, root, split, size,
+    placement."""
+    empty = row.name == "barrier"
+    return (
+        spelled(axes, row.name), modes, axes.dtypes[:1] if empty else axes.dtypes,
+        axes.ops if row.reduces else ("none",),
+        (-1,) if not row.rooted else range(n) if -1 in axes.roots else axes.roots,
+        axes.splits if row.uneven else ("",), (0,) if empty else axes.sizes, (False,) if empty else axes.in_place,
+    )  # fmt: skip
+
+
+def _too_many() -> UsageError:
+    return UsageError(f"more than {MOST_CASES} cases", "fewer sizes, ranks, roots or cycles, or several runs")
 
 
 def spelled(axes: Axes, name: str) -> list[str]:
@@ -333,15 +345,3 @@ def spelled(axes: Axes, name: str) -> list[str]:
 
 def _has(name: str, text: str) -> bool:
     return text.partition(":")[0] in {word for row in algorithms.of(name) for word in (row.name, *row.aliases)}
-
-
-def _roots(roots: tuple[int, ...], n: int) -> tuple[int, ...]:
-    return tuple(range(n)) if -1 in roots else roots
-
-
-def reduction(name: str) -> str:
-    """The reduction called ``name``, by its proper name."""
-    name = {"mulsum": "premul_sum"}.get(name, name)
-    if name != "none" and name not in OPS:
-        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
-    return name

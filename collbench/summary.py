@@ -8,17 +8,17 @@ from typing import Literal
 
 from collbench.formats import (
     FLAGS,
-    PLACES,
     Gathered,
     Outcome,
-    along,
     axes,
     bandwidth,
+    counted,
     duration,
     interval,
     plain,
     reasons,
     size,
+    worded,
 )
 from collbench.records import Record
 from collbench.suite import Case
@@ -48,12 +48,15 @@ def _trouble(told: Gathered) -> Iterable[Line]:
     for status, title in (("wrong", "WRONG DATA"), ("failed", "FAILED")):
         bad = [record for record, _ in told.outcomes if record.status == status]
         if bad:
-            yield "bad", f"{title} in {len(bad)} of {len(told.arrived)} cases"
+            yield "bad", f"{title} in {len(bad)} of {counted(len(told.arrived), 'case')}"
             yield from (("bad", f"  {plain(_story(record))}") for record in bad[:SHOWN])
         if len(bad) > SHOWN:
             yield "bad", f"  … and {len(bad) - SHOWN} more"
     if told.ended and told.ended.exit and told.ended.note:
-        yield "bad", f"ended early, after {len(told.arrived)} of {len(told.cases)} cases: {plain(told.ended.note)}"
+        yield (
+            "bad",
+            f"ended early, after {len(told.arrived)} of {counted(len(told.cases), 'case')}: {plain(told.ended.note)}",
+        )
 
 
 def _story(record: Record) -> str:
@@ -83,7 +86,7 @@ def _best(outcomes: Sequence[Outcome]) -> Iterable[Line]:
 
 
 def _point(case: Case, varying: Sequence[str]) -> str:
-    values = along(case) | {"ranks": f"{case.n} ranks", "place": PLACES["in" if case.in_place else "out"]}
+    values = worded(case)
     named = ", ".join(values[name] for name in varying if values[name])
     return size(case.size) + (f" ({named})" if named else "")
 
@@ -95,7 +98,7 @@ def _late(told: Gathered) -> Iterable[Line]:
         host = next((info.host for info in world.ranks if info.rank == rank), "?") if world else "?"
         of = sum(record.world == index for record, _ in told.arrived)
         group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
-        yield "notice", f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of {of} cases"
+        yield "notice", f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of {counted(of, 'case')}"
 
 
 def _legend(outcomes: Sequence[Outcome]) -> Iterable[Line]:

@@ -72,7 +72,7 @@ class Trial:
 
     def __init__(self, bench: Bench, job: Job) -> None:
         self._bench, self._case = bench, job.case
-        self._control, self._rank, self._samples = bench.control, bench.rank, job.samples
+        self._control, self._rank, self._job = bench.control, bench.rank, job
         self._policy = bench.policy
         if job.warmup is not None:
             self._policy = msgspec.structs.replace(bench.policy, warmup=job.warmup)
@@ -102,7 +102,7 @@ class Trial:
         submit = self._submit_times() if self._policy.cpu_time else []
         self._fill(0)
         self._enter(Phase.WARMING)
-        protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode, self._samples)
+        protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode, self._job)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         self._enter(Phase.CHECKING)
         # in place, where a batch used a slot twice, its input was no longer what the check knows

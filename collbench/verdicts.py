@@ -21,7 +21,7 @@ from collbench import console as terminal
 from collbench.compare import Aggregate, Comparison, Judged, Side, Verdict
 from collbench.document import Figure, Line, Meta, Section, Table, Weight
 from collbench.errors import Exit
-from collbench.formats import AXES, PLACES, along, axes, duration, plain, size
+from collbench.formats import AXES, PLACES, along, axes, counted, duration, plain, size, worded
 from collbench.records import Run
 from collbench.suite import Case
 
@@ -76,11 +76,13 @@ def shown(comparison: Comparison) -> list[Shown]:
 def labels(comparison: Comparison) -> dict[str, str]:
     """What to call each row, by its key: what is not common to all of them, and the size."""
     cases = {row.key: _undivided(comparison, row.case) for row in comparison.rows}
-    varying = axes(list(cases.values()))[0] if cases else []
+    lines = [along(case) for case in cases.values()]
+    owned = ("op", "root", "splits")  # that only some collectives have, and so do not set rows apart by being absent
+    varying = [name for name in AXES if len({line[name] for line in lines} - {"" if name in owned else None}) > 1]
     several = len({case.mode for case in cases.values()}) > 1
     found = {}
     for key, case in cases.items():
-        words = along(case) | {"ranks": f"{case.n} ranks", "cycle": "", "place": PLACES["in"] * case.in_place}
+        words = worded(case) | {"place": PLACES["in"] * case.in_place}
         parts = [words[name].rstrip("@") for name in AXES if name in varying]
         parts += [size(case.size) if case.size else case.collective * ("collective" not in varying)]
         found[key] = short(" ".join(filter(None, [*parts, case.mode * several])), 120)
@@ -111,10 +113,10 @@ def weight(comparison: Comparison) -> Weight:
 def facts(comparison: Comparison) -> list[str]:
     """What the verdicts rest on, in a few words each."""
     first, second = comparison.stages
-    design = f"{first}+{second} paired launches" if second else f"{first} paired launches"
+    design = f"{first}+{second} paired launches" if second else counted(first, "paired launch")
     cases = [_undivided(comparison, row.case) for row in comparison.rows]
     apart = len(comparison.differences)
-    same = f"{apart} fingerprint difference{'s' * (apart != 1)}" if apart else "fingerprints identical"
+    same = counted(apart, "fingerprint difference") if apart else "fingerprints identical"
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
@@ -146,7 +148,7 @@ def geomeans(comparison: Comparison) -> list[Shown]:
         of = short(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
         worst = rows.get(one.worst)
         words = f"worst: {names[one.worst]} {signed(worst.delta)}" if worst else ""
-        found.append(Shown(f"{of} ({one.rows:,} row{'s' * (one.rows != 1)})", "", "", change(one), "", "", words))
+        found.append(Shown(f"{of} ({counted(one.rows, 'row')})", "", "", change(one), "", "", words))
     return found
 
 
@@ -266,9 +268,9 @@ def section(comparison: Comparison) -> Section:
     ]
     heads = (HEADS[0], *HEADS[5:], *HEADS[1:5])
     tables = [
-        Table(name="differences", title="Machines differ in", heads=("fact", "base", "head"), lines=apart, left=3),
-        Table(name="verdicts", title="Verdicts", heads=heads, lines=lines, left=3, note=LEGEND),
-        Table(name="geomeans", title="Geometric means", heads=("rows", "worst row", HEADS[3]), lines=means, left=2),
+        Table(name="differences", title="Machines differ in", heads=("fact", "base", "head"), lines=apart, align="lll"),
+        Table(name="verdicts", title="Verdicts", heads=heads, lines=lines, align="lll", note=LEGEND),
+        Table(name="geomeans", title="Geometric means", heads=("rows", "worst row", HEADS[3]), lines=means, align="ll"),
     ]
     figures = [_forest(comparison, rows)] if any(row.delta is not None for row in comparison.rows) else []
     return Section(

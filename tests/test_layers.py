@@ -12,20 +12,20 @@ import pytest
 import collbench
 
 ROOT = Path(collbench.__file__).parent
-LINES_MAX = 17_500
+LINES_MAX = 18_000
 
 # a layer may import itself where listed in order, and everything below it; outside packages are listed by layer
 LAYERS: list[tuple[str, list[str]]] = [
     ("core", ["__init__", "errors", "dtypes", "collectives", "schedule", "algorithms", "algorithms.rooted",
               "algorithms.blocks", "algorithms.all_reduce", "algorithms.exchange", "program", "networks",
               "simulate", "export", "splits", "stats", "paired", "environment", "selection", "grammar", "suite",
-              "catalogue", "records", "store", "payload", "plan", "resume", "regression", "fit", "importers",
-              "importers.nccltests", "importers.nccljson", "importers.rccl", "importers.mpi"]),
+              "catalogue", "records", "formats", "store", "payload", "plan", "resume", "regression", "fit", "importers",
+              "importers.text", "importers.nccltests", "importers.nccljson", "importers.rccl", "importers.mpi"]),
     ("running", ["launch", "launch.board", "backends", "backends.model", "control", "check", "measure", "reducers",
                  "compiled", "backends._wire", "backends.shm", "backends.torchdist", "trial", "worker",
                  "launch.forkserver", "launch.join", "launch.local"]),
     ("judging", ["launches", "ruling", "closing", "compare", "efficiency"]),
-    ("showing", ["document", "formats", "nccltests", "nccljson", "summary", "console", "spacetime",
+    ("showing", ["document", "nccltests", "nccljson", "summary", "console", "spacetime",
                  "spacetime_html", "forecast", "fitted", "watch", "verdicts", "annotate", "rows", "figures",
                  "machines", "measured", "merit", "sections", "report"]),
     ("top", ["options", "session", "doctor", "study", "variants", "rounds", "judge", "ab", "publish", "bring",

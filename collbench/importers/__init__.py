@@ -7,9 +7,7 @@ with a Told instead of samples. Nothing is dropped without a word: what has no p
 
 from __future__ import annotations
 
-import gzip
 import importlib
-import io
 import math
 import re
 import secrets
@@ -25,13 +23,10 @@ from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError
 from collbench.records import End, RankInfo, Record, Run, Told, World
-from collbench.suite import Axes, Case, Mode, Policy, Suite, why_not
+from collbench.suite import MOST_RANKS, Axes, Case, Mode, Policy, Suite, why_not
 
-MOST_BYTES = 1 << 30  # of a log, unpacked
-MOST_RANKS = 1 << 20
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 MOST_NS = 1e15  # of a call, eleven days
-LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
 class Format(NamedTuple):
@@ -64,7 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of one table have in common, as in Case and World."""
+    """What the rows of one table have in common, as in Case and World; and the ``command`` that printed them."""
 
     collective: str
     n: int
@@ -76,6 +71,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     splits: str = ""
     library: str = ""
     ranks: list[RankInfo] = []
+    command: str = ""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +117,7 @@ class Reading:
         self.lost: list[tuple[str, str]] = []
         self.omitted: Counter[str] = Counter()
         self._cycles: Counter[Case] = Counter()
+        self._commands: dict[Case, str] = {}
         self._last: tuple[Table, int] | None = None
 
     def collective(self, *names: str) -> str:
@@ -133,20 +130,24 @@ class Reading:
 
     def ranks(self, told: int) -> int:
         """How many ranks; ``told`` is 0 where the log does not say. Raises UsageError where nobody does."""
-        known = self.asked.ranks or told
+        known = told or self.asked.ranks
         if not known:
             raise UsageError(f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N")
         if known > MOST_RANKS:
             raise UsageError(f"{self.asked.name}: {known} ranks are more than any machine has")
-        words = f"the log says {told} ranks, --ranks says {known}, which is taken"
-        if told and told != known and words not in self.warnings:
-            self.warnings.append(words)
+        if self.asked.ranks and known != self.asked.ranks:
+            self.warn(f"the log says {told} ranks, which is taken; --ranks is for where it does not say")
         return known
+
+    def warn(self, words: str) -> None:
+        """Once."""
+        if words not in self.warnings:
+            self.warnings.append(words)
 
     def add(self, table: Table, line: Line) -> None:
         """A record of ``line``; or what is wrong with it."""
-        if line.told and line.size and not 0 < line.told.time < MOST_NS:
-            self.lost.append((line.where, f"a time of {line.told.time / 1e3:g} us"))
+        if odd := _no_time(line):
+            self.lost.append((line.where, f"a time of {odd[0] / 1e3:g} us"))
             return
         if line.op not in ("none", *OPS):
             self.omitted[f"there is no reduction '{line.op}' in collbench"] += 1
@@ -167,6 +168,8 @@ class Reading:
         except UsageError as e:
             self.omitted[e.message] += 1
             return
+        if (first := self._commands.setdefault(case, table.command)) != table.command:
+            self.warn(f"'{table.command}' repeats what '{first}' ran: taken for repetitions of one measurement")
         self._cycles[case] += 1
         case = msgspec.structs.replace(case, cycle=self._cycles[case] - 1)
         if refused:
@@ -225,11 +228,21 @@ class Reading:
         return index
 
 
+def _no_time(line: Line) -> list[float]:
+    """Numbers of a line that are printed as times and can be none; nothing that moves data takes none."""
+    if line.told is None:
+        return []
+    told = line.told
+    given = (told.time, told.min, told.max, told.p50, told.p95, told.p99, *(told.by_rank or ()))
+    odd = [value for value in given if value is not None and not 0 <= value < MOST_NS]
+    return odd or [0.0] * bool(line.size and not told.time)
+
+
 def _named(name: str) -> str:
-    """The collective that a file's name speaks of, "" if none; all_reduce is not taken for reduce."""
-    text = re.sub(r"[^a-z]+", "_", name.rpartition("/")[2].lower())
+    """The collective that whole words of a file's name speak of, "" if none; all_reduce is not taken for reduce."""
+    text = f"_{re.sub(r'[^a-z]+', '_', name.rpartition('/')[2].lower())}_"
     known = {word: row.name for row in COLLECTIVES.values() for word in (row.name, *row.aliases)}
-    return next((known[word] for word in sorted(known, key=len, reverse=True) if word in text), "")
+    return next((known[word] for word in sorted(known, key=len, reverse=True) if f"_{word}_" in text), "")
 
 
 def step(text: str) -> float:
@@ -245,23 +258,6 @@ def number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def decode(data: bytes, name: str) -> str:
-    """A log's text, unpacked if need be. Raises UsageError for what is no text."""
-    if data[:2] == b"\x1f\x8b":
-        try:
-            with gzip.open(io.BytesIO(data)) as packed:
-                data = packed.read(MOST_BYTES + 1)
-        except (OSError, EOFError) as e:
-            raise UsageError(f"{name}: cannot unpack it: {e}", "is it whole?") from e
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{name} is larger than {MOST_BYTES >> 30} GiB", "cut it to the tables, with grep for example")
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UsageError(f"{name} is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8")
-    if b"\0" in data:
-        raise UsageError(f"{name} is no text", "give the log that the tool printed, or its JSON or CSV")
-    return data.decode("utf-8-sig", errors="replace")
 
 
 def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
@@ -283,11 +279,6 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
         why += [record.note for record in reading.records]
         raise UsageError(": ".join([asked.name, "no result in it", *why[:1]]), f"it was read as {kind}")
     return reading
-
-
-def lines(text: str) -> list[str]:
-    """Lines without their ends; those too long to be a table's are empty."""
-    return [line.rstrip("\r") if len(line) <= LONGEST_LINE else "" for line in text.split("\n")]
 
 
 def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | World | Record | End]:

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from collbench.collectives import COLLECTIVES
-from collbench.importers import Line, Reading, Table, lines, number
+from collbench.importers import Line, Reading, Table, number
+from collbench.importers.text import lines
 from collbench.records import Told
 from collbench.suite import Policy
 
@@ -60,7 +61,7 @@ IMB_COLUMNS = {"t_min[usec]": "Min", "t_max[usec]": "Max", "t_avg[usec]": "Avg",
 
 def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person must add."""
-    tables = (_Intel if re.search(r"^\s*# ?Benchmarking ", text, re.MULTILINE) else _Osu)(reading)
+    tables = (_Intel if re.search(r"^[ \t]*# ?Benchmarking ", text, re.MULTILINE) else _Osu)(reading)
     for at, line in enumerate(lines(text), 1):
         tables.line(f"line {at}", line.strip())
 
@@ -88,7 +89,11 @@ class _Tables:
     def _row(self, where: str, text: str, streaming: bool = False) -> None:
         """A line of the table, or what else stands between its lines."""
         words = text.split()
-        if not words or not self._columns or not re.match(r"\d|-", words[0]):
+        if not words or not re.match(r"\d|-", words[0]):
+            return
+        if not self._columns:
+            if len(words) > 1 and None not in map(number, words):
+                self._reading.lost.append((where, "a row of numbers under no names of columns"))
             return
         if self._test is None:
             self._reading.omitted[self._why] += 1
@@ -171,6 +176,7 @@ class _Intel(_Tables):
         reading = self._reading
         self._calling = self._calling and (bool(text.strip()) or not reading.command)
         if found := re.match(r"# ?Benchmarking (\S+)", text):
+            self._calling = False
             self._open(found[1], IMB, "IMB")
             if found[1].startswith("Multi-"):
                 self._why = f"IMB {found[1]}: groups that run at once disturb each other"
@@ -182,10 +188,11 @@ class _Intel(_Tables):
             self._setting(found[1], found[2])
         elif "Calling sequence was" in text:
             self._calling = True
-        elif self._calling and (text.startswith("#") or not reading.command):
-            reading.command += text.lstrip("#").split()
         elif "#repetitions" in text or "#bytes" in text:
             self._columns = [IMB_COLUMNS.get(name, name) for name in text.split()]
+            self._calling = False
+        elif self._calling and (text.startswith("#") or not reading.command):
+            reading.command += text.lstrip("#").split()
         elif text.strip() and not text.startswith("#"):
             self._row(where, text, streaming=_given(reading.command, "sync") in ("off", "0", "no", "disable"))
 

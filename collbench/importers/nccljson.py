@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -205,7 +205,8 @@ def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> 
         for p, d in enumerate(group if n == len(group) * each else [])
         for i in range(each)
     ]
-    table = Table(collective=name, n=n, mode=mode, library=library, ranks=ranks)
+    sync: Literal["", "barrier"] = "barrier" if reading.policy.blocking == 1 and mode == "streaming" else ""
+    table = Table(collective=name, n=n, mode=mode, sync=sync, library=library, ranks=ranks)
     return [reason or table] * count
 
 

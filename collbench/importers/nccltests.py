@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.importers import TYPES, Line, Reading, Table, lines, number, step
+from collbench import environment
+from collbench.importers import TYPES, Line, Reading, Table, number, step
+from collbench.importers.text import lines
 from collbench.records import RankInfo, Told
 from collbench.suite import MODES, Mode, Policy
 
@@ -43,10 +45,28 @@ SPELLED = {"char": "int8", "mulsum": "premul_sum", "": "none"}
 
 def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person must add."""
-    tables = _Tables(reading)
-    for at, line in enumerate(lines(text), 1):
-        tables.line(f"line {at}", PREFIX.sub("", line, count=1) if PREFIX.match(line) else line)
+    every = [PREFIX.sub("", line, count=1) if PREFIX.match(line) else line for line in lines(text)]
+    tables = _Tables(reading, _varying(every))
+    for at, line in enumerate(every, 1):
+        tables.line(f"line {at}", line)
     tables.end()
+
+
+def _varying(every: Sequence[str]) -> set[str]:
+    """Variables that not all commands in a log set alike, and that therefore tell its tests apart."""
+    commands = [environment.variables(_settings(words)) for line in every if (words := _command(line))]
+    names = {name for command in commands for name in command}
+    return {name for name in names if len({command.get(name) for command in commands}) > 1}
+
+
+def _command(line: str) -> list[str]:
+    """The words of a line in which a test is called, as a shell with -x prints it."""
+    called = "_perf" in line and not line.startswith("#") and PROGRAM.search(line)
+    return line.strip().lstrip("+$> ").split() if called else []
+
+
+def _settings(command: Sequence[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in command if "=" in word)
 
 
 class _Layout(NamedTuple):
@@ -64,8 +84,8 @@ class _Layout(NamedTuple):
 class _Tables:
     """Where a text has got to: the test under way, its settings and columns, and a row that is not yet whole."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, reading: Reading, varying: set[str]) -> None:
+        self._reading, self._varying = reading, varying
         self._heard: list[str] = []
         self._library = ""
         self._open("")
@@ -73,6 +93,7 @@ class _Tables:
     def _open(self, program: str) -> None:
         """A test begins."""
         self._program, self._fresh = program, bool(program)
+        self._command: list[str] = []
         self._told: dict[str, int] = {}
         self._devices: list[re.Match[str]] = []
         self._layout = _Layout()
@@ -109,8 +130,8 @@ class _Tables:
             self._try(self._torn[0], f"{self._torn[1]} {text}")
         elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
             self._reading.lost.append((where, "not a row of the table it stands in"))
-        elif "_perf" in text and PROGRAM.search(text):
-            self._heard = text.strip().lstrip("+$> ").split()
+        elif words := _command(text):
+            self._heard = words
 
     def _comment(self, text: str) -> None:
         if found := VERSION.match(text):
@@ -149,9 +170,11 @@ class _Tables:
 
     def _set_up(self) -> None:
         told, reading = self._told, self._reading
-        if self._heard and not reading.command:
-            reading.command = self._heard
-            reading.settings = dict(word.split("=", 1) for word in self._heard if "=" in word)
+        self._command, self._heard = self._heard, []
+        if self._command and not reading.command:
+            reading.command = self._command
+            settings = _settings(self._command)
+            reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
         reading.policy = Policy(
             iters=told.get("iter"), warmup=told.get("warmupiter"), check=told.get("validation", 1),
             agg_iters=max(1, told.get("aggiter", 1)), unalign=told.get("unalign", 0),
@@ -199,7 +222,7 @@ class _Tables:
         if "cputime" in half and (microseconds := from_bandwidth(line.size, half["algbw"])) == 0:
             self._reading.omitted["only the time to hand calls over was printed (-C)"] += 1
             return
-        average = self._average or {"ranks": averaged(self._reading.command)}
+        average = self._average or {"ranks": averaged(self._command)}
         samples = 0 if self._average else 1 if mean else self._told.get("iter", 0)
         spread: dict[str, Any] = {name: _ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")}
         told = Told(time=microseconds * 1e3, samples=samples, **average, **spread)
@@ -218,7 +241,8 @@ class _Tables:
         """The table that rows now belong to; None, with a word about it, where it is of no collective of ours."""
         if self._table is None:
             reading, ours = self._reading, self._ours
-            heard = next((m[1] for word in self._heard if (m := PROGRAM.search(word))), "")
+            command = self._command or self._heard
+            heard = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
             program = self._program.partition("_perf")[0] or heard
             name = reading.collective(program)
             if reason := why_foreign(name, program, ours["splits"] if ours else ""):
@@ -231,7 +255,11 @@ class _Tables:
             n = reading.ranks(own.pop("n", len(group)))
             devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
             mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
-            fields = {"mode": mode, "library": self._library, **own}
+            settings = environment.variables(_settings(command))
+            env = tuple((name, value) for name, value in settings.items() if name in self._varying)
+            words = " ".join(map(environment.mask, command))
+            waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
+            fields = {"mode": mode, "library": self._library, "env": env, "command": words, **waits, **own}
             self._table = Table(collective=name, n=n, ranks=devices if n == len(devices) else [], **fields)
         return self._table
 

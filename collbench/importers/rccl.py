@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from collbench.errors import UsageError
-from collbench.importers import Line, Reading, Table, lines, nccljson, nccltests, number
+from collbench.importers import Line, Reading, Table, nccljson, nccltests, number
+from collbench.importers.text import lines
 from collbench.records import Told
 
 NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others

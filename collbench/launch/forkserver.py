@@ -102,7 +102,7 @@ def main() -> None:
     try:
         control.send(b'{"up":true}')
         Server(control).serve()
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has found a reason not to run, and is gone
 
 

@@ -157,9 +157,8 @@ async function raw() {
 }
 function field(value) {
   if (value === null) return "";
-  if (Array.isArray(value)) value = value.map((one) => Array.isArray(one) ? one.join("=") : one).join(" ");
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const text = typeof value === "string" ? value.replace(/(^|[;\t\r\n])(?=[=+\-@\t\r])/g, "$1'") : String(value);
+  return /[",;\t\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 const line = (values) => `${values.map(field).join(",")}\r\n`;
 const formats = {

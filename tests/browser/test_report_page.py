@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from collbench import cli, records, report, store
+from collbench import cli, figures, records, report, store
 from collbench.document import Document, Figure, Line, Section, Table
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -76,21 +76,21 @@ def rich() -> Document:
                            data=traces, layout=axes),
                     Figure(name="time", title="Time", words="Time is flat below 32 KiB.", data=traces[:4], layout=axes),
                 ],
-                tables=[Table(name="rows", title="All rows", left=2, lines=lines, note="Times are medians.",
+                tables=[Table(name="rows", title="All rows", align="ll", lines=lines, note="Times are medians.",
                               heads=("collective", "backend", "ranks", "median", "interval", "busbw GB/s"))],
             ),
             Section(name="skew", title="Skew of ranks", words=["Rank 3 comes last."],
                     figures=[Figure(name="skew", title="Start skew", words="Rank by size.", data=[heat], height=300)]),
             Section(
                 name="skipped", title="Skipped and failed", words=["3 cases did not run."],
-                tables=[Table(name="skips", title="Reasons", folded=True, heads=("reason", "cases"), left=1,
+                tables=[Table(name="skips", title="Reasons", folded=True, heads=("reason", "cases"), align="l",
                               lines=[Line(("no in-place form", "12")), Line(("needs a power of two", "8")),
                                      Line(("gloo has no reduce_scatter", "2"), {"backend": "gloo"})])],
             ),
             Section(name="pairs", title="Pair matrix", words=["No run has pairs."]),
         ],
-        data=[{"size": s, "median": s / 3, "root": -1, "env": (("A", "1"),), "flags": ("n<6", "+copy"), "p99": None,
-               "note": '=cmd|"x"!A1, and more'} for s in SIZES],
+        data=[{"size": s, "median": s / 3, "root": -1, "env": "A=1", "flags": "n<6 +copy", "p99": None,
+               "note": '=cmd|"x"!A1, and;=1+1'} for s in SIZES],
     )  # fmt: skip
 
 
@@ -343,10 +343,11 @@ def test_raw_data_is_saved_as_csv_and_json(page: Open) -> None:
     table = list(csv.DictReader(io.StringIO(saved(tab, "CSV"), newline="")))
     assert len(table) == len(SIZES)
     assert table[0] == {"size": "8", "median": "2.66667", "root": "-1", "env": "A=1", "flags": "n<6 +copy", "p99": "",
-                        "note": """'=cmd|"x"!A1, and more"""}  # fmt: skip
+                        "note": """'=cmd|"x"!A1, and;'=1+1"""}  # fmt: skip
+    assert all(line.endswith('"\'=cmd|""x""!A1, and;\'=1+1"') for line in saved(tab, "CSV").split("\r\n")[1:-1])
     rows = json.loads(saved(tab, "JSON"))
     assert [row["size"] for row in rows] == SIZES
-    assert rows[0]["note"] == '=cmd|"x"!A1, and more' and rows[0]["env"] == [["A", "1"]] and rows[0]["p99"] is None
+    assert rows[0]["note"] == '=cmd|"x"!A1, and;=1+1' and rows[0]["env"] == "A=1" and rows[0]["p99"] is None
 
 
 HOSTILE = (
@@ -422,6 +423,22 @@ def test_the_policy_stops_what_is_not_the_pages_own(browser: Any, tmp_path: Path
     assert tab.title() == rich().title
     assert len(told) == 1 and "Content Security Policy" in told[0]
     tab.close()
+
+
+def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
+    def heat(n: int) -> Figure:
+        cells = [[float(i + j) for j in range(n)] for i in range(n)]
+        names = [f"rank {i}" for i in range(n)]
+        matrix = figures.Matrix(x=names, y=names, z=cells, text=[[f"{v:.1f}" for v in row] for row in cells],
+                                labels=("to", "from"), legend="GB/s", good=True)  # fmt: skip
+        return figures.heat(f"m{n}", "Pairs", "words", matrix, {})
+
+    both = [Section(name="s", title="S", words=[], figures=[heat(4), heat(17)])]
+    tab = page(Document(title="T", verdict="V", weight="", runs=[], sections=both))
+    drawn(tab, 2)
+    places = tab.locator(".figure")
+    expect(places.nth(0).locator(".heatmap-label")).to_have_count(16)
+    expect(places.nth(1).locator(".heatmap-label")).to_have_count(0)
 
 
 def test_plotlyjs_beside_the_page(visit: Open, tmp_path: Path) -> None:

@@ -142,7 +142,60 @@ def test_two_runs_are_compared_when_asked_or_interleaved(run: Path, monkeypatch:
     assert "needs two runs, not 3" in refused(UsageError, base, head, other, "--compare")
 
 
-TEXTS = ["<script>alert(1)</script>", "a|b", "*bold*", "`code`", "[link](javascript:alert(1))", "\x1b[31mred", "# no"]
+def test_one_side_of_an_experiment_brings_the_other(run: Path, folder: Path) -> None:
+    for side in ("base", "head"):
+        Path(paired(run, side, "e1")).rename(f"e1-{side}.jsonl")
+    for side in ("base", "head"):
+        done = invoke("report", f"e1-{side}.jsonl", "--format", "md")
+        assert done.exit_code == 0 and "## Comparison" in done.output
+    (folder / "e1-base.jsonl").unlink()
+    alone = invoke("report", "e1-head.jsonl", "--format", "md")
+    assert alone.exit_code == 0 and "## Comparison" not in alone.output
+
+
+def test_a_report_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, linked = folder / "page.html", folder / "link.html"
+    store.save(page, "old")
+    linked.symlink_to(page)
+    with monkeypatch.context() as patched:
+
+        def half(path: Path, text: str, **more: Any) -> int:
+            path.write_bytes(text[: len(text) // 2].encode())
+            raise OSError(28, "No space left on device")
+
+        patched.setattr(Path, "write_text", half)
+        with pytest.raises(CannotRun, match="No space left"):
+            store.save(page, "new text")
+    assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == ["page.html"]
+    store.save(linked, "new")
+    assert linked.is_symlink() and page.read_text() == "new"
+
+
+def test_runs_that_cannot_be_read_or_have_no_name(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no run called ''" in refused(UsageError, "")
+
+    def denied(path: Path, *args: Any, **more: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", denied)
+        for read in (store.read, store.digest, store.read_run):
+            with pytest.raises(CannotRun, match=r"cannot read .*Permission denied"):
+                read(run)
+        assert "no run called 'one'" in refused(UsageError, "one")  # a tag is in the file
+
+
+TEXTS = [
+    "<script>alert(1)</script>",
+    "a|b",
+    "*bold*",
+    "`code`",
+    "[link](javascript:alert(1))",
+    "\x1b[31mred",
+    "# no",
+    "&lt;b&gt;",
+    "$x$",
+]
 
 
 def test_markdown_shows_hostile_text_literally() -> None:
@@ -156,7 +209,12 @@ def test_markdown_shows_hostile_text_literally() -> None:
     assert drawn.count("<td>") == len(TEXTS) and drawn.count("<script") == drawn.count("<a ") == 0
     for literal in ("✗ a|b", "✗ *bold*", "✗ `code`", "✗ [link](javascript:alert(1))"):
         assert f"<td>{literal}</td>" in drawn
-    assert "<details><summary>&lt;script&gt;alert(1)&lt;/script&gt; (7 lines)</summary>" in drawn
+    assert "<details><summary>&lt;script&gt;alert(1)&lt;/script&gt; (9 lines)</summary>" in drawn
+    assert (
+        "&amp;lt;b&amp;gt;" in drawn
+        and "$x$" not in text
+        and report.escaped("by @me, ring@gloo") == "by @\u200bme, ring@gloo"
+    )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("kaleido") is None, reason="kaleido is not installed")
@@ -171,7 +229,7 @@ def test_images_are_drawn_by_the_systems_browser(run: Path, folder: Path, monkey
                         sections=[Section(name="s", title="S", words=[], figures=[figure])])  # fmt: skip
     (path,) = report.images(document, folder / "png")
     start = path.read_bytes()[:24]
-    assert path == folder / "png" / "s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
+    assert path == folder / "png" / "collbench-s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", start[16:]) == (2000, 660)
     (folder / "file").write_text("")
     with pytest.raises(CannotRun, match="cannot write"):
@@ -193,3 +251,13 @@ def test_images_need_kaleido_and_a_browser(run: Path, folder: Path, monkeypatch:
     with pytest.raises(CannotRun, match="none was found"):
         report.images(document, folder)
     assert "BROWSER_PATH" not in os.environ
+
+
+def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None:
+    (folder / "plotly.min.js").write_text("mine")
+    assert "plotly.min.js exists and is no plotly.js" in refused(UsageError, "-o", "a.html", "--plotlyjs", "directory")
+    assert (folder / "plotly.min.js").read_text() == "mine" and not (folder / "a.html").exists()
+    (folder / "plotly.min.js").write_text("/**\n* plotly.js v1.0.0\n*/")  # of another version: replaced
+    for _ in range(2):
+        assert invoke("report", "-o", "a.html", "--plotlyjs", "directory").exit_code == 0
+    assert (folder / "plotly.min.js").read_text(encoding="utf-8") == report.library()

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from collbench import store
+from collbench import resume, store
+from collbench.errors import UsageError
 from collbench.records import Record
 
 MODEL = ("--backend", "model", "-g", "4")
@@ -150,7 +152,7 @@ def test_a_last_line_that_lacks_only_its_end_is_kept(bare, whole: Path) -> None:
 def test_a_complete_run_is_left_alone(bare, whole: Path) -> None:
     before = whole.read_bytes()
     done = bare("run", "--resume", str(whole))
-    assert (done.returncode, done.stdout) == (0, "")
+    assert done.returncode == 0 and done.stdout.count("\n    ") > 3  # the table, as after any run
     assert "nothing is left to measure" in done.stderr
     assert whole.read_bytes() == before
     cut(whole, len(before.splitlines()) - 1)  # only its End is missing
@@ -189,8 +191,20 @@ def test_wrong_data_is_a_finding_and_stays(bare, whole: Path) -> None:
     assert bare("run", "--resume", str(whole)).returncode == 7
     assert store.read(whole).records[-1] == wrong
     whole_lines = len(whole.read_bytes().splitlines())
-    assert bare("run", "--resume", str(whole)).returncode == 0  # complete
+    complete = bare("run", "--resume", str(whole), "--format", "json")
+    assert complete.returncode == 7 and len(json.loads(complete.stdout)["records"]) == 5  # the sixth is a skip
     assert len(whole.read_bytes().splitlines()) == whole_lines
+
+
+def test_a_run_that_another_process_went_on_with_since_it_was_read_is_refused(whole: Path) -> None:
+    cut(whole, 3)
+    before = store.read(whole)
+    resume.writer(before).close()
+    with whole.open("ab") as f:
+        f.write(msgspec.json.encode(before.records[-1]) + b"\n")
+    with pytest.raises(UsageError, match="has changed since it was read"):
+        resume.writer(before)
+    resume.writer(store.read(whole)).close()  # neither torn nor locked
 
 
 def test_runs_of_a_single_collective_go_on_too(bare) -> None:

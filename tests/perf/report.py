@@ -20,8 +20,9 @@ import psutil
 
 from collbench import environment, store
 from collbench.collectives import COLLECTIVES
+from collbench.grammar import sweep
 from collbench.records import End, FirstWrong, RankInfo, Record, Run, World
-from collbench.suite import Axes, Case, Policy, Suite, expand, sweep
+from collbench.suite import Axes, Case, Policy, Suite, expand
 
 COMMANDS = {
     "read, nothing left out": "import sys; from collbench import store; from pathlib import Path\n"

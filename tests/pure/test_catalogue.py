@@ -205,6 +205,11 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
     ("text", "where", "said", "hint"),
     [
         ("= 3", "", "line 1", ""),
+        ("x = " + "[" * 5000 + "]" * 5000, "", "recursion", ""),
+        ("x = " + "9" * 5000, "", "digits", ""),
+        (HEAD + "ranks = 1048577", ": [axes], ranks", "more than 1048576", ""),
+        (HEAD + "[policy]\nseed = 0xffffffffffffffffffff", ": [policy], seed", "more than", ""),
+        (HEAD.replace("'8'", "{ min = 1, max = '100M', step = 1 }"), ": [axes], sizes", "more than 100000 sizes", ""),
         ("[axes]\ncollectives = 'all_reduce'\nsizes = 8", "", "there is no description", ""),
         ("description = 'x'", "", "there is no axes", ""),
         ("description = 'x'\naxes = 3", ", axes", "expected a table, not 3", ""),
@@ -285,6 +290,29 @@ def test_names_that_are_no_suite_and_files_that_are_no_text(tmp_path: Path) -> N
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match=r"binary\.toml: .*utf-8"):
         catalogue.load(str(path))
+
+
+def test_a_file_here_does_not_stand_for_a_built_in_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoke", "other", "other.toml"):
+        Path(name).write_text(SMALL)
+    assert catalogue.load("smoke") == catalogue.built_in()["smoke"]
+    assert catalogue.load("./smoke") == msgspec.structs.replace(catalogue.load("./other"), name="smoke")
+    assert catalogue.load("other.toml").name == "other"
+    with pytest.raises(UsageError, match="no suite 'other'") as found:
+        catalogue.load("other")
+    assert found.value.hint == "write ./other for the file here"
+
+
+def test_suites_beside_the_package_are_taken_in_a_checkout_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "foreign.toml").write_text(SMALL)
+    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path / "collbench")
+    assert catalogue.built_in() == {}
+    (tmp_path / "pyproject.toml").touch()
+    assert list(catalogue.built_in()) == ["foreign"]
 
 
 def test_what_a_suite_leaves_open_is_what_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

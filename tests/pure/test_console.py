@@ -295,7 +295,7 @@ def test_summary_explains_flags_that_occurred_and_no_others() -> None:
 def test_summary_is_loud_about_wrong_data_and_tells_the_first() -> None:
     first = FirstWrong(rank=2, index=17, got="3.0", expected="10.0", when="after")
     found = lines_of([measured(a_case(), status="wrong", wrong=1200, checked=4000, first_wrong=first)])
-    assert found["WRONG DATA in 1 of 1 cases"] == "bad"
+    assert found["WRONG DATA in 1 of 1 case"] == "bad"
     (story,) = [line for line in found if "1,200 of 4,000 elements wrong" in line]
     assert story.endswith("first at rank 2, element 17 (after): got 3.0, expected 10.0")
     assert not any("none wrong" in line for line in found)
@@ -348,11 +348,11 @@ def test_csv_streams_a_line_per_record() -> None:
     case = a_case(env=(("A", "1"), ("B", "2,3")))
     reporter.begin(a_run(), [case], [])
     reporter.record(*measured(case, row={"flags": ("n<6", "late:1"), "late_rank": 1, "busbw": 0.1536}))
-    reporter.record(Record(case=a_case(), status="failed", note="a\nb"), None)
+    reporter.record(Record(case=a_case(), status="failed", note="=a\nb;+c"), None)
     assert out.getvalue().count("\n") == 3
     ok, failed = csv.DictReader(io.StringIO(out.getvalue()))
     assert (ok["env"], ok["flags"], ok["busbw"], ok["implementation"]) == ("A=1 B=2,3", "n<6 late:1", "0.1536", "gloo")
-    assert (failed["status"], failed["note"], failed["median"]) == ("failed", "a b", "")
+    assert (failed["status"], failed["note"], failed["median"]) == ("failed", "'=a b;'+c", "")
 
 
 def test_markdown_is_a_table_that_text_cannot_break() -> None:
@@ -421,3 +421,20 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(capsys: pytest.
 
 def test_a_run_of_nothing_ends_quietly() -> None:
     assert "nothing to run" in shown([])
+
+
+def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 cases, 2 were there when the run was resumed and 1 took the minute since."""
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    cases = [a_case(nbytes=8 << i) for i in range(4)]
+    out = io.StringIO()
+    status = Status(Console(file=out, width=120), watched=False)
+    status.begin(a_run(), cases, [])
+    for case in cases[:2]:
+        status.record(*measured(case))
+    status.phase(cases[2], "timing", 0.0)
+    status.record(*measured(cases[2]))
+    now[0] = 60.0
+    Console(file=out, width=120).print(status._view())
+    assert "3/4" in out.getvalue() and "1:00 elapsed" in out.getvalue() and "1:00 left" in out.getvalue()

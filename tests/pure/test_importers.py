@@ -13,6 +13,7 @@ import pytest
 from collbench import formats, importers, nccljson, nccltests, records
 from collbench.errors import UsageError
 from collbench.importers import Asked, Reading
+from collbench.importers.text import decode
 from collbench.records import End, Record, Run, Told, World
 
 FACTORS = {"all_reduce": lambda n: 2 * (n - 1) / n, "all_gather": lambda n: (n - 1) / n, "broadcast": lambda n: 1}
@@ -249,13 +250,46 @@ def test_ranks_come_from_the_devices_or_the_option_and_a_wrong_number_is_noticed
         read(bare)
     assert not read(bare, ranks=8).warnings
     assert "busbw 36.70 is not what 4 ranks make of 1048576 B in 50.00 us" in read(bare, ranks=4).warnings[0]
-    gathered = log([row(1 << 20, 50.0, test="all_gather")], test="all_gather")
-    assert any("32768 elements are not what 4 ranks" in w for w in read(gathered, ranks=4).warnings)
+    gathered = log([row(1 << 20, 50.0, test="all_gather")], test="all_gather", n=4)
+    assert any("32768 elements are not what 4 ranks" in w for w in read(gathered).warnings)
+    told = read(gathered, ranks=8)  # fills in, and overrides nothing
+    assert told.records[0].case.n == 4 and "the log says 4 ranks, which is taken" in told.warnings[0]
     split = log([row(4096, 9.0, 2)], n=4).replace("Rank  2 Group  0", "Rank  2 Group  1").replace(
         "Rank  3 Group  0", "Rank  3 Group  1"
     )  # fmt: skip
     found = read(split)
     assert found.records[0].case.n == 2 and "at once" in found.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["reduced-run.log", "weak_scattered.log", "gathering.txt"])
+def test_parts_of_words_in_a_files_name_mean_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="of which collective"):
+        read("\n".join(line for line in log([row(1 << 20, 50.0)]).split("\n") if "_perf" not in line), name)
+
+
+def test_tests_with_other_settings_in_one_log_are_other_cases() -> None:
+    def called(command: str, us: float) -> str:
+        return f"+ {command} -g 8\n{log([row(1 << 20, us)])}"
+
+    program = "NCCL_DEBUG=WARN SECRET=x ./all_reduce_perf"
+    reading = read(called(f"NCCL_ALGO=Ring {program}", 50.0) + called(f"NCCL_ALGO=Tree {program}", 90.0))
+    assert [(r.case.env, r.case.cycle, r.told and r.told.time) for r in reading.records[::2]] == [
+        ((("NCCL_ALGO", "Ring"),), 0, 50e3), ((("NCCL_ALGO", "Tree"),), 0, 90e3)
+    ]  # fmt: skip
+    assert [w.env for w in reading.worlds] == [(("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)]
+    (run, *_) = importers.assemble(reading)
+    assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_DEBUG": "WARN"}
+    assert not reading.warnings
+    reading = read(called(f"{program} -n 20", 50.0) + called(f"{program} -n 99", 90.0) + log([row(1 << 20, 70.0)]))
+    assert [r.case.cycle for r in reading.records] == [0, 0, 1, 1, 2, 2]
+    assert ["-n 99 -g 8' repeats what" in w for w in reading.warnings] == [True, False]
+
+
+def test_a_barrier_within_the_time_is_flagged() -> None:
+    said = "# Blocking Enabled: wait for completion and barrier after each collective\n#\n# Using devices"
+    text = log([row(1 << 20, 50.0)])
+    found = [records.derive(read(one).records[0]) for one in (text, text.replace("#\n# Using devices", said))]
+    assert ["blocking" in r.flags for r in found if r] == [False, True] and "blocking" in formats.FLAGS
 
 
 def test_what_has_no_place_here_is_left_out_with_a_reason() -> None:
@@ -526,6 +560,18 @@ def test_imb_tables_one_for_each_number_of_processes() -> None:
     assert run.command == ["IMB-MPI1", "Allreduce", "-npmin", "4"]
 
 
+def test_imb_without_blank_lines_is_read_and_rows_without_columns_are_counted() -> None:
+    text = "\n".join([
+        "# Intel(R) MPI Benchmarks 2021.3, MPI-1 part", "# Calling sequence was:", "# IMB-MPI1 Allreduce",
+        "# Benchmarking Allreduce", "# #processes = 4",
+        "#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]", "1024 1000 1.00 2.00 1.50",
+        "# Benchmarking Bcast", "# #processes = 4", "2048 1000 1.00 2.00 1.50",
+    ])  # fmt: skip
+    reading = read(text)
+    assert seen(reading) == [("all_reduce", 1024, False, 2.0)] and reading.command == ["IMB-MPI1", "Allreduce"]
+    assert reading.lost == [("line 10", "a row of numbers under no names of columns")]
+
+
 def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
     text = imb("Reduce_scatter", 6, ["           64         1000         1.50         2.50         2.00",
                                      "      1048576         1000       150.00       250.00       200.00"])  # fmt: skip
@@ -550,14 +596,37 @@ def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
 )  # fmt: skip
 def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        importers.read(importers.decode(data, "x"), Asked(name="x"))
+        importers.read(decode(data, "x"), Asked(name="x"))
+
+
+@pytest.mark.parametrize(("limit", "words"), [("MOST_LINES", "more than 9 lines"), ("MOST_BYTES", "larger than")])
+def test_a_packed_log_is_no_larger_than_it_may_be(limit: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"collbench.importers.text.{limit}", 9)
+    with pytest.raises(UsageError, match=words):
+        decode(gzip.compress(b"\n" * 10), "x")
+
+
+def test_torn_gzip_is_told_in_words() -> None:
+    packed = bytearray(gzip.compress(bytes(range(1, 256)) * 99))
+    packed[20:40] = b"\xff" * 20
+    with pytest.raises(UsageError, match="cannot unpack"):
+        decode(bytes(packed), "x")
+
+
+@pytest.mark.parametrize("name", ["min", "max", "p99"])
+def test_no_time_that_a_run_may_not_hold_gets_into_one(name: str) -> None:
+    reading = Reading(Asked(name="x"))
+    told = Told(time=5.0, **{name: 1e15})
+    line = importers.Line(where="here", size=8, dtype="float", op="sum", told=told)
+    reading.add(importers.Table(collective="all_reduce", n=2), line)
+    assert (reading.records, reading.lost) == ([], [("here", "a time of 1e+12 us")])
 
 
 def test_line_ends_byte_order_marks_gzip_and_monstrous_lines_do_no_harm() -> None:
     text = log([row(4096, 9.0), "1 2 float " + "9 " * 100_000, "x" * 1_000_000])
     expected = seen(read(text))
     data = text.replace("\n", "\r\n").encode("utf-8-sig")
-    assert seen(read(importers.decode(gzip.compress(data), "x"))) == expected
+    assert seen(read(decode(gzip.compress(data), "x"))) == expected
     assert len(expected) == 2
 
 

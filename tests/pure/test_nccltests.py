@@ -226,7 +226,9 @@ def test_one_rank_has_no_bus_bandwidth_but_a_number_and_a_word_about_it() -> Non
 
 @pytest.mark.parametrize(("average", "time"), [(0, 20.0), (1, 25.0), (2, 18.0), (3, 32.0)])
 def test_average_says_what_is_made_of_the_ranks_times(average: int, time: float) -> None:
-    ranks = [[10000, 20000, 30000], [40000, 32000, 18000]]  # means 25 26 24, fastest 10 20 18, slowest 40 32 30
+    ranks = [[10000, 20000, 30000]] * 4 + [
+        [40000, 32000, 18000]
+    ] * 4  # means 25 26 24, fastest 10 20 18, slowest 40 32 30
     record = {"per_rank": ranks, "times_ns": [40000, 32000, 30000]}
     text = written([measured(a_case(nbytes=100_000), 32000, **record)], options=Options(average=average))
     row = scraped(text)[0]
@@ -237,7 +239,7 @@ def test_average_says_what_is_made_of_the_ranks_times(average: int, time: float)
 
 
 def test_inner_calls_divide_the_time() -> None:
-    outcome = measured(a_case(), 40000, inner=4, per_rank=[[20000], [40000]], submit_ns=[8000])
+    outcome = measured(a_case(), 40000, inner=4, per_rank=[[20000]] * 4 + [[40000]] * 4, submit_ns=[8000])
     assert scraped(written([outcome]))[0]["time"] == 10
     assert scraped(written([outcome], options=Options(average=2)))[0]["time"] == 5
     assert scraped(written([outcome], options=Options(cpu_time=True)))[0]["time"] == 8
@@ -291,7 +293,8 @@ def test_hostile_names_stay_on_their_line() -> None:
 
 def a_document(**changes):
     cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
-    outcomes = [measured(case, 1000 * (i + 1), per_rank=[[500], [1000 * (i + 1)]]) for i, case in enumerate(cases)][:3]
+    times = [1000 * (i + 1) for i in range(3)]
+    outcomes = [measured(*each, per_rank=[[500]] * 4 + [[each[1]]] * 4) for each in zip(cases, times, strict=False)]
     run = a_run(environment={"variables": {"NCCL_ALGO": "Ring"}, "secret": "s3cret"})
     end = End(exit=0, ended="2026-07-09T10:05:00+00:00")
     return nccljson.document(run, [a_world(cases[0])], changes.pop("outcomes", outcomes), end, **changes)
@@ -337,12 +340,14 @@ def test_json_results_hold_both_halves_and_null_where_one_is_missing() -> None:
 
 def test_per_iteration_statistics_by_hand() -> None:
     times = [2000, 4000, 4000, 4000, 5000, 5000, 7000, 9000]  # mean 5000, population deviation 2000
-    record = Record(case=a_case(), status="ok", times_ns=[2 * t for t in times], inner=2, per_rank=[[2], [4]])
+    record = Record(
+        case=a_case(), status="ok", times_ns=[2 * t for t in times], inner=2, per_rank=[[2]] * 4 + [[4]] * 4
+    )
     got = nccljson.per_iteration(record)
     assert got == {
         "skipped_iterations": 0, "min_us": 2.0, "max_us": 9.0, "avg_us": 5.0, "p50_us": 5.0, "p95_us": 9.0,
         "p99_us": 9.0, "stdev_us": 2.0, "cv_pct": 40.0, "times_us": [2, 4, 4, 4, 5, 5, 7, 9],
-        "per_process_max_times_us": [[0.001], [0.002]],
+        "per_process_max_times_us": [[0.001]] * 4 + [[0.002]] * 4,
     }  # fmt: skip
     hundred = nccljson.per_iteration(Record(case=a_case(), status="ok", times_ns=[1000 * t for t in range(100, 0, -1)]))
     assert (hundred["p50_us"], hundred["p95_us"], hundred["p99_us"]) == (51, 95, 99)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from collbench import records, store
@@ -62,6 +64,53 @@ def test_unknown_fields_are_refused_with_file_and_line(tmp_path: Path) -> None:
         store.read(path)
 
 
+ROWS = [[1, 2]] * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "case", "words"),
+    [
+        ({}, {"collective": "nonesuch"}, "reduction 'nonesuch'"),
+        ({}, {"dtype": "int3\x1b[31m"}, r"'int3\\x1b\[31m'"),
+        ({}, {"op": "xor"}, "'xor' - at"),
+        ({}, {"n": 0}, "case.n"),
+        ({}, {"n": 1 << 21}, "case.n"),
+        ({}, {"nbytes": -8}, "case.nbytes"),
+        ({}, {"nbytes": 10**40}, "case.nbytes"),
+        ({}, {"align": 0}, "case.align"),
+        ({"inner": 0}, {}, "inner"),
+        ({"overhead_ns": 10**400}, {}, ""),
+        ({"times_ns": [1, -1]}, {}, "times_ns"),
+        ({"invalid": {"late": -2}}, {}, "invalid"),
+        ({"per_rank": ROWS[:2]}, {}, "not of all 4 ranks"),
+        ({"per_rank": ROWS, "starts_ns": [[1]] * 4}, {}, "not as many of each"),
+        ({"per_rank": [[1], [1, 2], [1], [1]]}, {}, "not as many of each"),
+        ({"told": {"time": 1e308}}, {}, "told.time"),
+        ({"told": {"time": -1.0}}, {}, "told.time"),
+        ({"first_wrong": {"deep": 1}}, {}, "first_wrong"),
+    ],
+)
+def test_a_run_of_another_hand_is_refused_with_file_and_line(
+    tmp_path: Path, fields: dict[str, object], case: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    line = {"line": "record", "status": "ok", "times_ns": [1, 2], **fields}
+    line["case"] = {**msgspec.to_builtins(CASE), **case}
+    path.write_text(f"{msgspec.json.encode(run()).decode()}\n{json.dumps(line)}\n")
+    for read in (store.read, store.digest):
+        with pytest.raises(UsageError, match=f"a.jsonl, line 2: .*{words}"):
+            read(path)
+
+
+def test_endless_nesting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = msgspec.json.encode(run()).decode()
+    path.write_text(first.replace('"environment":{}', '"environment":{"a":' + "[" * 9999 + "]" * 9999 + "}") + "\n")
+    for read in (store.read, store.read_run):
+        with pytest.raises(UsageError, match=re.escape(str(path))):
+            read(path)
+
+
 def test_names_find_runs(home: Path) -> None:
     for name, tag in (("20260101-a", ""), ("20260102-b", "nightly"), ("20260103-c", "")):
         store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag))
@@ -108,6 +157,7 @@ def test_nothing_is_derived_of_what_was_not_measured() -> None:
 
 
 STEADY = [10_000 + 10 * (i % 7) for i in range(100)]
+LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +175,7 @@ STEADY = [10_000 + 10 * (i % 7) for i in range(100)]
         ({"copies_first": True}, "+copy", True),
         ({"times": [t * (1 + (i % 10 < 3)) for i, t in enumerate(STEADY)]}, "bimodal", True),
         ({"times": STEADY[:4]}, "n<6", False),
-        ({"per_rank": [[10_000] * 100, [5_000] * 100]}, "late:1", True),
+        ({"per_rank": LATE}, "late:1", True),
     ],
 )
 def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
@@ -136,7 +186,7 @@ def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
 
 
 def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
-    late = measured(STEADY, per_rank=[[10_000] * 100, [5_000] * 100])
+    late = measured(STEADY, per_rank=LATE)
     row = records.derive(late, world(oversubscribed=True))
     assert row is not None
     assert row.flags == ("oversubscribed",) and not row.gateable and row.late_rank is None

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collbench import rows, sections
+from collbench import figures, formats, records, rows, sections
 from collbench.compare import Comparison, Rules
 from collbench.document import FILTERS, Document, Section
 from collbench.errors import Exit
@@ -130,8 +130,8 @@ def test_every_kind_of_run_has_all_sections(name: str) -> None:
     ("empty", "notice", "nothing to report"),
     ("skips only", "notice", "skipped"),
     ("predicted only", "notice", "nothing was measured"),
-    ("failed only", "bad", "1 of 1 cases failed"),
-    ("wrong only", "bad", "1 of 1 cases gave wrong data"),
+    ("failed only", "bad", "1 of 1 case failed"),
+    ("wrong only", "bad", "1 of 1 case gave wrong data"),
     ("cut short", "notice", "cut short"),
     ("imported", "notice", "imported from nccl-tests"),
     ("few samples", "good", "all data verified, none wrong"),
@@ -319,7 +319,8 @@ def test_hostile_text_stays_text() -> None:
             assert "%{x}" not in text or "sample %{x}" in text or "%{y}, %{x}" in text or "<script" not in text
 
 
-def test_twenty_thousand_cases_stay_bounded_and_say_so() -> None:
+def test_twenty_thousand_cases_stay_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "DATA", 4_000_000)
     cases = [
         case(c, size, n=n, algorithm=a, dtype=d, in_place=p)
         for c, n, a, d, p, size in itertools.product(
@@ -342,3 +343,193 @@ def test_twenty_thousand_cases_stay_bounded_and_say_so() -> None:
     )
     assert "500 of" in section(document, "implementations").tables[0].note
     assert len(document.data) < len(records) and f"of {len(records):,}" in section(document, "data").words[0]
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "sendrecv"])
+def test_odd_sizes_and_times_are_no_error(collective: str) -> None:
+    odd = (0, 1, 3, 10**9, 10**18)
+    made = [
+        ok(case(collective, nbytes, algorithm=algorithm), times_ns=times)
+        for algorithm in ("native", "ring")
+        for nbytes, time in itertools.product(odd, odd)
+        for times in ([time], [time] * 20, [*odd, *odd], [time, *[time + 1] * 20])
+    ]
+    sound(sections.document([run(*made)]))
+
+
+def test_places_are_changed_between_sizes_that_move_data_only() -> None:
+    def at(algorithm: str, nbytes: int, median: int) -> Record:
+        return ok(case("all_reduce", nbytes, algorithm=algorithm), median)
+
+    made = [at("native", 0, 100), at("ring", 0, 900), at("native", 64, 900), at("ring", 64, 100),
+            at("native", 1024, 100), at("ring", 1024, 900)]  # fmt: skip
+    (line,) = section(sections.document([run(*made)]), "crossovers").tables[0].lines
+    assert "64 B … 1 KiB" in line.cells
+
+
+def test_a_split_file_that_is_gone_leaves_bandwidth_unknown(tmp_path: Path) -> None:
+    matrix = tmp_path / "m.txt"
+    matrix.write_text("0 64\n64 0\n")
+    record = ok(case("all_to_allv", 128, splits=f"matrix:{matrix}"))
+    assert records.derive(record).busbw == pytest.approx(0.064)  # type: ignore[union-attr]
+    matrix.unlink()
+    document = sections.document([run(record)])
+    sound(document)
+    assert any("no-splits" in line.cells for line in section(document, "summary").tables[1].lines)
+    assert (document.data[0]["flags"], document.data[0]["median"]) == ("no-splits", 1000)
+    assert "busbw" not in document.data[0] and "algbw" not in document.data[0]
+    assert formats.cells(record, records.derive(record))["busbw"] == "n/a"
+    assert not records.frame([run(record)]).empty
+
+
+def test_labels_are_short_and_told_apart() -> None:
+    stamped = [run(ok(), id=f"20260101-00000{i}-smoke-{x}") for i, x in enumerate(("ab12", "cd34", "cd34"))]
+    assert rows.view(stamped[:2]).labels == ["smoke-ab12", "smoke-cd34"]
+    assert rows.view(stamped[1:]).labels == [file.run.id for file in stamped[1:]]
+    assert rows.view([run(ok(), id="x", tag="mine"), stamped[0]]).labels == ["mine", "smoke-ab12"]
+
+
+def test_text_is_aligned_left_and_figures_right() -> None:
+    document = sections.document([run(*sweep(), *sweep(algorithm="ring"), *sweep("sendrecv"))])
+    tables = {table.name: table for found in document.sections for table in found.tables}
+    for name, heads in {"best-of": ("at", "collective"), "best": ("best", "which"), "links": ("note", "from")}.items():
+        table = tables[name]
+        assert len(table.left) == len(table.heads)
+        assert all(left for head, left in zip(table.heads, table.left, strict=True) if head in heads)
+        assert not all(table.left)
+
+
+def test_axes_have_readable_ticks_wherever_values_lie() -> None:
+    for least, most in [(1.1e-5, 3e-5), (3.1, 3.3), (4.0, 4.0), (2, 30), (1, 9e5)]:
+        axis = figures.log_axis("busbw", [least, None, most], figures.number)
+        inside = [tick for tick in axis["tickvals"] if 0.9 * least <= tick <= 1.1 * most]
+        assert 1 <= len(inside) <= 12 and not any("e" in text for text in axis["ticktext"])
+        assert len(set(axis["ticktext"])) == len(axis["ticktext"])
+
+
+def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
+    made = ok(stop="budget"), ok(case(nbytes=8), stop="converged"), ok(case(nbytes=16), stop="max_n")
+    verdict = sections.document([run(*made)])
+    assert verdict.weight == "notice" and verdict.verdict.endswith("; 2 not as precisely as asked for.")
+
+
+def test_a_log_without_a_date_says_where_it_is_from() -> None:
+    file = run(ok(), imported="osu")
+    undated = msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, started=""))
+    lines = section(sections.document([undated]), "environment").tables[0].lines
+    assert ("started", "imported from osu") in [line.cells for line in lines]
+
+
+def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]:
+    return [line.cells for found in section(document, where).tables if found.name == name for line in found.lines]
+
+
+def test_predictions_are_never_reported_as_measurements() -> None:
+    model = [
+        Record(case=case(nbytes=size, backend="model"), status="predicted", times_ns=[1 + size // 1000])
+        for size in SIZES
+    ]
+    document = sections.document([run(*sweep(), *model)])
+    sound(document)
+    assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all data")
+    assert section(document, "summary").words[0] == "3 records measured, 3 predicted by a model, in 1 run."
+    floors = table_of(document, "summary", "best-of")
+    assert [(cells[1], cells[4]) for cells in floors] == [
+        ("isolated", "8 B, gloo"),
+        ("isolated, predicted", "8 B, model"),
+    ]
+    names = [figure.name for figure in section(document, "bandwidth").figures if figure.name.endswith("time")]
+    assert names == ["all_reduce-isolated-time", "all_reduce-isolated-predicted-time"]
+    assert not section(document, "implementations").tables and not section(document, "crossovers").tables
+    cut = sections.document([run(*sweep(), *model, end=None)])
+    assert "3 cases measured, 3 predicted by a model before" in cut.verdict
+    rings = [msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, algorithm="ring"))
+             for record in model]  # fmt: skip
+    found = table_of(sections.document([run(*sweep(), *model, *rings)]), "implementations", "best")
+    assert [cells[3] for cells in found] == ["isolated, predicted"] * 3
+
+
+@pytest.mark.parametrize(("mode", "together", "told"), [
+    ("isolated", 1, True), ("host", 1, True), ("isolated", 8, False), ("streaming", 1, False),
+])  # fmt: skip
+def test_only_calls_on_their_own_have_a_latency(mode: Any, together: int, told: bool) -> None:
+    records = [msgspec.structs.replace(record, inner=20 * together if mode == "streaming" else together)
+               for record in sweep(mode=mode)]  # fmt: skip
+    document = sections.document([run(*records)])
+    assert (table_of(document, "summary", "best-of")[0][2] != "-") == told
+    said = any("mean of a batch of calls" in words for words in section(document, "distribution").words)
+    assert said == (not told)
+
+
+def test_an_imported_mean_is_not_called_a_median() -> None:
+    told = [
+        Record(case=case(nbytes=size), status="ok", told=Told(time=1000.5 + size, ranks="slowest")) for size in SIZES
+    ]
+    document = sections.document([run(*told, environment={}, imported="osu")])
+    found = section(document, "bandwidth")
+    assert not any("edian" in words for words in found.words)
+    assert "Imported times are what the tool printed: mean over iterations, of the slowest rank." in found.words
+    hover = next(trace["text"][0] for trace in found.figures[0].data if "text" in trace)
+    assert "mean over iterations, of the slowest rank 1.01 µs" in hover and "median" not in hover
+    assert document.data[0]["over"] == "mean over iterations, of the slowest rank"
+    words = " ".join(section(document, "efficiency").words)
+    assert "into one log" in words and "report both runs" not in words
+
+
+def test_every_time_and_bandwidth_is_in_a_table() -> None:
+    rows_ = table_of(sections.document([run(*sweep(), BARRIER)]), "bandwidth", "times")
+    assert rows_[1][:5] == ("all_reduce", "isolated", "gloo", "1 KiB", "2.02 µs") and rows_[1][6:] == (
+        "0.51",
+        "0.51",
+        "",
+    )
+    assert rows_[3][0] == "barrier" and rows_[3][6:8] == ("-", "-") and len(rows_) == 4
+
+
+def test_sizes_that_are_not_drawn_are_said() -> None:
+    many = [ok(case(nbytes=8 * k), 1000 + k) for k in range(1, 61)]
+    document = sections.document([run(*many)])
+    for name in ("bandwidth", "distribution", "efficiency"):
+        assert "Of up to 60 sizes, each line is drawn at 48, evenly spread." in section(document, name).words
+    assert not any("evenly spread" in words for words in section(sections.document([run(*sweep())]), "bandwidth").words)
+
+
+def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
+    def said(*algorithms: str, samples: int = 40, backends: tuple[str, ...] = ("gloo",)) -> Section:
+        made = [ok(case(algorithm=a, backend=b), 1000 + 5 * place, samples)
+                for b in backends for place, a in enumerate(algorithms)]  # fmt: skip
+        return section(sections.document([run(*made)]), "implementations")
+
+    few = said("native", "ring", samples=3)
+    assert [line.cells[6] for line in few.tables[0].lines] == ["gloo ? ring@gloo"]
+    assert any(
+        "gloo is surely the fastest in 0, another is surely faster in 0, intervals overlap in 0, and in 1" in words
+        for words in few.words
+    )
+    assert any("beside what gloo chooses itself" in words for words in few.words)
+    both = said("native", backends=("gloo", "shm"))
+    assert not any("reference" in words for words in both.words)
+
+
+def test_pairs_of_runs_and_backends_stay_apart() -> None:
+    def pairs(backend: str, times: int) -> list[Record]:
+        made = [((0, 1), times), ((1, 2), 2 * times)]
+        return [ok(case("sendrecv", backend=backend), time, note=f"pair {a}-{b}") for (a, b), time in made]
+
+    files = [run(*pairs("gloo", 1000), *pairs("shm", 100)), run(*pairs("gloo", 10), id="r2")]
+    drawn = section(sections.document(files), "pairs").figures
+    assert [figure.data[0]["z"][0][1] for figure in drawn] == pytest.approx([1.024, 10.24, 102.4], rel=0.02)
+    assert drawn[0].data[0]["z"][1][2] == pytest.approx(0.512, rel=0.02)  # of the same case, and yet its own
+    assert all(figure.data[0]["texttemplate"] for figure in drawn)
+
+
+@pytest.mark.parametrize("value", [[1, [2]], {"a": 1}, 7, "deep"])
+def test_facts_of_another_shape_are_no_error(value: Any) -> None:
+    if value == "deep":
+        value = []
+        for _ in range(900):
+            value = [value]
+    names = ("host", "cpu", "gpus", "nics", "memory", "libraries", "variables", "container", "git", "python", "product",
+             "kernel", "boot_id")  # fmt: skip
+    strange = run(ok(), environment=dict.fromkeys(names, value), id="r2")
+    sound(sections.document([strange, run(ok())]))

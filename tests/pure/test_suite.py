@@ -10,8 +10,9 @@ import pytest
 from collbench import catalogue, plan, splits
 from collbench.collectives import COLLECTIVES
 from collbench.errors import UsageError
-from collbench.grammar import expand_envs, parse_duration, parse_size
-from collbench.suite import Axes, Case, Policy, expand, sweep
+from collbench.grammar import expand_envs, parse_duration, parse_size, sweep
+from collbench.selection import Override, Part
+from collbench.suite import Axes, Case, Policy, Suite, expand
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,41 @@ def test_a_matrix_file_must_be_square_and_wide_enough(tmp_path: Path) -> None:
     assert splits.matrix(f"matrix:{path}", 2, 0, 4).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(UsageError, match="2 x 2"):
         splits.matrix(f"matrix:{path}", 3, 0, 4)
+
+
+def test_splits_read_files_only_and_of_bearable_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is no file"):
+        splits.matrix("matrix:/dev/zero", 2, 64, 4)
+    (tmp_path / "m").write_text("1 1\n1 1\n")
+    monkeypatch.setattr(splits, "MOST_BYTES", 7)
+    with pytest.raises(UsageError, match="more than"):
+        splits.matrix(f"matrix:{tmp_path / 'm'}", 2, 64, 4)
+    with pytest.raises(UsageError, match="too large"):
+        splits.matrix("uniform", 1 << 20, 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"cycles": 10**9}, "more than 1000000 cases"),
+        ({"collectives": ("broadcast",), "ranks": (1 << 20,), "roots": (-1,)}, "more than 1000000 cases"),
+        ({"ranks": (10**8,)}, "100000000 ranks are more"),
+    ],
+)
+def test_sweeps_beyond_all_bounds_are_refused_before_they_are_made(axes: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        expand(Axes(**{"collectives": ("all_reduce",), "sizes": (8,), "ranks": (2,), **axes}))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="more than 100000 sizes"):
+        sweep(1, 100 << 20, step=1)
+
+
+def test_what_overrides_make_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collbench.suite.MOST_CASES", 20)
+    whole = Axes(collectives=("all_reduce",), sizes=(8, 16, 32), ranks=(2,))
+    every = Override(match=Part(), axes=Part(dtypes=("float", "double", "int8", "half")))
+    assert len(expand(whole)[0]) == 6
+    with pytest.raises(UsageError, match="more than 20 cases"):
+        Suite(name="x", axes=whole, overrides=(every,)).expand()
 
 
 def test_rotation_shrinks_before_a_size_is_given_up() -> None:

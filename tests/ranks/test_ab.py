@@ -77,39 +77,39 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
     firsts = [next(side for _, side, w in turns if w == world) for world in range(6)]
     assert {world for _, _, world in turns} == set(range(6))
     assert [world for _, _, world in turns] == sorted(world for _, _, world in turns)  # a round ends before the next
-    assert len(firsts) == 6
+    assert sorted(firsts) == ["base"] * 3 + ["head"] * 3
     rows = json.loads(done.stdout)["rows"]
     assert len(rows) == 2 and {row["pairs"] for row in rows} == {6}
     assert base.end and base.end.exit == 0
 
 
 def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) -> None:
-    """Half as slow again, since this may run beside other work; 15 % are shown in reports/."""
-    sizes = '"4K", "64K", "256K", "1M"'
+    """Many times as slow, since this may run beside other work; what 15 % look like is recorded in reports/."""
+    sizes = '"4K", "64K", "1M"'
     done = cli(
-        "ab", "--suite", suite(sizes, "dragging", "ring", 30), "--head", "DRAG=1.0:65536,1048576", "--rounds", "8,8",
-        "--tau", "50%", "--format", "json", PYTHONPATH=PLUGINS, timeout=280,
+        "ab", "--suite", suite(sizes, "dragging", "ring", 30), "--head", "DRAG=65536:500,1048576:3000",
+        "--rounds", "8,8", "--tau", "99%", "--format", "json", PYTHONPATH=PLUGINS, timeout=280,
     )  # fmt: skip
     rows = {row["case"]["nbytes"]: row for row in json.loads(done.stdout)["rows"]}
     assert {size for size, row in rows.items() if row["verdict"] == "REGRESSED"} == {65536, 1048576}, done.stdout
     assert done.returncode == Exit.BAD
     assert all(rows[size]["stage"] == 2 and rows[size]["pairs"] == 8 for size in (65536, 1048576))
-    assert "65536" not in done.stderr and "slower" in done.stderr
+    assert "slower than base" in done.stderr and " 4 KiB" not in done.stderr
     base, head = sides()
     assert {r.case.nbytes for r in base.records if base.worlds[r.world].stage == 2} >= {65536, 1048576}
     assert head.end and head.end.exit == Exit.BAD
 
 
-def test_sides_may_be_a_library_and_an_algorithm(cli, suite) -> None:
+def test_sides_may_be_two_algorithms(cli, suite) -> None:
     done = cli(
-        "ab", "--suite", suite('"1K"', "gloo", "native"), "--base", "backend:gloo algo:native", "--head",
-        "backend:shm algo:one_shot", "--rounds", "6,6", "--format", "json", timeout=200,
+        "ab", "--suite", suite('"1K"', "model", "native"), "--base", "algo:native", "--head", "algo:ring",
+        "--format", "json",
     )  # fmt: skip
     (row,) = json.loads(done.stdout)["rows"]
-    assert row["pairs"] == 6, done.stderr
+    assert (row["pairs"], row["verdict"], done.returncode) == (12, "REGRESSED", Exit.BAD), done.stderr
     base, head = sides()
-    assert {r.case.label for r in base.records} == {"gloo"}
-    assert {r.case.label for r in head.records} == {"one_shot@shm"}
+    assert {r.case.label for r in base.records} == {"model"}
+    assert {r.case.label for r in head.records} == {"ring@model"}
 
 
 def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
@@ -139,8 +139,8 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
 
 
 def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> None:
-    with started("--suite", suite('"4M"', "gloo", "native", 300), "--aa", "--rounds", "30,6") as process:
-        victim = head_after(process, 4).worlds[-1].ranks[1].pid
+    with started("--suite", suite('"4M"', "gloo", "native", 150), "--aa", "--rounds", "30,6") as process:
+        victim = head_after(process, 3).worlds[-1].ranks[1].pid
         os.kill(victim, signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     assert process.returncode == Exit.TIMEOUT, err
@@ -148,7 +148,40 @@ def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> N
     base, head = sides()
     assert head.records[-1].status == "failed" and "head: rank 1" in head.end.note
     assert head.end.exit == base.end.exit == Exit.TIMEOUT
-    assert [r.status for r in head.records[:3]] == ["ok"] * 3
+    assert [r.status for r in head.records[:2]] == ["ok"] * 2
+
+
+@pytest.mark.parametrize(
+    ("head", "code", "words"),
+    [("SABOTAGE=kill:1:3", Exit.TIMEOUT, "head: rank 1"), ("backend:nccl", Exit.CANNOT_RUN, "head: ")],
+)
+def test_what_breaks_in_the_pilot_is_told_with_its_side(cli, suite, head: str, code: Exit, words: str) -> None:
+    base = "SABOTAGE=none:0:0" if "SABOTAGE" in head else "backend:gloo"
+    backend = "saboteur" if "SABOTAGE" in head else "gloo"
+    done = cli("ab", "--suite", suite('"1M"', backend, "native"), "--base", base, "--head", head, PYTHONPATH=PLUGINS)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert all(file.end and file.end.exit == code and words in file.end.note for file in sides())
+
+
+def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
+    """all_reduce on gloo and broadcast in shared memory, against both in shared memory."""
+    path = Path(suite('"1K"', "gloo", "ring"))
+    text = (
+        path.read_text() + '[[include]]\ncollectives = ["broadcast"]\nbackends = ["shm"]\nalgorithms = ["binomial"]\n'
+    )
+    path.write_text(text)
+    done = cli("ab", "--suite", str(path), "--head", "backend:shm", "--rounds", "6,6", "--format", "json", timeout=200)
+    rows = {row["case"]["collective"]: row["pairs"] for row in json.loads(done.stdout)["rows"]}
+    assert rows == {"all_reduce": 6, "broadcast": 6} or set(rows.values()) <= {6, 12}, done.stderr
+    assert {r.case.backend for r in sides()[1].records} == {"shm"}
+
+
+def test_a_setting_that_the_suite_sweeps_is_no_sides(cli, suite) -> None:
+    path = Path(suite())
+    path.write_text(path.read_text().replace("[policy]", 'env = ["X=1,2"]\n[policy]'))
+    done = cli("ab", "--suite", str(path), "--head", "X=3")
+    assert done.returncode == Exit.USAGE and "the suite sweeps X" in done.stderr
 
 
 def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:

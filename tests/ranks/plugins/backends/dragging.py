@@ -1,4 +1,5 @@
-"""Shared memory that takes a share longer at some sizes: DRAG=0.15:65536,4194304 adds 15 % of each such call's time."""
+"""Shared memory whose calls take longer at some sizes: DRAG=65536:500,1048576:3000 adds 500 us to those of 64 KiB and
+3 ms to those of 1 MiB, on every rank."""
 
 from __future__ import annotations
 
@@ -14,17 +15,16 @@ from collbench.suite import Case
 class Dragging(SharedMemory):
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         call = super().prepare(case, send, recv)
-        share, _, sizes = os.environ.get("DRAG", "").partition(":")
-        if str(case.nbytes) not in sizes.split(","):
+        extra = dict(pair.split(":") for pair in os.environ.get("DRAG", "").split(",") if pair)
+        if str(case.nbytes) not in extra:
             return call
+        nanoseconds = int(1000 * float(extra[str(case.nbytes)]))
 
         def run() -> None:
-            begin = time.perf_counter()
-            call.run()
-            now = time.perf_counter()
-            until = now + float(share) * (now - begin)
-            while time.perf_counter() < until:
+            until = time.perf_counter_ns() + nanoseconds
+            while time.perf_counter_ns() < until:
                 pass
+            call.run()
 
         return call._replace(run=run)
 

@@ -1,0 +1,65 @@
+"""The reports kept under reports/ are what this code makes of the runs kept beside them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench import store
+
+REPORTS = Path(__file__).parents[2] / "reports"
+STORIES = sorted((REPORTS / "runs").iterdir())
+
+
+def contents(page: str) -> tuple[Any, str]:
+    """A page's figures, as data, and its text without tags, styles and scripts."""
+    (figures,) = re.findall(r'<script type="application/json"[^>]*id="content"[^>]*>(.*?)</script>', page, re.DOTALL)
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return json.loads(figures), " ".join(re.sub(r"<[^>]*>", " ", body).split())
+
+
+def alike(kept: Any, made: Any, where: str = "") -> None:
+    """Equal, numbers to nine digits: another processor may round differently."""
+    if isinstance(kept, float) or isinstance(made, float):
+        assert made == pytest.approx(kept, rel=1e-9), where
+    elif isinstance(kept, list):
+        assert len(kept) == len(made), where
+        for place, pair in enumerate(zip(kept, made, strict=True)):
+            alike(*pair, f"{where}[{place}]")
+    elif isinstance(kept, dict):
+        assert kept.keys() == made.keys(), where
+        for key in kept:
+            alike(kept[key], made[key], f"{where}.{key}")
+    else:
+        assert kept == made, where
+
+
+def test_there_are_stories() -> None:
+    assert STORIES and all(list(story.glob("*.jsonl")) for story in STORIES)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+def test_reports_are_what_this_code_makes_of_their_runs(story: Path, cli, tmp_path: Path) -> None:
+    runs = [str(path) for path in sorted(story.glob("*.jsonl"))]
+    for suffix in ("html", "md"):
+        done = cli("report", *runs, "-o", str(tmp_path / f"made.{suffix}"), "--plotlyjs", "directory")
+        assert done.returncode == 0, done.stderr
+    kept, made = ((folder / name) for folder, name in ((REPORTS, story.name), (tmp_path, "made")))
+    assert made.with_suffix(".md").read_text() == kept.with_name(f"{story.name}.md").read_text()
+    (old_figures, old_text), (new_figures, new_text) = (
+        contents(path.with_name(f"{path.name}.html").read_text()) for path in (kept, made)
+    )
+    alike(old_figures, new_figures)
+    assert new_text == old_text
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
+def test_recorded_runs_name_no_place_of_the_machine_they_come_from(story: Path) -> None:
+    for path in story.glob("*.jsonl"):
+        run = store.read_run(path)
+        assert run.command[0] == "collbench"
+        assert not re.search(r"/(home|root|tmp|work)/", path.read_text().replace("/tmp/collbench", ""))
