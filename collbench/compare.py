@@ -218,8 +218,8 @@ def _told(row: Judged, found: Ruling, terms: _Terms) -> Judged:
     if verdict not in UNTIMED and too_broken and not imported:
         verdict, why = "INVALID", too_broken[0]
     unfit = [flag for flag in dict.fromkeys(flags) if flag in UNFIT]
-    surely = found.shift is not None and found.mde is not None and found.shift.lo > math.log1p(found.mde)
-    if found.mde is not None and found.mde > 2 * row.tau and not surely:  # a change that large would be, and was, found
+    beyond = found.shift is not None and found.shift.lo >= math.log1p(row.tau)  # then scatter has hidden nothing
+    if found.mde is not None and found.mde > 2 * row.tau and not beyond:
         unfit.append(f"scatter hides changes under {found.mde:.1%}")
     if row.gates and verdict not in UNTIMED and unfit:
         why = "; ".join(filter(None, [why, f"{', '.join(unfit)}: fails nothing"]))

@@ -103,7 +103,7 @@ def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> N
     for path in out:
         options.choice(f"-o {path}: its ending", path.suffix, SUFFIXES)
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise CannotRun(f"-o {path}: {path.parent} is no folder to write to", "make it, or choose another")
+            raise CannotRun(f"-o {path}: {path.parent} is no folder to write to", "make it, or choose another place")
     if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
         raise UsageError(f"--marker '{marker}' is no name", "letters and digits, with . or - between: pr-gloo")
 

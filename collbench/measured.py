@@ -87,7 +87,7 @@ def distributions(view: View) -> Section:
     batches = dict.fromkeys(p.case.mode for p in known if _sampled(view, p) and view.record(p).inner > 1)
     if batches:
         words.append(
-            f"{', '.join(batches)}: a sample is the mean of a batch of calls issued together, so that its tails are "
+            f"{', '.join(batches)}: a sample may be the mean of several calls, so that its tails are "
             "not those of single calls."
         )
     return Section(name="distribution", title="Distribution", words=words, figures=drawn)

@@ -271,7 +271,7 @@ def _floors(view: View) -> list[Line]:
 
 def _single(view: View, point: Point) -> bool:
     """Whether its time is that of a call on its own: one of many issued together has no latency to tell."""
-    together = view.record(point).inner * view.files[point.run].run.policy.agg_iters
+    together = view.files[point.run].run.policy.agg_iters
     return point.case.mode in ("isolated", "host") and together == 1
 
 

@@ -141,11 +141,10 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     def resolved(self, crowded: bool) -> Policy:
         """With the defaults that depend on whether ranks must share cores: then nothing measured is fit for claims,
         and is known well enough sooner."""
-        return msgspec.structs.replace(
-            self,
-            precision=self.precision or (0.05 if crowded else 0.02),
-            max_seconds=self.max_seconds if self.max_seconds is not None else (5.0 if crowded else 10.0),
-        )
+        most = self.max_seconds if self.max_seconds is not None else (5.0 if crowded else 10.0)
+        least = min(self.min_seconds, most / 4)  # else a short limit would leave no time to converge
+        precision = self.precision or (0.05 if crowded else 0.02)
+        return msgspec.structs.replace(self, precision=precision, max_seconds=most, min_seconds=least)
 
 
 class Skip(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import pytest
 from collbench import store
 
 REPORTS = Path(__file__).parents[2] / "reports"
-STORIES = sorted((REPORTS / "runs").iterdir())
+STORIES = sorted((REPORTS / "runs").glob("*/"))
 
 
 def contents(page: str) -> tuple[Any, str]:

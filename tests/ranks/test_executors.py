@@ -40,7 +40,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
     assert ran == wanted
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_algorithm_is_right_for_every_datatype(measure, backend: str, n: int) -> None:
     found = []
