@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +16,7 @@ from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
 if TYPE_CHECKING:
     from collbench.rounds import Order
     from collbench.variants import Name, Variant
+    from collbench.watch import Step
 
 Option = typer.Option
 SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
@@ -79,9 +78,10 @@ def ab(
     )
     if dry_run:
         return _show_plan(order)
-    with _interruptible(), tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
+    with _Interrupts() as interrupts, tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
         homes = variants.homes(sides, Build(build, rebuild), Path(folder))
-        raise typer.Exit(_execute(msgspec.structs.replace(order, homes=homes), out or [], output_format))
+        order = msgspec.structs.replace(order, homes=homes)
+        raise typer.Exit(_execute(order, interrupts, out or [], output_format))
 
 
 def _folder(output: Path) -> None:
@@ -134,7 +134,7 @@ def _show_plan(order: Order) -> None:
     console.show(*sides, f"{about}, and a second stage for what it flags", *listed, *left_out)
 
 
-def _execute(order: Order, out: list[Path], output_format: str) -> Exit:
+def _execute(order: Order, interrupts: _Interrupts, out: list[Path], output_format: str) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench import compare, judge
     from collbench.rounds import Experiment
@@ -142,7 +142,12 @@ def _execute(order: Order, out: list[Path], output_format: str) -> Exit:
 
     problem: CollbenchError | None = None
     with Watch() as watch:
-        experiment = Experiment(order, watch.step)
+
+        def step(at: Step) -> None:
+            interrupts.check()
+            watch.step(at)
+
+        experiment = Experiment(order, step)
         try:
             experiment.run()
             code, note = Exit.OK, ""
@@ -168,15 +173,25 @@ def _execute(order: Order, out: list[Path], output_format: str) -> Exit:
     return code
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Termination is taken like Ctrl-C, so that what is finished gets judged and saved."""
+class _Interrupts:
+    """Ctrl-C, and termination alike: at once, or at the next step where the exception was lost on its way (Python drops
+    those raised in destructors)."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = [(number, signal.signal(number, self._stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def check(self) -> None:
+        if self._asked:
+            raise KeyboardInterrupt

@@ -27,13 +27,14 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture
 def measure(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Measure:
-    """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told otherwise."""
+    """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told otherwise, without
+    a deadline that a busy machine may miss."""
     monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
 
     def run(
         cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object
     ) -> list[Record]:
-        settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, **policy})  # type: ignore[arg-type]
+        settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
         jobs = [Job(case, rotation, "small") for case in cases]
         plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)
         lines: list[World | Record] = []

@@ -78,7 +78,8 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
     swept = cases(collectives=(collective,), sizes=(1024,), ranks=(2,), backends=("saboteur",))
     for call, when in ((1, "before timing"), (2, "after timing")):
         for case in swept:
-            (record,) = measure([case], rotation=1, iters=1, env=(("SABOTAGE", f"corrupt:{rank}:{call}"),))
+            env = (("SABOTAGE", f"corrupt:{rank}:{call}"),)
+            (record,) = measure([case], rotation=1, iters=1, env=env)
             assert (record.status, record.wrong) == ("wrong", 1)
             assert record.times_ns == []
             assert record.first_wrong is not None
