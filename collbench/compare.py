@@ -218,9 +218,13 @@ def _told(row: Judged, found: Ruling, terms: _Terms) -> Judged:
     if verdict not in UNTIMED and too_broken and not imported:
         verdict, why = "INVALID", too_broken[0]
     unfit = [flag for flag in dict.fromkeys(flags) if flag in UNFIT]
-    beyond = found.shift is not None and found.shift.lo >= math.log1p(row.tau)  # then scatter has hidden nothing
-    if found.mde is not None and found.mde > 2 * row.tau and not beyond:
+    clear = shift is not None and (shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau))
+    if found.mde is not None and found.mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
         unfit.append(f"scatter hides changes under {found.mde:.1%}")
+        if (
+            verdict in ruling.CHANGED and found.stage == 2
+        ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
+            verdict, why = "SUSPECT", f"{found.way} in stage 2, too"
     if row.gates and verdict not in UNTIMED and unfit:
         why = "; ".join(filter(None, [why, f"{', '.join(unfit)}: fails nothing"]))
     gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not unfit))
