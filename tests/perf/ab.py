@@ -26,7 +26,6 @@ PLUGINS = Path(__file__).parents[1] / "ranks" / "plugins"
 SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
 SLOWED = ("256K", "1M", "4M")
 SHARE = 0.15
-WHOLE = (0, 1, 3)  # how an experiment ends that was not cut short
 SUITE = f"""
 description = "Eight sizes, three of which head slows down."
 [axes]
@@ -51,7 +50,7 @@ def run(home: Path, *args: str, **env: str) -> None:
 def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     """Base and head of every finished experiment of that tag."""
     files = [store.digest(path) for path in sorted((home / "runs").glob("*.jsonl"))]
-    mine = [file for file in files if file.run.tag.startswith(tag) and file.end and file.end.exit in WHOLE]
+    mine = [file for file in files if file.run.tag.startswith(tag) and file.end and file.end.exit in compare.WHOLE]
     sides = {(file.run.pairing.experiment, file.run.pairing.side): file for file in mine if file.run.pairing}
     return [
         (sides[name, "base"], sides[name, "head"]) for name, side in sides if side == "base" and (name, "head") in sides
