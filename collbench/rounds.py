@@ -4,11 +4,9 @@ number of samples. All rows in a first stage; in a second, with fresh launches, 
 from __future__ import annotations
 
 import math
-import secrets
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -109,8 +107,7 @@ class Experiment:
 
     def __init__(self, order: Order, tell: Callable[[Step], None]) -> None:
         self._order, self._tell = order, tell
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        experiment = f"{stamp}-{order.suite.name}-{secrets.token_hex(2)}"
+        experiment = store.new_id(order.suite.name)
         found, skips = rows(order)
         if not found:
             reasons = [skip.reason for side in SIDES for skip in skips[side]]

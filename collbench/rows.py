@@ -20,7 +20,7 @@ from collbench.formats import axes, interval, plain, worded
 from collbench.records import Record, Row, RunFile, World
 from collbench.suite import MODES, Case
 
-STAMP = re.compile(r"^\d{8}-\d{6}-")  # how an id begins
+STAMP = re.compile(r"^\d{8}-\d{6,9}-")  # how an id begins
 LAUNCHES = 6  # from so many on, an interval is that of launch medians
 MOST = 500  # lines of a table
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -307,9 +306,8 @@ def spoken(command: Sequence[str]) -> list[str]:
 
 
 def _describe(order: Order, suite: Suite) -> Run:
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Run(
-        id=f"{stamp}-{suite.name}-{secrets.token_hex(2)}",
+        id=store.new_id(suite.name),
         started=now(),
         command=spoken(order.command),
         suite=suite,

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import re
+import secrets
 import shutil
 import signal
 import stat
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
@@ -154,6 +156,12 @@ def home() -> Path:
     if os.environ.get("COLLBENCH_HOME"):
         return Path(os.environ["COLLBENCH_HOME"]).expanduser()
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "collbench"
+
+
+def new_id(name: str) -> str:
+    """An id for what begins now: ids sort by time, to the millisecond, since ``@last`` is the one that sorts last."""
+    at = datetime.now(UTC)
+    return f"{at:%Y%m%d-%H%M%S}{at.microsecond // 1000:03d}-{name}-{secrets.token_hex(2)}"
 
 
 def saved() -> list[Path]:

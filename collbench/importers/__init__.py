@@ -10,15 +10,13 @@ from __future__ import annotations
 import importlib
 import math
 import re
-import secrets
 from collections import Counter
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench import environment
+from collbench import environment, store
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError
@@ -282,8 +280,8 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
 
 
 def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | World | Record | End]:
-    """The lines of a run's file. Without an End where the log was cut short. Runs that are made in one second sort by
-    their ``place``."""
+    """The lines of a run's file. Without an End where the log was cut short. Runs made in one millisecond sort by their
+    ``place``."""
     cases = [record.case for record in reading.records]
     values: dict[str, Any] = {
         name: tuple(dict.fromkeys(getattr(case, field) for case in cases))
@@ -299,7 +297,7 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
         splits=tuple(dict.fromkeys(case.splits for case in cases if case.splits)), **values,
     )  # fmt: skip
     run = Run(
-        id=f"{datetime.now(UTC):%Y%m%d-%H%M%S}-imported-{place:02x}{secrets.token_hex(2)}",
+        id=store.new_id(f"imported-{place:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
         command=[environment.mask(word) for word in reading.command],
         suite=Suite(name="imported", axes=axes, policy=reading.policy),
