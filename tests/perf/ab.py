@@ -57,7 +57,7 @@ def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     ]
 
 
-def plant(home: Path) -> None:
+def plant(home: Path, rounds: str) -> None:
     """Times of base, measured first, say how many microseconds 15 % are."""
     suite = home / "planted.toml"
     suite.write_text(SUITE)
@@ -66,20 +66,22 @@ def plant(home: Path) -> None:
     medians = {r.case.nbytes: row.median for r in before.records if (row := derive(r))}
     slowed = [parse_size(size) for size in SLOWED]
     drag = ",".join(f"{size}:{SHARE * medians[size] / 1000:.3f}" for size in slowed)
-    run(home, "ab", "--suite", str(suite), "--head", f"DRAG={drag}", "--tag", "planted", PYTHONPATH=str(PLUGINS))
+    sides = "--suite", str(suite), "--head", f"DRAG={drag}", "--rounds", rounds
+    run(home, "ab", *sides, "--tag", "planted", PYTHONPATH=str(PLUGINS))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=20)
+    parser.add_argument("--rounds", default="40,60", help="of the planted slowdown: one launch in eight is odd here")
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.home.mkdir(parents=True, exist_ok=True)
     while len(experiments(args.home, "aa")) < args.repetitions:
         run(args.home, "ab", "--suite", "pr", "--aa", "--tag", f"aa{len(experiments(args.home, 'aa')) + 1}")
     if not experiments(args.home, "planted"):
-        plant(args.home)
+        plant(args.home, args.rounds)
     args.output.write_text("\n".join(lines(args.home)) + "\n")
 
 
