@@ -23,6 +23,7 @@ from collbench.grammar import parse_size
 from collbench.records import RunFile, derive
 
 PLUGINS = Path(__file__).parents[1] / "ranks" / "plugins"
+IMPORTED = {"PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGINS), os.environ.get("PYTHONPATH"))))}
 SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
 SLOWED = ("256K", "1M", "4M")
 SHARE = 0.15
@@ -61,13 +62,13 @@ def plant(home: Path, rounds: str) -> None:
     """Times of base, measured first, say how many microseconds 15 % are."""
     suite = home / "planted.toml"
     suite.write_text(SUITE)
-    run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", PYTHONPATH=str(PLUGINS))
+    run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
     before = store.read(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
     medians = {r.case.nbytes: row.median for r in before.records if (row := derive(r))}
     slowed = [parse_size(size) for size in SLOWED]
     drag = ",".join(f"{size}:{SHARE * medians[size] / 1000:.3f}" for size in slowed)
     sides = "--suite", str(suite), "--head", f"DRAG={drag}", "--rounds", rounds
-    run(home, "ab", *sides, "--tag", "planted", PYTHONPATH=str(PLUGINS))
+    run(home, "ab", *sides, "--tag", "planted", **IMPORTED)
 
 
 def main() -> None:
