@@ -17,6 +17,10 @@ $(BIN)/pytest: $(BIN)/collbench
 	$(INSTALL) --editable '.[test,mpi]'
 	@touch $@
 
+$(VENV)/gpu: $(BIN)/pytest
+	$(INSTALL) --editable '.[gpu]'
+	@touch $@
+
 $(BIN)/ruff: $(BIN)/pytest
 	$(INSTALL) --editable '.[dev]'
 	@touch $@
@@ -37,12 +41,11 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/executors.py --output reports/executors.md
 	$(BIN)/python tests/perf/simulate.py
 
-gpu-check: $(BIN)/pytest  ## tests and measurements that need a GPU; text and records go to $(OUT)
+gpu-check: $(VENV)/gpu  ## what this machine's GPUs show: tests, bounds, nccl-tests beside; all of it goes to $(OUT)
 	mkdir -p $(OUT)
-	$(BIN)/pytest tests/gpu | tee $(OUT)/gpu-tests.txt
 	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt
-	$(BIN)/collbench all_reduce -b 8 -e 1G --backend nccl --output $(OUT)/all_reduce-nccl.jsonl | tee $(OUT)/all_reduce-nccl.txt
-	$(BIN)/collbench report $(OUT)/all_reduce-nccl.jsonl -o $(OUT)/report.html
+	$(BIN)/python tests/perf/gpu.py --output $(OUT)
+	$(BIN)/collbench report $$(ls $(OUT)/*.jsonl | grep -v beside) -o $(OUT)/report.html
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
 	for runs in reports/runs/*; do \

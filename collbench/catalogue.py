@@ -19,7 +19,7 @@ from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError, first_line
 from collbench.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
 from collbench.selection import Exclude, Override, Part, Threshold
-from collbench.suite import MOST_RANKS, Axes, Policy, Suite, spelled
+from collbench.suite import MODES, MOST_RANKS, Axes, Policy, Suite, spelled
 
 PACKAGE = Path(__file__).parent
 MOST = 1 << 31
@@ -306,17 +306,18 @@ AXES: dict[str, Read] = {
     "ranks": _list(_whole(1, MOST_RANKS)), "backends": _list(_word), "algorithms": _list(_word),
     "dtypes": _list(_known(lambda word: dtype(word).name, DTYPES), tuple(DTYPES)),
     "ops": _list(_known(reduction, OPS), tuple(OPS)), "roots": _list(_whole(0), (-1,)), "in_place": _list(_flag),
-    "modes": _list(_one_of("isolated", "streaming", "host")), "env": _env, "splits": _list(_splits),
+    "modes": _list(_one_of(*MODES)), "env": _env, "splits": _list(_splits),
 }  # fmt: skip
 MATCH: dict[str, Read] = {
     **AXES, "roots": _list(_whole(0)), "algorithms": _list(_algorithm), "min_size": _size, "max_size": _size
 }  # fmt: skip
 POLICY: dict[str, Read] = {
     "iters": _whole(1), "warmup": _whole(0), "precision": _share, "max_seconds": _seconds, "min_seconds": _seconds,
-    "min_iters": _whole(1), "max_iters": _whole(1), "batch": _whole(1), "sync": _one_of("auto", "window", "barrier"),
-    "cache": _one_of("cold", "hot"), "order": _one_of("auto", "size", "shuffled"), "check": _whole(0),
-    "seed": _whole(0), "agg_iters": _whole(1), "unalign": _whole(0), "blocking": _one_of(0, 1), "cpu_time": _flag,
-    "pin": _flag, "timeout": _seconds,
+    "min_iters": _whole(1), "max_iters": _whole(1), "batch": _whole(1), "graph": _whole(1),
+    "sync": _one_of("auto", "window", "barrier", "device"), "cache": _one_of("cold", "hot"),
+    "order": _one_of("auto", "size", "shuffled"), "check": _whole(0), "seed": _whole(0), "agg_iters": _whole(1),
+    "unalign": _whole(0), "blocking": _one_of(0, 1), "cpu_time": _flag, "pin": _flag, "timeout": _seconds,
+    "virtual": _flag, "share_gpu": _flag, "register": _one_of(0, 1, 2),
 }  # fmt: skip
 TOP: dict[str, Read] = {
     "description": _text, "tags": _list(_word), "axes": _table, "policy": _table, "include": _tables,

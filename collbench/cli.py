@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from collbench import ab, bring, judge, publish, study
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES
-from collbench.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.errors import CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.session import Order
@@ -84,14 +84,14 @@ def _measure(
     datatype: Annotated[str, Option("-d", "--datatype", help=f"{', '.join(DTYPES)}, a list, or all.")] = "float",
     op: Annotated[str, Option("-o", "--op", help=f"{', '.join(OPS)}, a list, or all.")] = "sum",
     root: Annotated[str, Option("-r", "--root", help="Root rank, a list, or all.")] = "0",
-    backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
+    backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), symm (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem, torch_multimem_one_shot (torch's kernels there), or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
     algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm (see `collbench list`), with parameters as in chain:segments=64; a list.")] = "native",
     splits: Annotated[str, Option("--splits", help="all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.")] = "uniform",
     place: Annotated[str, Option("--place", help="out (of place), in, or both.")] = "both",
-    mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), host (calls as a program makes them); a list. Default: streaming on nccl, else isolated.")] = "",
+    mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), graph (calls captured in a CUDA graph), host (calls as a program makes them); a list. Default: streaming on nccl, else isolated.")] = "",
     env: Annotated[list[str] | None, Option("--env", help="NAME=V1,V2: one world of ranks per value. May be repeated.")] = None,
     align: Annotated[str, Option("--align", help="Round each rank's block down to a multiple of this (nccl-tests: 16).")] = "1",
-    iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Exactly this many samples; in streaming mode, calls per sample.")] = None,
+    iters: Annotated[int | None, Option("-n", "--iters", min=1, help="Exactly this many samples; in streaming mode, calls per sample; in graph mode, calls captured (at least one per buffer).")] = None,
     warmup_iters: Annotated[int | None, Option("-w", "--warmup_iters", min=0, help="Exactly this many warm-up samples. Default: until times settle.")] = None,
     run_cycles: Annotated[int, Option("-N", "--run_cycles", min=1, help="Repeat the whole sweep.")] = 1,
     agg_iters: Annotated[int, Option("-m", "--agg_iters", min=1, help="Calls issued together before waiting; times are per call.")] = 1,
@@ -100,17 +100,19 @@ def _measure(
     budget: Annotated[str, Option("--budget", help="Fit the whole sweep into this time, by fewer repetitions: 10m.")] = "",
     check: Annotated[int, Option("-c", "--check", min=0, help="Checks of the data per case (bitwise, before and after timing); 0 = none.")] = 1,
     blocking: Annotated[int, Option("-z", "--blocking", min=0, max=3, help="1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.")] = 0,
-    cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, hidden=True)] = 0,
+    cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, help="Measure in graph mode, with so many replays per sample (--mode graph: 1); 0 = no.")] = 0,
     timeout: Annotated[float | None, Option("-T", "--timeout", min=0.1, help="Seconds without progress after which a run is hung. Default: 30, more for large sizes.")] = None,
     average: Annotated[int, Option("-a", "--average", min=0, max=3, help="Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.")] = 3,
     report_cputime: Annotated[int, Option("-C", "--report_cputime", min=0, max=1, help="Show the time to hand a call over instead of the time it takes (nccl-tests' formats).")] = 0,
     report_timestamps: Annotated[int, Option("-S", "--report_timestamps", min=0, max=1, help="Add a time stamp to each line (nccl-tests' formats).")] = 0,
-    local_register: Annotated[int, Option("-R", "--local_register", min=0, max=2, hidden=True)] = 0,
+    local_register: Annotated[int, Option("-R", "--local_register", min=0, max=2, help="Register buffers with NCCL: 1 locally (torch 2.7), 2 as symmetric windows (torch 2.9); 0 = no.")] = 0,
     unalign: Annotated[int, Option("-u", "--unalign", min=0, help="Shift all buffers by this many elements.")] = 0,
-    sync: Annotated[str, Option("--sync", help="auto, window (common deadline) or barrier (messages).")] = "auto",
+    sync: Annotated[str, Option("--sync", help="auto, window (common deadline), barrier (messages), or device (a collective on the GPU's own stream).")] = "auto",
     cache: Annotated[str, Option("--cache", help="cold (buffers take turns) or hot (one buffer).")] = "cold",
     order: Annotated[str, Option("--order", help="Order of cases: shuffled, size, or auto (size in streaming mode).")] = "auto",
     seed: Annotated[int, Option("--seed", min=0, help="Seed of the data and of the order.")] = 1,
+    virtual_ranks: Annotated[bool, Option("--virtual-ranks", help="All ranks in one process, on one GPU (backend symm): shows what an algorithm costs there, not what a machine can do.")] = False,
+    share_gpu: Annotated[bool, Option("--share-gpu", help="Let ranks share GPUs where there are too few (NCCL 2.30): shows that it runs, not what a machine can do.")] = False,
     pin: Annotated[bool, Option("--pin/--no-pin", help="Give each rank cores of its own where there are enough.")] = True,
     output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md. Default: table on a terminal, else nccl-tests' text.")] = "auto",
     output_file: Annotated[Path | None, Option("-J", "--output_file", help="Also write nccl-tests' JSON to this .json file.")] = None,
@@ -123,11 +125,6 @@ def _measure(
     from collbench import options, session, suite
 
     given = ctx.params
-    for option, value in (("-G", cudagraph), ("-R", local_register)):
-        if value:
-            raise CannotRun(
-                f"{option}: this version neither captures CUDA graphs nor registers buffers", "leave it out"
-            )
     axes = options.axes(collective(ctx.info_name or "").name, given)
     policy = options.policy(given)
     named = suite.Suite(name=axes.collectives[0], axes=axes, policy=policy)

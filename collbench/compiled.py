@@ -45,8 +45,9 @@ class Compiled:
             return 0
         return max(self._ends(rank, self.schedule.width - 1)[1] for rank in range(self.schedule.n)) * self._size
 
-    def spots(self, first: Term, cells: int, part: int = 0, parts: int = 1) -> Iterator[Spot]:
-        """Where ``cells`` neighbouring places lie; with several parts, the ``part``-th of each cell."""
+    def spots(self, first: Term, cells: int, part: int = 0, parts: int = 1, grain: int = 1) -> Iterator[Spot]:
+        """Where ``cells`` neighbouring places lie; with several parts, the ``part``-th of each cell, which is cut at
+        multiples of ``grain`` elements."""
         places = {Bank.INPUT: self.schedule.input_cells, Bank.OUTPUT: self.schedule.output_cells}
         whose = places.get(first.bank)
         origin = self._ends(first.rank, whose(first.rank).start)[0] if whose else 0
@@ -54,7 +55,9 @@ class Compiled:
         if parts == 1:
             edges = [(edges[0][0], edges[-1][1])]
         for start, stop in edges:
-            low, high = (start + (stop - start) * k // parts - origin for k in (part, part + 1))
+            whole = stop - start
+            cuts = [whole if k == parts else whole * k // parts // grain * grain for k in (part, part + 1)]
+            low, high = (start + cut - origin for cut in cuts)
             yield Spot(first.bank, low * self._size, high * self._size)
 
     def output(self, rank: int) -> Spot:

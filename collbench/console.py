@@ -24,6 +24,7 @@ from collbench import __version__
 from collbench.errors import Exit
 from collbench.formats import (
     AXES,
+    LEFT,
     PLACES,
     Gathered,
     Outcome,
@@ -31,6 +32,7 @@ from collbench.formats import (
     axes,
     by_mode,
     cells,
+    columns,
     counted,
     duration,
     plain,
@@ -40,9 +42,11 @@ from collbench.records import End, Record, Row, Run, RunFile, World
 from collbench.suite import Case, Skip
 from collbench.summary import clock, summary
 
-HEADS = {"collective": "", "place": "", "implementation": "impl", "algbw": "algbw\nGB/s", "busbw": "busbw\nGB/s"}
-LEFT = (*AXES, "flags")
-DROPPED = ("min", "skew", "algbw", "wrong", "tail", "N")  # columns given up on a narrow terminal, in this order
+HEADS = {
+    "collective": "", "place": "", "implementation": "impl", "algbw": "algbw\nGB/s", "busbw": "busbw\nGB/s",
+    "wirebw": "wirebw\nGB/s",
+}  # fmt: skip
+DROPPED = ("min", "skew", "algbw", "wrong", "tail", "N", "ran")  # columns given up on a narrow terminal, in this order
 STYLES = {"bad": "bold red", "notice": "yellow", "quiet": "dim", "": ""}
 GAP = 2  # between columns
 FLAGS_WIDTH = 12  # flags may wrap, but not below this
@@ -203,11 +207,12 @@ def progress(
 
 def table(mode: str, outcomes: Sequence[Outcome], cases: Sequence[Case], width: int = 100, live: bool = False) -> Table:
     """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column (the header names
-    them); what else does not fit ``width`` goes in the order of DROPPED, but never a count of wrong elements."""
+    them), nor has what no line says anything of (formats.OPTIONAL); what else does not fit ``width`` goes in the order
+    of DROPPED, but never a count of wrong elements."""
     varying, constant = axes([case for case in cases if case.mode == mode] or [record.case for record, _ in outcomes])
     lines = [cells(*outcome) for outcome in outcomes]
     wrong = any(record.wrong for record, _ in outcomes)
-    widths = _fitting([name for name in lines[0] if name not in AXES or name in varying], lines, width, wrong)
+    widths = _fitting(columns(lines, varying), lines, width, wrong)
     several = len({case.mode for case in cases}) > 1
     view = _plain_table(plain(f"{mode}: {constant}") if several else "")
     for name, room in widths.items():

@@ -7,16 +7,17 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import util
-from typing import NamedTuple
+from typing import Any
 
 import psutil
 
-from collbench import algorithms, environment, plan, session, stats
+from collbench import algorithms, environment, gpu_findings, plan, session, stats
 from collbench import catalogue as catalogue_of_suites
 from collbench.collectives import COLLECTIVES
 from collbench.errors import CannotRun, CollbenchError, Exit
+from collbench.gpu_findings import Finding
 from collbench.launch.local import Launcher
 from collbench.records import Record, World
 from collbench.suite import Axes, Policy, Suite
@@ -24,25 +25,18 @@ from collbench.suite import Axes, Policy, Suite
 LAUNCHES = 6  # worlds started one after another to see how much identical runs differ
 
 
-class Finding(NamedTuple):
-    """One line of the report: what, how it stands (yes, no, note), and the reason or value."""
-
-    what: str
-    state: str
-    detail: str
-
-
 def findings() -> Iterator[Finding]:
     """All of them, cheap ones first; the last ones start ranks and take some seconds."""
-    yield from _machine()
+    found = environment.gather()
+    yield from _machine(found)
     yield from _backends()
+    yield from gpu_findings.findings(found)
     yield _interface()
     yield _clock()
     yield from _measured()
 
 
-def _machine() -> Iterator[Finding]:
-    found = environment.gather()
+def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
     available, why = environment.memory_limit()
     cores = environment.core_count()
     cpu = found["cpu"]
@@ -75,15 +69,6 @@ def _backends() -> Iterator[Finding]:
     yield Finding(
         "gloo", *(("yes", "CPU ranks") if dist.is_gloo_available() else ("no", "this torch was built without it"))
     )
-    gpus = environment.gpu_count()
-    if not dist.is_nccl_available():
-        yield Finding("nccl", "no", f"this torch build has no NCCL (a CPU build?); NVIDIA GPUs seen: {gpus}")
-    elif not torch.cuda.is_available():
-        yield Finding(
-            "nccl", "no", f"torch sees no usable GPU (device nodes: {gpus}); check the driver with nvidia-smi"
-        )
-    else:
-        yield Finding("nccl", "yes", f"NCCL {torch.cuda.nccl.version()}, {torch.cuda.device_count()} GPUs")  # type: ignore[no-untyped-call]
     for name, available in (("mpi", dist.is_mpi_available()), ("ucc", dist.is_ucc_available())):
         yield Finding(
             name, "yes" if available else "no", "" if available else f"this torch was built without {name.upper()}"
@@ -193,6 +178,9 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
         ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
         ("nccl", "torch.distributed on NVIDIA GPUs; algorithms by its messages (ring@nccl)"),
         ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
+        ("symm", "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)"),
+        ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),
+        ("torch_multimem, torch_multimem_one_shot", "the same, with the switch adding up (NVLS)"),
         ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
         ("model", "predicted times on a flat network: the lower bound, and algorithms (ring@model)"),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -16,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from collbench import __version__
+from collbench import __version__, facts, topology
 
 ROOT = Path("/")
 CPUS = "sys/devices/system/cpu"
@@ -27,11 +26,6 @@ CGROUP_MEMORY = (  # limit, what is used of it, what of that is page cache the k
     ("memory.high", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-GPU_FACTS: dict[str, tuple[Any, ...]] = {  # NVML's questions; clock 1 is the multiprocessors', 2 the memory's
-    "name": ("Name",), "mig": ("MigMode",), "power_limit": ("PowerManagementLimit",), "sm_mhz": ("ClockInfo", 1),
-    "max_sm_mhz": ("MaxClockInfo", 1), "max_memory_mhz": ("MaxClockInfo", 2),
-    "max_pcie": ("MaxPcieLinkGeneration",), "max_pcie_lanes": ("MaxPcieLinkWidth",),
-}  # fmt: skip
 ALLOWED = re.compile(
     r"(NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
@@ -43,7 +37,8 @@ DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
 RELEVANT = re.compile(  # key paths of what decides performance and stays the same on an unchanged machine
     r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
     r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
-    r"|container\.(cpu_quota|marks\.\d+)|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|mig\.0)"
+    r"|container\.(cpu_quota|marks\.\d+)|gpus\.links\..+"
+    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0)"
     r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
     r"((NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
@@ -51,29 +46,30 @@ RELEVANT = re.compile(  # key paths of what decides performance and stays the sa
 
 def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
     """Everything known, as JSON: of the git repository around ``command_cwd``, of files under ``root``, of NVML."""
+    gpus = topology.gpus(root)
     return {
         "host": host(),
         "boot_id": boot_id(root),
-        "os": _find(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)') or platform.system(),
-        "kernel": _text(root / "proc/sys/kernel/osrelease"),
+        "os": facts.find(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)') or platform.system(),
+        "kernel": facts.text(root / "proc/sys/kernel/osrelease"),
         "machine": platform.machine(),
-        "product": _text(root / "sys/class/dmi/id/product_name"),
+        "product": facts.text(root / "sys/class/dmi/id/product_name"),
         "cpu": _cpu(root),
         "numa": {
-            node.name[4:]: {"cpus": _text(node / "cpulist"), "memory": _kib(node / "meminfo", "MemTotal")}
+            node.name[4:]: {"cpus": facts.text(node / "cpulist"), "memory": facts.kib(node / "meminfo", "MemTotal")}
             for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
         },
         "memory": {
-            "total": _kib(root / "proc/meminfo", "MemTotal"),
-            "available": _kib(root / "proc/meminfo", "MemAvailable"),
-            "swap": _kib(root / "proc/meminfo", "SwapTotal"),
+            "total": facts.kib(root / "proc/meminfo", "MemTotal"),
+            "available": facts.kib(root / "proc/meminfo", "MemAvailable"),
+            "swap": facts.kib(root / "proc/meminfo", "SwapTotal"),
             "limit": min((limit for limit, _, _ in _memory_cgroups(root)), default=None),
-            "huge_pages": _find(root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
+            "huge_pages": facts.find(root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
         },
         "container": {"cpu_quota": cpu_quota(root), "marks": [m for m in CONTAINER_MARKS if (root / m).exists()]},
-        "gpus": _gpus(root),
+        "gpus": gpus,
         "nics": _nics(root),
-        "rdma": _rdma(root),
+        "rdma": topology.rdma(root, gpus["devices"]),
         "git": _git(command_cwd),
         **software(os.environ),
     }
@@ -88,7 +84,7 @@ def software(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def fingerprint(environment: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits, equal where everything that decides performance is."""
-    return _hash(json.dumps(_relevant(environment), sort_keys=True))[:12]
+    return facts.hashed(json.dumps(_relevant(environment), sort_keys=True))[:12]
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -103,7 +99,7 @@ def host() -> str:
 
 def boot_id(root: Path = ROOT) -> str | None:
     """A hash that is equal for all containers on one kernel, and new after each boot."""
-    return _hash(boot) if (boot := _text(root / "proc/sys/kernel/random/boot_id")) else None
+    return facts.hashed(boot) if (boot := facts.text(root / "proc/sys/kernel/random/boot_id")) else None
 
 
 def same_clock_domain_key(root: Path = ROOT) -> str:
@@ -132,9 +128,9 @@ def llc_bytes(root: Path = ROOT) -> int | None:
     seen, total = set[int](), 0
     for cpu in _affinity(root):
         indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
-        for _, last in sorted((_int(index / "level") or 0, index) for index in indices)[-1:]:
-            total += (_int(last / "size", r"(\d+)K") or 0) << 10
-            seen |= {cpu, *_cpu_list(last / "shared_cpu_list")}
+        for _, last in sorted((facts.integer(index / "level") or 0, index) for index in indices)[-1:]:
+            total += (facts.integer(last / "size", r"(\d+)K") or 0) << 10
+            seen |= {cpu, *facts.cpu_list(last / "shared_cpu_list")}
     return total or None
 
 
@@ -148,7 +144,7 @@ def gpu_count(root: Path = ROOT) -> int:
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs' worth of time the tightest cgroup grants, None for no limit."""
     files = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
-    texts = (" ".join(_text(group / file) or "" for file in files) for group in _cgroups("cpu", root))
+    texts = (" ".join(facts.text(group / file) or "" for file in files) for group in _cgroups("cpu", root))
     grants = (re.fullmatch(r" ?(\d+) (\d+) *", text) for text in texts)
     return min((int(grant[1]) / int(grant[2]) for grant in grants if grant), default=None)
 
@@ -156,11 +152,13 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 def memory_limit(root: Path = ROOT) -> tuple[int, str]:
     """Bytes this process tree may still take without swapping or being killed, less a reserve, and what limits it."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [(_kib(root / "proc/meminfo", "MemAvailable") or free, "memory available on this machine")]
+    limits = [(facts.kib(root / "proc/meminfo", "MemAvailable") or free, "memory available on this machine")]
     limits += [(left, name) for _, left, name in _memory_cgroups(root)]
-    space = _int(root / "proc/self/limits", r"^Max address space\s+(\d+)")
+    space = facts.integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
     if space is not None:
-        limits.append((space - (_kib(root / "proc/self/status", "VmSize") or 0), "address space limit (ulimit -v)"))
+        limits.append(
+            (space - (facts.kib(root / "proc/self/status", "VmSize") or 0), "address space limit (ulimit -v)")
+        )
     left, why = min(limits)
     return max(0, left - max(512 << 20, left * 3 // 100)), why
 
@@ -172,7 +170,7 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def mask(text: str) -> str:
     """``text`` without credentials in URLs (user:password@) and settings (token=...); GPU UUIDs are hashed."""
-    return DEVICE_UUID.sub(lambda m: _hash(m[0]), IN_VALUE.sub(r"\1***", IN_URL.sub("***@", text)))
+    return DEVICE_UUID.sub(lambda m: facts.hashed(m[0]), IN_VALUE.sub(r"\1***", IN_URL.sub("***@", text)))
 
 
 def _relevant(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,13 +191,14 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _cpu(root: Path) -> dict[str, Any]:
     """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is the whole machine's."""
     at, affinity = root / CPUS, _affinity(root)
-    cpus = _cpu_list(at / "online") or affinity
+    cpus = facts.cpu_list(at / "online") or affinity
     cores = _cores(cpus, root)
-    governors = {_text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
+    governors = {facts.text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
     turbo = ((at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1")))
     return {
-        "model": _find(root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"),  # Arm's have but a number
-        "sockets": len({_int(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores} - {None}) or None,
+        "model": facts.find(root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"),  # Arm's have but a number
+        "sockets": len({facts.integer(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores} - {None})
+        or None,
         "physical": len(cores),
         "logical": len(cpus),
         "smt": len(cpus) > len(cores),
@@ -207,22 +206,24 @@ def _cpu(root: Path) -> dict[str, Any]:
         "cores": core_count(root),
         "llc_bytes": llc_bytes(root),
         "governor": ",".join(sorted(governors)) or None,
-        "max_mhz": (_int(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None,
-        "turbo": next((_text(file) == on for file, on in turbo if file.exists()), None),
+        "max_mhz": (facts.integer(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None,
+        "turbo": next((facts.text(file) == on for file, on in turbo if file.exists()), None),
     }
 
 
 def _affinity(root: Path) -> list[int]:
     """CPUs the calling thread may run on, ascending."""
-    allowed = set(_cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")) or os.sched_getaffinity(0)
-    return sorted(allowed & set(_cpu_list(root / CPUS / "online")) or allowed)
+    allowed = set(
+        facts.cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
+    ) or os.sched_getaffinity(0)
+    return sorted(allowed & set(facts.cpu_list(root / CPUS / "online")) or allowed)
 
 
 def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
     """``cpus`` grouped by the physical core they are threads of, in their order; of unknown siblings, a core each."""
     cores: dict[tuple[int, ...], list[int]] = {}
     for cpu in cpus:
-        siblings = _cpu_list(root / CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        siblings = facts.cpu_list(root / CPUS / f"cpu{cpu}/topology/thread_siblings_list")
         cores.setdefault(tuple(siblings) or (cpu,), []).append(cpu)
     return list(cores.values())
 
@@ -230,55 +231,20 @@ def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
 def _memory_cgroups(root: Path) -> Iterator[tuple[int, int, str]]:
     """(limit, bytes left under it, name) of every memory limit that holds for this process, its own and inherited."""
     for group, (limit_file, used_file, cache) in itertools.product(_cgroups("memory", root), CGROUP_MEMORY):
-        limit, used = _int(group / limit_file), _int(group / used_file) or 0
+        limit, used = facts.integer(group / limit_file), facts.integer(group / used_file) or 0
         if limit is not None and limit < 1 << 60:  # version 1 writes "no limit" as the largest multiple of a page
-            droppable = min(used, _int(group / "memory.stat", rf"^{cache} (\d+)") or 0)
+            droppable = min(used, facts.integer(group / "memory.stat", rf"^{cache} (\d+)") or 0)
             yield limit, limit - used + droppable, f"{limit_file} of /{group.relative_to(root)}"
 
 
 def _cgroups(controller: str, root: Path) -> list[Path]:
     """This process's groups and all above them, versions 1 and 2; in a container, as far as they are mounted."""
     groups: list[Path] = []
-    for controllers, path in re.findall(r"^\d+:(.*?):/(.*)", _text(root / "proc/self/cgroup") or "", re.MULTILINE):
+    for controllers, path in re.findall(r"^\d+:(.*?):/(.*)", facts.text(root / "proc/self/cgroup") or "", re.MULTILINE):
         if not controllers or controller in controllers.split(","):
             top = root / "sys/fs/cgroup" / (controller if controllers else "")
             groups += [group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)]
     return groups
-
-
-def _gpus(root: Path) -> dict[str, Any]:
-    """What NVML says. Without it, what the driver puts in /proc, and ``why_not``."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception as e:  # NVMLError has no name before the import
-        files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-        devices = [{"name": _find(f, r"^Model:\s*(.+)"), "pci": f.parent.name} for f in files]
-        return {"why_not": f"NVML: {e}", "driver": _text(root / "sys/module/nvidia/version"), "devices": devices}
-    driver, cuda = (_ask(nvml, f"SystemGet{what}") for what in ("DriverVersion", "CudaDriverVersion"))
-    devices = [_gpu(nvml, _ask(nvml, "DeviceGetHandleByIndex", i)) for i in range(_ask(nvml, "DeviceGetCount") or 0)]
-    _ask(nvml, "Shutdown")
-    return {"driver": driver, "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}", "devices": devices}
-
-
-def _gpu(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Clocks in MHz, memory in bytes, power in milliwatts; ``nvlinks`` are those that are up."""
-    uuid, memory, pci = (_ask(nvml, f"DeviceGet{fact}", gpu) for fact in ("UUID", "MemoryInfo", "PciInfo"))
-    return {
-        "uuid": uuid and _hash(uuid),
-        "memory": memory and memory.total,
-        "pci": pci and pci.busId,
-        "nvlinks": sum(_ask(nvml, "DeviceGetNvLinkState", gpu, link) == 1 for link in range(18)),
-        **{name: _ask(nvml, f"DeviceGet{fact}", gpu, *which) for name, (fact, *which) in GPU_FACTS.items()},
-    }
-
-
-def _ask(nvml: Any, what: str, *arguments: Any) -> Any:
-    """NVML's answer; None where this GPU, driver or binding has none."""
-    try:
-        return getattr(nvml, f"nvml{what}")(*arguments)
-    except (nvml.NVMLError, AttributeError):
-        return None
 
 
 def _nics(root: Path) -> dict[str, dict[str, Any]]:
@@ -286,19 +252,13 @@ def _nics(root: Path) -> dict[str, dict[str, Any]]:
     return {
         nic.name: {
             "driver": driver.resolve().name if (driver := nic / "device/driver").exists() else None,
-            "mbps": _int(nic / "speed", r"^(\d+)"),
-            "mtu": _int(nic / "mtu"),
-            "up": _text(nic / "operstate") in ("up", "unknown"),
-            "loopback": _int(nic / "type") == 772,  # ARPHRD_LOOPBACK
+            "mbps": facts.integer(nic / "speed", r"^(\d+)"),
+            "mtu": facts.integer(nic / "mtu"),
+            "up": facts.text(nic / "operstate") in ("up", "unknown"),
+            "loopback": facts.integer(nic / "type") == 772,  # ARPHRD_LOOPBACK
         }
         for nic in sorted((root / "sys/class/net").glob("*"))
     }
-
-
-def _rdma(root: Path) -> dict[str, dict[str, Any]]:
-    files = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
-    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
-    return {f"{p.parts[-3]}:{p.name}": {fact: _text(p / file) for fact, file in files.items()} for p in ports}
 
 
 def _git(cwd: Path | None) -> dict[str, Any]:
@@ -310,39 +270,3 @@ def _git(cwd: Path | None) -> dict[str, Any]:
         return {"revision": None, "dirty": None}
     revision = re.search(r"^# branch.oid ([0-9a-f]+)$", git.stdout, re.MULTILINE)
     return {"revision": revision and revision[1], "dirty": bool(re.search(r"^[^#]", git.stdout, re.MULTILINE))}
-
-
-def _text(path: Path, most: int = -1) -> str | None:
-    """A file's text, stripped; None where it cannot be read or is empty."""
-    try:
-        with path.open(errors="replace") as f:
-            return f.read(most).strip() or None
-    except OSError:
-        return None
-
-
-def _find(path: Path, pattern: str) -> str | None:
-    """What the first group of ``pattern`` matches in the first 8 KiB of a file."""
-    found = re.search(pattern, _text(path, 8192) or "", re.MULTILINE)
-    return found[1].strip() if found else None
-
-
-def _int(path: Path, pattern: str = r"^(-?\d+)$") -> int | None:
-    found = _find(path, pattern)
-    return int(found) if found else None
-
-
-def _kib(path: Path, key: str) -> int | None:
-    """Bytes in a line ``key: 1234 kB``."""
-    kib = _int(path, rf"\b{key}:\s+(\d+) kB")
-    return kib and kib << 10
-
-
-def _cpu_list(path: Path, pattern: str = "(.*)") -> list[int]:
-    """CPUs a file names in the kernel's notation: 0-3,8."""
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", _find(path, pattern) or "")
-    return [cpu for first, last in ranges for cpu in range(int(first), int(last or first) + 1)]
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -80,6 +80,8 @@ def told(point: Point) -> list[str]:
         + ("" if bounds or point.predicted else ", no interval"),
         "predicted" if point.predicted else ", ".join(known),
         f"busbw {bandwidth(point.busbw)} GB/s, algbw {bandwidth(point.algbw)} GB/s" if point.size else "",
+        f"ran {row.chose}" if row.chose else "",
+        f"wirebw {bandwidth(row.wirebw * row.median / point.median)} GB/s" if row.wirebw is not None else "",
         "" if point.predicted else samples + launches,
         "flags: " + " ".join(point.flags) if point.flags else "",
     ]

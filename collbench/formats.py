@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -17,7 +17,14 @@ from collbench.suite import MODES, Case, Skip
 
 Outcome = tuple[Record, Row | None]
 AXES = ("collective", "ranks", "env", "implementation", "type", "op", "root", "splits", "cycle", "place")
+OPTIONAL = (
+    "device",
+    "host",
+    "wirebw",
+    "ran",
+)  # columns that tables for people have only where a line has something to say
 PLACES = {"out": "out of place", "in": "in place"}
+LEFT = (*AXES, "ran", "flags")  # columns of words
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
 COLUMNS = (*Case.__struct_fields__, "implementation", "count", "size", *OWN, *Row.__struct_fields__)
 
@@ -35,7 +42,12 @@ FLAGS = {
     "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
     "imported": "read from another tool's log, which tells less than samples do: never decides a comparison",
     "blocking": "each call's time includes a wait for all ranks (-z 1)",
+    "interpreted": "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
+    "virtual": "all ranks are virtual ones on one GPU: what an algorithm costs there, not what links between GPUs do",
+    "shared-gpu": "ranks share a GPU: shows that it runs, not what a machine can do",
+    "throttled": "a GPU was held back meanwhile (power, heat, clock): samples of those moments were replaced",
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
+    "no-effect": "the library did not follow a setting that was asked for; the record's note says which",
     "no-splits": "the file that said how data is split cannot be read any more: bandwidth is unknown",
 }
 
@@ -161,10 +173,10 @@ class Markdown(Gathered):
         for mode, outcomes in by_mode(self.outcomes):
             varying, constant = axes([record.case for record, _ in outcomes])
             rows = [cells(*outcome) for outcome in outcomes]
-            names = [name for name in rows[0] if name not in AXES or name in varying]
+            names = columns(rows, varying)
             heads = [f"{name} GB/s" if name.endswith("bw") else name for name in names]
             lines += [f"### {escaped(constant)}, {mode}", "", f"| {' | '.join(heads)} |"]
-            lines += [f"|{'|'.join('---' if name in AXES or name == 'flags' else '--:' for name in names)}|"]
+            lines += [f"|{'|'.join('---' if name in LEFT else '--:' for name in names)}|"]
             lines += [f"| {' | '.join(escaped(row[name]) for name in names)} |" for row in rows] + [""]
         lines += [f"{number} skipped: {escaped(reason)}\n" for reason, number in reasons(self.skips, self.arrived)]
         lines += [f"Ended early: {escaped(end.note)}\n"] if end.note else []
@@ -180,6 +192,12 @@ def flat(record: Record, row: Row | None) -> dict[str, Any]:
     values = dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | derived | dict.fromkeys(unknown)
     own = {name: getattr(record, name) for name in OWN}
     return values | own | {"implementation": case.label, "count": case.count, "size": case.size}
+
+
+def columns(lines: Sequence[Mapping[str, str]], varying: Sequence[str]) -> list[str]:
+    """Names of the columns that a table of ``lines`` (see cells) has, where cases differ along the axes ``varying``."""
+    idle = {name for name in OPTIONAL if not any(line[name] for line in lines)} | (set(AXES) - set(varying))
+    return [name for name in lines[0] if name not in idle]
 
 
 def by_mode(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
@@ -225,22 +243,35 @@ def cells(record: Record, row: Row | None) -> dict[str, str]:
     named = {"bimodal": "bimodal:" + "|".join(duration(mode).replace(" ", "") for mode in (row and row.modes) or ())}
     flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
     shown = row if record.status != "wrong" else None
-    place = along(record.case)
+    place, more = along(record.case), optional(shown)
     return {
         **{name: place[name] for name in AXES[:-1]},
         "size": size(record.case.size),
         "place": place["place"],
         "median": duration(shown.median) if shown else "-",
         "±": interval(shown) if shown else "-",
+        "device": more["device"],
+        "host": more["host"],
         "tail": tail(shown) if shown else "-",
         "N": str(shown.samples or "-") if shown else "-",
         "min": duration(shown.min) if shown else "-",
         "algbw": bandwidth(shown.algbw) if shown else "-",
         "busbw": bandwidth(shown.busbw) if shown else "-",
+        "wirebw": more["wirebw"],
         "skew": duration(shown.skew) if shown else "-",
         "wrong": "-" if record.wrong is None else str(record.wrong),
+        "ran": more["ran"],
         "flags": " ".join([*note, *flags]) or ("" if row else record.status),
     }
+
+
+def optional(row: Row | None) -> dict[str, str]:
+    """What few rows have something to say of, by the names of OPTIONAL; times are by the clock that made no median."""
+    times = {"device": row.device, "host": row.host} if row else {}
+    said = {name: duration(time) for name, time in times.items() if time is not None and row and time != row.median}
+    if row and row.wirebw is not None:
+        said["wirebw"] = bandwidth(row.wirebw)
+    return {name: said.get(name, "") for name in OPTIONAL} | {"ran": plain(row.chose) if row else ""}
 
 
 def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:

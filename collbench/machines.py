@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from collbench import environment
-from collbench.document import Line, Section
+from collbench import environment, wiring
+from collbench.document import Line, Section, Table
 from collbench.formats import counted, duration, plain, size
 from collbench.records import RunFile, World
 from collbench.rows import View, table
@@ -16,6 +17,7 @@ from collbench.suite import Policy
 
 BESIDE = 6  # runs side by side
 LONG = 2000  # characters of a fact
+STRANGE = (AttributeError, TypeError, ValueError, LookupError, RecursionError)  # what facts of another shape raise
 GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
 
 
@@ -47,9 +49,24 @@ def section(view: View) -> Section:
     tables = [
         table("differences", "What differs", heads, apart, align="l" * len(heads)),
         table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
+        *_topologies(view, shown),
         table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
     ]
     return Section(name="environment", title="Environment", words=words, tables=[t for t in tables if t.lines])
+
+
+def _topologies(view: View, shown: list[int]) -> list[Table]:
+    """The paths between GPUs of each machine that has several, once where runs have the same."""
+    found: dict[int, tuple[tuple[str, ...], list[Line]]] = {}
+    for run in shown:
+        with suppress(*STRANGE):
+            matrix = wiring.matrix(_at(view.files[run], "gpus") or {})
+            if matrix[1] and matrix not in found.values():
+                found[run] = matrix
+    return [
+        table(f"topology-{run}", view.titled(run, "GPU topology"), heads, lines, align="l" * len(heads), folded=True)
+        for run, (heads, lines) in found.items()
+    ]
 
 
 def _apart(view: View, shown: list[int]) -> list[Line]:
@@ -103,7 +120,7 @@ def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
     """A description of another shape, by another version or hand, is no error but nothing known."""
     try:
         return plainly(ask(file))
-    except (AttributeError, TypeError, ValueError, KeyError, RecursionError):
+    except STRANGE:
         return ""
 
 
@@ -154,11 +171,9 @@ def _memory(file: RunFile) -> str:
 
 
 def _gpus(file: RunFile) -> str:
-    devices = _at(file, "gpus", "devices") or []
-    names = dict.fromkeys(str(device.get("name")) for device in devices)
-    models = [f"{sum(str(d.get('name')) == name for d in devices)} x {name}" for name in names]
-    driver = _at(file, "gpus", "driver")
-    return ", ".join([*models, *([f"driver {driver}"] if driver else [])]) or ("none" if _at(file, "gpus") else "")
+    gpus = _at(file, "gpus") or {}
+    versions = [f"{name} {gpus[key]}" for key, name in (("driver", "driver"), ("cuda", "CUDA")) if gpus.get(key)]
+    return ", ".join([*wiring.cards(gpus), *versions]) or ("none" if gpus else "")
 
 
 def _nics(file: RunFile) -> str:
@@ -205,6 +220,8 @@ FACTS: dict[str, Callable[[RunFile], str]] = {
     "CPU": _cpu,
     "memory": _memory,
     "GPUs": _gpus,
+    "GPU links": lambda file: wiring.links(_at(file, "gpus") or {}),
+    "RDMA": lambda file: ", ".join(wiring.adapters(_at(file, "rdma") or {})),
     "network": _nics,
     "container": _container,
     "Python": lambda file: _at(file, "python") or "",

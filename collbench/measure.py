@@ -16,8 +16,10 @@ import numpy as np
 
 from collbench import stats
 from collbench.control import Control
+from collbench.gpus import Guard
 from collbench.launch.board import Board
 from collbench.plan import Job
+from collbench.stream import Stream
 from collbench.suite import Policy
 
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
@@ -35,13 +37,20 @@ def nothing() -> None:
     """The call that overhead is measured with."""
 
 
-class Sync:
-    """Brings ranks to a common start: ``window`` (spin until a deadline), ``barrier`` (own messages) or ``none``."""
+def preemptions() -> int:
+    """How often the kernel has taken this thread off its core."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
-    def __init__(self, scheme: str, control: Control, board: Board | None) -> None:
+
+class Sync:
+    """Brings ranks to a common start: ``window`` (spin until a deadline), ``barrier`` (own messages), ``device`` (by
+    ``align``, a collective on the stream) or ``none``."""
+
+    def __init__(self, scheme: str, control: Control, board: Board | None, align: Action = nothing) -> None:
         self.scheme = scheme
         self._control = control
         self._board = board
+        self._align = align
 
     def __call__(self) -> bool:
         """Wait for the common start; whether this rank was late for it."""
@@ -49,29 +58,35 @@ class Sync:
             return self._board.meet(self._control.rank, WINDOW_NS)
         if self.scheme == "barrier":
             self._control.barrier()
+        elif self.scheme == "device":
+            self._align()
         return False
 
 
 class Samples(NamedTuple):
     """Blocks of all ranks, at rank 0 only: int64 arrays of shape (ranks, samples), in ns; which samples some rank was
-    late for; and how often the kernel took a rank off its core meanwhile."""
+    late for; how often the kernel took a rank off its core meanwhile; and what the samples took by a device's clock,
+    zeros where none was read beside the host's. By a device's clock alone, all starts are 0: ranks share none."""
 
     starts: np.ndarray
     ends: np.ndarray
     late: np.ndarray
     switches: int
+    device: np.ndarray
 
     @property
     def durations(self) -> np.ndarray:
         return np.asarray(self.ends - self.starts)
 
     def plus(self, other: Samples) -> Samples:
-        starts, ends = (np.hstack(pair) for pair in ((self.starts, other.starts), (self.ends, other.ends)))
-        return Samples(starts, ends, np.hstack((self.late, other.late)), self.switches + other.switches)
+        pairs = (self.starts, other.starts), (self.ends, other.ends), (self.device, other.device)
+        starts, ends, device = map(np.hstack, pairs)
+        return Samples(starts, ends, np.hstack((self.late, other.late)), self.switches + other.switches, device)
 
     def only(self, chosen: np.ndarray) -> Samples:
         """The samples where ``chosen`` is true."""
-        return Samples(self.starts[:, chosen], self.ends[:, chosen], self.late[chosen], self.switches)
+        starts, ends, device = (of[:, chosen] for of in (self.starts, self.ends, self.device))
+        return Samples(starts, ends, self.late[chosen], self.switches, device)
 
 
 class Sampler:
@@ -80,8 +95,12 @@ class Sampler:
     ``calls`` are pairs of an action and the slots of buffers it uses. ``finish()`` returns when the device has done
     what was issued, and is part of the sample. ``freshen(slot)`` puts back the input of a slot that the call before
     has overwritten; it runs outside the clock, just before the sample after, so that what the
-    last sample left can still be checked.
+    last sample left can still be checked. Where ``marks`` is the device's stream, it times the same calls too.
+    ``again`` is what a check may repeat: calls as they are timed, each slot used once.
     """
+
+    timed_by: Literal["host", "device"] = "host"
+    cause, remedy = "late start", "--sync barrier"  # why samples are replaced, and what helps if all are
 
     def __init__(
         self,
@@ -91,15 +110,16 @@ class Sampler:
         beat: Action,
         freshen: Callable[[int], object] | None = None,
         finish: Action = nothing,
+        marks: Stream | None = None,
     ) -> None:
-        self.inner, self.calls = inner, calls
+        self.inner, self.calls, self.again = inner, calls, calls
         turns = math.lcm(len(calls), inner) // inner
         chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
         self._batches = [
             (tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used})) for batch in chosen
         ]
         self._beat = beat
-        self._freshen, self._finish = freshen, finish
+        self._freshen, self._finish, self._marks = freshen, finish, marks
         self._control = control
         self._next = 0
         self.dirty: Sequence[int] = ()
@@ -112,30 +132,56 @@ class Sampler:
     def take(self, count: int, sync: Sync) -> Samples | None:
         """``count`` samples, gathered at rank 0 (None elsewhere). What happens between them is kept as short as can be:
         ranks that nothing aligns feel it."""
-        begins, ends, lates = [0] * count, [0] * count, [False] * count
-        turn, turns = self._next, len(self._batches)
-        switched = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+        begins, ends, lates, times = ([0] * count for _ in range(4))
+        turn, turns, marks = self._next, len(self._batches), self._marks
+        before = preemptions()
         for i in range(count):
             batch, slots = self._batches[(turn + i) % turns]
             if self._freshen:
-                for slot in self.dirty:
-                    self._freshen(slot)
+                self._renew(slots)
                 self._finish()
-                self.dirty = slots
             self._beat()
             lates[i] = sync()
+            first = marks and marks.mark()
             begins[i] = clock()
             for call in batch:
                 call()
+            last = marks and marks.mark()
             self._finish()
             ends[i] = clock()
+            if marks:
+                times[i] = marks.elapsed(first, last)
         self._next += count
-        switched = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switched
-        everyone = self._control.gather(np.array([begins, ends, lates, [switched] * count]))
+        return self._gathered(begins, ends, lates, times, before)
+
+    def _renew(self, slots: Sequence[int]) -> None:
+        """Put back the inputs that the last sample overwrote; the next one overwrites those of ``slots``."""
+        if self._freshen:
+            for slot in self.dirty:
+                self._freshen(slot)
+            self.dirty = slots
+
+    def _gathered(
+        self, begins: list[int], ends: list[int], lates: Sequence[int], times: list[int], before: int
+    ) -> Samples | None:
+        switched = [preemptions() - before] * len(begins)
+        everyone = self._control.gather(np.array([begins, ends, lates, switched, times]))
         if everyone is None:
             return None
-        starts, stops, late_any, switches = everyone.transpose(1, 0, 2)
-        return Samples(starts, stops, late_any.any(axis=0), int(switches[:, 0].sum()))
+        starts, stops, late_any, switches, device = everyone.transpose(1, 0, 2)
+        return Samples(starts, stops, late_any.any(axis=0), int(switches[:, 0].sum()), device)
+
+    def repeats(self, call_ns: float) -> int:
+        """Calls a sample needs for the clock to be fine enough, by what one takes."""
+        return stats.inner_repeats(call_ns, CLOCK_FLOOR_NS)
+
+    def idle(self) -> Sampler:
+        """The same around calls that do nothing."""
+        return Sampler([(nothing, ())], self.inner, self._control, nothing, None, self._finish, self._marks)
+
+    def alone(self, call_ns: float) -> list[int]:
+        """Times of some single calls by the host's clock, where samples are by the device's; at rank 0."""
+        return []
 
 
 class Measured(NamedTuple):
@@ -149,49 +195,60 @@ class Measured(NamedTuple):
     scheme: str
     invalid: dict[str, int]
     overhead_ns: int
+    clock: Literal["host", "device"]
+    host_ns: list[int]
 
 
 class Protocol:
-    """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for that many calls a sample;
-    ``job`` may fix how many samples are taken, and of how many calls, whatever they say."""
+    """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for so many calls a sample, or more;
+    ``job`` may fix how many samples are taken, and of how many calls, whatever they say. In the modes where many calls
+    make a sample, the policy's ``iters`` is the number of these. On GPUs every rank has a ``guard``: samples that it
+    finds spoiled are replaced."""
 
     def __init__(
         self, policy: Policy, control: Control, sync: Sync, make: Callable[[int], Sampler], mode: str,
-        job: Job | None = None,
+        job: Job | None = None, guard: Guard | None = None,
     ) -> None:  # fmt: skip
         self._policy = policy
+        self._guard, self._throttled = guard, 0
         self._control = control
         self._sync = sync
         self._make = make
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
         self._precision, self._most_seconds = policy.precision, policy.max_seconds
-        self._streaming = mode == "streaming"
-        self._inner = job.inner if job else None
-        self._iters = (job.samples if job else None) or (None if self._streaming else policy.iters)
+        calls = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}.get(mode, 0)
+        self._inner = (job.inner if job else None) or calls
+        self._first = max(1, calls)
+        batched = mode in ("streaming", "graph")
+        self._iters = (job.samples if job else None) or (None if batched else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> tuple[Measured | None, Sampler]:
         """Warm up, choose how many calls make a sample, measure. ``first_ns`` is what this rank's first call took."""
-        sampler = self._make(self._policy.batch if self._streaming else 1)
+        sampler = self._make(self._first)
         warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
-        repeats = 1 if self._streaming else self._inner or stats.inner_repeats(typical, CLOCK_FLOOR_NS)
+        repeats = self._inner or sampler.repeats(typical / sampler.inner)
         (repeats, swap) = self._control.decide([repeats, int(late > MAX_LATE and self._sync.scheme == "window")])
         if swap and self._policy.sync == "auto":
             self._sync.scheme = "barrier"
-        if repeats > 1:
-            typical /= sampler.inner
+        if repeats > sampler.inner:
+            typical, dirty = typical / sampler.inner, sampler.dirty
             sampler = self._make(repeats)
+            sampler.dirty = [*sampler.dirty, *dirty]
             typical *= sampler.inner
             sampler.take(10, self._sync)
         on_measure()
         samples, stop = self._measure(sampler, typical)
-        overhead = self._overhead(sampler.inner)
+        overhead = self._overhead(sampler)
+        alone = sampler.alone(typical / sampler.inner)
         if samples is None:
             return None, sampler
         valid = ~samples.late.astype(bool)
-        late_starts = int((~valid).sum())
-        kept = samples.only(valid)
-        invalid = {"late start": late_starts} if late_starts else {}
-        return Measured(kept, sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead), sampler
+        dropped = int((~valid).sum())
+        causes = {sampler.cause: dropped, "throttled": self._throttled}
+        kept, invalid = samples.only(valid), {cause: number for cause, number in causes.items() if number}
+        return Measured(
+            kept, sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead, sampler.timed_by, alone
+        ), sampler
 
     def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, float, bool, float]:
         """Samples taken, a typical one's time in ns (at rank 0), whether times had settled, the share of late ones."""
@@ -223,18 +280,29 @@ class Protocol:
         (block,) = self._control.decide([min(block, second)])
         while True:
             samples = sampler.take(block, self._sync)
+            held_back = self._held_back()
             if samples is not None:
+                if held_back:
+                    self._throttled += block
+                    samples = samples.only(np.zeros(block, bool))
                 kept = samples if kept is None else kept.plus(samples)
                 block, stop = self._next_block(kept, time.perf_counter() - begun, second)
             block, stop = self._control.decide([block, stop])
             if block == 0:
                 return kept, STOPS[stop]
 
+    def _held_back(self) -> bool:
+        """Whether some rank's GPU was, in the block that has just been taken; then all wait a little."""
+        if self._guard is None or not any(self._control.collect(self._guard.bad())):
+            return False
+        self._guard.pause()
+        return True
+
     def _next_block(self, kept: Samples, elapsed: float, second: int) -> tuple[int, int]:
         """Size of the next block, or 0 and the reason to stop."""
         policy = self._policy
         times = kept.durations.max(axis=0)[~kept.late.astype(bool)]
-        n, tried = len(times), len(kept.late)
+        n, tried = len(times), len(kept.late) + self._throttled
         if self._iters is not None:
             missing = self._iters - n
             exhausted = tried >= 3 * self._iters
@@ -251,32 +319,7 @@ class Protocol:
         left = int((self._most_seconds - elapsed) / elapsed * tried)
         return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
 
-    def _overhead(self, inner: int) -> int:
+    def _overhead(self, sampler: Sampler) -> int:
         """Median ns between the clock reads of a sample whose calls do nothing."""
-        idle = Sampler([(nothing, ())], inner, self._control, nothing)
-        samples = idle.take(50, Sync("none", self._control, None))
+        samples = sampler.idle().take(50, Sync("none", self._control, None))
         return int(np.median(samples.durations[0])) if samples is not None else 0
-
-
-def shape(measured: Measured, same_clock: bool, per_rank: int) -> dict[str, object]:
-    """The Record fields that hold times. Starts, skew and T_glob exist only where all ranks read one clock."""
-    samples = measured.samples
-    durations = samples.durations
-    fields: dict[str, object] = {
-        "times_ns": durations.max(axis=0).tolist(),
-        "per_rank": durations[:, :per_rank].tolist(),
-        "inner": measured.inner,
-        "warmup": measured.warmup,
-        "steady": measured.steady,
-        "stop": measured.stop,
-        "sync": measured.scheme,
-        "invalid": measured.invalid,
-        "overhead_ns": measured.overhead_ns,
-        "preempted": samples.switches,
-    }
-    if same_clock:
-        first = samples.starts.min(axis=0)
-        fields["starts_ns"] = (samples.starts - first)[:, :per_rank].tolist()
-        fields["glob_ns"] = (samples.ends.max(axis=0) - first).tolist()
-        fields["skew_ns"] = (samples.starts.max(axis=0) - first).tolist()
-    return fields

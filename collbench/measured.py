@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from collbench import figures
 from collbench.document import Figure, Line, Section
 from collbench.efficiency import Point
-from collbench.formats import bandwidth, counted, duration, plain, size
+from collbench.formats import OPTIONAL, bandwidth, counted, duration, optional, plain, size
 from collbench.records import RankInfo, Record
 from collbench.rows import Series, View, chosen, groups, left_out, named, plus_minus, table
 
@@ -39,8 +40,19 @@ def bandwidths(view: View) -> Section:
     if not drawn:
         words = ["There are no sizes to draw: nothing was measured, or only what moves no data."]
     lines = [(one, point) for series in found.values() for one in series for point in one.points]
-    heads = ("collective", "mode", "case", "size", "time", "±", "algbw, GB/s", "busbw, GB/s", "flags")
-    shown_too = table("times", "Times and bandwidths", heads, lines, _time_line, align="lllrrrrrl", folded=True)
+    told = [optional(point.first) for _, point in lines]
+    names = [name for name in OPTIONAL if any(one[name] for one in told)]
+    more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
+    heads = ("collective", "mode", "case", "size", "time", "±", "algbw, GB/s", "busbw, GB/s", *more, "flags")
+    shown_too = table(
+        "times",
+        "Times and bandwidths",
+        heads,
+        lines,
+        partial(_time_line, names),
+        align="lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l",
+        folded=True,
+    )
     return Section(name="bandwidth", title="Bandwidth and time", words=words, figures=drawn,
                    tables=[shown_too] if lines else [])  # fmt: skip
 
@@ -54,12 +66,13 @@ def _times(points: Sequence[Point]) -> list[str]:
     return words + ([f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else [])
 
 
-def _time_line(item: tuple[Series, Point]) -> Line:
+def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
     one, point = item
     rates = (bandwidth(point.algbw), bandwidth(point.busbw)) if point.size else ("-", "-")
+    more = [optional(point.first)[name] for name in names]
     cells = (
         point.case.collective, point.case.mode, one.name, size(point.size) if point.size else "-",
-        duration(point.median), plus_minus(point), *rates, " ".join(point.flags),
+        duration(point.median), plus_minus(point), *rates, *more, " ".join(point.flags),
     )  # fmt: skip
     return Line(cells, one.meta)
 

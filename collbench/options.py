@@ -18,10 +18,7 @@ from collbench.selection import Exclude, Part
 
 def axes(name: str, given: dict[str, Any]) -> suite.Axes:
     """The sweep that the options describe. Raises UsageError."""
-    modes = _words(given["mode"])
-    modes = {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
-    for mode in modes:
-        choice("--mode", mode, ("isolated", "streaming", "host"))
+    modes = _modes(given)
     places = {"out": (False,), "in": (True,), "both": (False, True)}
     backends = tuple(_words(given["backend"])) or suite.default_backends()
     roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
@@ -35,12 +32,23 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
         ops=tuple(OPS) if given["op"] == "all" else tuple(_words(given["op"])),
         roots=roots,
         in_place=places[choice("--place", given["place"], places)],
-        modes=tuple(modes),  # type: ignore[arg-type]
+        modes=tuple(modes),
         envs=grammar.expand_envs(given["env"] or []),
         splits=tuple(_words(given["splits"])),
         align=grammar.parse_size(given["align"], "--align"),
         cycles=given["run_cycles"],
     )
+
+
+def _modes(given: dict[str, Any]) -> list[Any]:
+    modes = [choice("--mode", mode, suite.MODES) for mode in _words(given["mode"])]
+    if given["cudagraph"]:
+        if modes and modes != ["graph"]:
+            raise UsageError(f"-G measures in graph mode, not {', '.join(modes)}", "leave --mode out")
+        modes = ["graph"]
+    if "graph" in modes and given["blocking"]:
+        raise UsageError("-z waits for each call, which a CUDA graph cannot", "-z or -G")
+    return {2: ["host"], 3: ["isolated"]}.get(given["blocking"], modes)
 
 
 def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
@@ -66,7 +74,7 @@ def policy(given: dict[str, Any]) -> suite.Policy:
         precision=grammar.parse_share(precision, "--precision") if precision else None,
         max_seconds=grammar.parse_duration(given["max_time"], "--max-time") if given["max_time"] else None,
         batch=given["iters"] or 20,
-        sync=choice("--sync", given["sync"], ("auto", "window", "barrier")),  # type: ignore[arg-type]
+        sync=choice("--sync", given["sync"], ("auto", "window", "barrier", "device")),  # type: ignore[arg-type]
         cache=choice("--cache", given["cache"], ("cold", "hot")),  # type: ignore[arg-type]
         order=choice("--order", given["order"], ("auto", "size", "shuffled")),  # type: ignore[arg-type]
         check=given["check"],
@@ -74,9 +82,13 @@ def policy(given: dict[str, Any]) -> suite.Policy:
         agg_iters=given["agg_iters"],
         unalign=given["unalign"],
         blocking=given["blocking"],
+        graph=given["cudagraph"] or 1,
         cpu_time=bool(given["report_cputime"]),
         pin=given["pin"],
         timeout=given["timeout"],
+        virtual=given["virtual_ranks"],
+        share_gpu=given["share_gpu"],
+        register=given["local_register"],
     )
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from collbench import algorithms, environment
 from collbench.errors import UsageError
 from collbench.records import Cache
+from collbench.room import RANK_BYTES, Room
 from collbench.schedule import fan_in
 from collbench.suite import Case, Policy, Skip
 
 MAX_ROTATION = 64
 PAGE = 4096
-RANK_BYTES = 256 << 20  # a forked rank's own pages beyond its buffers: 70 MiB idle, up to 220 MiB seen at 1 GiB
 GUESS_ALPHA = 60e-6  # for estimates shown before anything is measured: seconds a message, and bytes a second and rank
 GUESS_RATE = 0.7e9
 
@@ -50,6 +50,11 @@ class Plan(msgspec.Struct, frozen=True):
     policy: Policy
     jobs: list[Job]
     timeout: float
+
+    @property
+    def processes(self) -> int:
+        """How many hold the ranks: one each, or one for all virtual ranks."""
+        return 1 if self.policy.virtual else self.n
 
     def doing(self, phase: str, job: int | None) -> str:
         """In words: the phase, and which case it is of."""
@@ -100,18 +105,19 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
     return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
 
 
-def fit(cases: Sequence[Case], policy: Policy, available: int, cache_bytes: int) -> tuple[list[Job], list[Skip]]:
-    """Jobs for what fits into ``available`` bytes on this host, with fewer buffers where needed; skips for the rest."""
+def fit(cases: Sequence[Case], policy: Policy, room: Callable[[Case], Room]) -> tuple[list[Job], list[Skip]]:
+    """Jobs for what fits into the room there is, with fewer buffers where needed; skips for the rest."""
     jobs: list[Job] = []
     skips: list[Skip] = []
     for case in cases:
         pair = buffer_bytes(case, policy)
-        fixed = case.n * (RANK_BYTES + scratch_bytes(case))
+        where, available, cache_bytes, sharers, base = room(case)
+        fixed = sharers * (base + scratch_bytes(case))
         wanted = wanted_rotation(case, policy, cache_bytes)
-        possible = (available - fixed) // (case.n * pair) // policy.agg_iters * policy.agg_iters
+        possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
         if possible < 1:
-            need = fixed + case.n * pair * policy.agg_iters
-            skips.append(Skip(case, f"needs {need >> 20:,} MiB on this host, {available >> 20:,} MiB are available"))
+            need = fixed + sharers * pair * policy.agg_iters
+            skips.append(Skip(case, f"needs {need >> 20:,} MiB {where}, {available >> 20:,} MiB are available"))
             continue
         rotation = min(wanted, possible)
         if policy.cache == "hot":

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from collbench import compare, paired, plan, session, store
-from collbench.backends import is_predicted, why_never
+from collbench.backends import is_predicted, why_never, why_not_so
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.launch.board import Phase
 from collbench.launch.local import Launcher, OnLine
@@ -275,12 +275,13 @@ def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
     differs = {field for variant in order.variants.values() for field in variant.differs}
     jobs: dict[Name, dict[str, Job]] = {}
     skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
+    policy = order.suite.policy
     for name in SIDES:
         mine = applied(cases, order.variants[name])
-        reasons = {case: why_not(case) or why_never(case) for case in mine}
+        reasons = {case: why_not(case) or why_never(case) or why_not_so(case, policy) for case in mine}
         possible = [case for case in mine if not reasons[case]]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(possible, order.suite.policy)
+        fitting, no_room = session.fitted(possible, policy)
         skips[name] += no_room
         jobs[name] = {compare.stripped(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):

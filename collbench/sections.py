@@ -51,7 +51,9 @@ MEANINGS = {
     "overhead": "the same loop around nothing, ns", "algbw": "GB/s = 1e9 bytes a second", "busbw": "GB/s",
     "severe_outliers": "samples farther than 3 interquartile ranges out", "late_rank": "the rank that others wait for",
     "modes": "the two times around which samples gather", "flags": "see the summary", "gateable": "may decide verdicts",
-    "lateness": "by rank, ns a sample after the first",
+    "lateness": "by rank, ns a sample after the first", "chose": "what the library said it ran",
+    "host": "its median by the host's clock, ns", "device": "its median by the GPU's clock, ns",
+    "wirebw": "GB/s through a GPU's port, where a switch adds up or multiplies",
     "over": "of what another tool's time is, which stands under median",
 }  # fmt: skip
 

@@ -7,14 +7,14 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from collbench import environment, plan, records, resume, store
-from collbench.backends import is_predicted, why_never
+from collbench import environment, plan, records, resume, room, store
+from collbench.backends import is_predicted, too_few_gpus, why_never, why_not_so
 from collbench.console import PlanRow
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.formats import Reporter
@@ -57,9 +57,15 @@ def prepare(order: Order) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
     suite = order.suite.settled()
     every, skips = suite.expand()
-    skips += [Skip(case, reason) for case in every if (reason := why_never(case))]
+    gpus = 0 if join.detect() else environment.gpu_count()  # ranks of a launcher may be on several hosts
+
+    def why_not(case: Case) -> str:
+        return why_never(case) or why_not_so(case, suite.policy) or too_few_gpus(case, suite.policy, gpus)
+
+    never = {case: reason for case in every if (reason := why_not(case))}
+    skips += [Skip(case, reason) for case, reason in never.items()]
     done = {record.case for record in resume.standing(order.resumed)}
-    jobs, no_room = fitted([case for case in every if not why_never(case) and case not in done], suite.policy)
+    jobs, no_room = fitted([case for case in every if case not in never and case not in done], suite.policy)
     if order.budget is not None and jobs:
         suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
     left_out = [skip for skip in skips + no_room if skip.case not in done]
@@ -70,10 +76,10 @@ def prepare(order: Order) -> Prepared:
 
 
 def fitted(cases: Sequence[Case], policy: Policy) -> tuple[list[Job], list[Skip]]:
-    """Jobs for the cases that fit this host's memory, in their order, and skips for the rest."""
-    available, _ = environment.memory_limit()
+    """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips for the rest."""
     measured = [c for c in cases if not is_predicted(c.backend)]
-    jobs, no_room = plan.fit(measured, policy, available, environment.llc_bytes() or 32 << 20)
+    at = cache(partial(room.of, policy=policy))
+    jobs, no_room = plan.fit(measured, policy, lambda case: at(case.backend, case.n))
     fitting = {id(job.case): job for job in jobs}
     return [fitting.get(id(c)) or Job(c, 1, "") for c in cases if is_predicted(c.backend) or id(c) in fitting], no_room
 
@@ -111,6 +117,8 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         raise UsageError(
             f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides"
         )
+    if member is not None and order.suite.policy.virtual:
+        raise UsageError(f"--virtual-ranks: {member.launcher} starts real ones", "leave out one or the other")
     if member is not None and len(order.suite.values("envs")) > 1:
         raise UsageError(
             f"--env sweeps need fresh ranks, which {member.launcher} does not give",

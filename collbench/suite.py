@@ -98,9 +98,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def moved(self) -> int:
         """The S of busbw = factor * S / t: the size, or for all_to_allv the bytes through the busiest port."""
-        if not self.splits:
-            return self.size
-        return splits.busiest(self.matrix) * self.type.size
+        return splits.busiest(self.matrix) * self.type.size if self.splits else self.size
 
     @property
     def key(self) -> str:
@@ -116,7 +114,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How each case is measured; times in seconds. None means: decide by the data."""
+    """How each case is measured; times in seconds. None means: decide by the data. ``batch`` calls make a sample in
+    streaming mode; in graph mode ``graph`` replays do, of ``iters`` calls each where given."""
 
     iters: int | None = None
     warmup: int | None = None
@@ -126,7 +125,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     min_iters: int = 20
     max_iters: int = 2000
     batch: int = 20
-    sync: Literal["auto", "window", "barrier"] = "auto"
+    sync: Literal["auto", "window", "barrier", "device"] = "auto"
     cache: Literal["cold", "hot"] = "cold"
     order: Literal["auto", "size", "shuffled"] = "auto"
     check: int = 1
@@ -134,9 +133,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     agg_iters: int = 1
     unalign: int = 0
     blocking: int = 0
+    graph: Positive = 1
     cpu_time: bool = False
     pin: bool = True
     timeout: float | None = None
+    virtual: bool = False
+    share_gpu: bool = False
+    register: Literal[0, 1, 2] = 0
 
     def resolved(self, crowded: bool) -> Policy:
         """With the defaults that depend on whether ranks must share cores: then nothing measured is fit for claims,

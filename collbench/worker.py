@@ -20,16 +20,17 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from collbench import backends, environment
+from collbench import backends, environment, gpus
 from collbench.backends import Backend
 from collbench.control import Control
 from collbench.errors import CannotRun, CollbenchError, first_line
 from collbench.launch.board import Board, Phase
 from collbench.measure import clock
 from collbench.plan import Job, Plan
-from collbench.records import RankInfo, Record, World
+from collbench.records import GpuState, RankInfo, Record, World
+from collbench.stream import assert_ordered
 from collbench.suite import Case
-from collbench.trial import Bench, Trial, allocate
+from collbench.trial import Bench, Trial, allocate, prepare
 
 Emit = Callable[[World | Record], None]
 _LONG = timedelta(days=1)  # libraries never give up by themselves: whoever watches the board ends a hung run
@@ -85,6 +86,8 @@ class Worker:
         self._board = board
         self._emit = emit
         self._backend: Backend = backends.find(plan.backend)
+        self._backend.policy = plan.policy
+        self._held = range(plan.n) if plan.policy.virtual else range(place.rank, place.rank + 1)
         self._verdicts: dict[tuple[object, ...], str] = {}
 
     def run(self) -> None:
@@ -94,7 +97,9 @@ class Worker:
         began = clock()
         cpus, crowded = settle(place, self._control, self._policy.pin)
         self._open(place)
-        world = self._describe(cpus, crowded, clock() - began)
+        took = clock() - began
+        watch, states = self._watch()
+        world = self._describe(cpus, crowded, took, states)
         if place.rank == 0:
             self._emit(world)
         scheme = self._policy.sync
@@ -103,8 +108,15 @@ class Worker:
             scheme = "window" if together and not world.oversubscribed else "barrier"
         if scheme == "window" and not self._board.shared:
             raise CannotRun("--sync window needs all ranks on one host", "--sync barrier works everywhere")
+        stream = self._backend.stream
+        if scheme == "device" and not stream:
+            raise CannotRun("--sync device needs a GPU, whose stream it waits on", "--sync barrier works everywhere")
+        if stream:
+            assert_ordered(stream, self._backend.align, self._control, lambda: self._board.beat(place.rank))
         policy = self._policy.resolved(world.oversubscribed)
-        self._bench = Bench(place.rank, self._backend, self._control, self._board, policy, scheme, world.same_clock)
+        self._bench = Bench(
+            place.rank, self._held, self._backend, self._control, self._board, policy, scheme, world.same_clock, watch
+        )
         for index, job in enumerate(plan.jobs):
             self._enter(Phase.PREPARING, index)
             record = self._job(job)
@@ -113,10 +125,12 @@ class Worker:
         self._enter(Phase.DONE)
         self._control.barrier()
         self._backend.close()
+        if watch:
+            watch.close()
 
     def _open(self, place: Place) -> None:
         try:
-            self._backend.open(place.rank, place.n, place.local_rank)
+            self._backend.open(place.rank, self._plan.n, place.local_rank)
             self._board.beat(place.rank)
             trouble = None
         except CannotRun as e:
@@ -125,18 +139,28 @@ class Worker:
         if found:
             raise CannotRun(*found[0])
 
-    def _describe(self, cpus: list[int], crowded: bool, init_ns: int) -> World:
+    def _watch(self) -> tuple[gpus.Watch | None, list[GpuState]]:
+        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs."""
+        if not self._backend.stream:
+            return None, []
+        watch = gpus.watch(self._backend.device)
+        return watch, gpus.everyones(self._control, watch.read() if watch else None)
+
+    def _describe(self, cpus: list[int], crowded: bool, init_ns: int, states: list[GpuState]) -> World:
         place = self.place
-        info = RankInfo(
-            rank=place.rank, host=socket.gethostname(), pid=os.getpid(), cpus=cpus, device=str(self._backend.device),
-            numa=environment.numa_of(cpus[0]),
-        )  # fmt: skip
+        host, device, numa = socket.gethostname(), str(self._backend.device), environment.numa_of(cpus[0])
+        mine = [
+            RankInfo(rank=rank, host=host, pid=os.getpid(), cpus=cpus, device=device, numa=numa) for rank in self._held
+        ]
         clocks, inits = zip(*self._control.collect([environment.same_clock_domain_key(), init_ns]), strict=True)
-        ranks = [msgspec.convert(r, RankInfo) for r in self._control.collect(msgspec.to_builtins(info))]
+        everyone = self._control.collect(msgspec.to_builtins(mine))
+        ranks = [msgspec.convert(info, RankInfo) for infos in everyone for info in infos]
         return World(
-            index=self._plan.index, backend=self._plan.backend, n=place.n, env=self._plan.env, launcher=place.launcher,
-            ranks=ranks, oversubscribed=crowded, same_clock=len(set(clocks)) == 1, library=self._backend.library,
-            init_ns=max(inits),
+            index=self._plan.index, backend=self._plan.backend, n=self._plan.n, env=self._plan.env,
+            launcher=place.launcher, ranks=ranks, oversubscribed=crowded,
+            same_clock=len(set(clocks)) == 1, library=self._backend.library, init_ns=max(inits),
+            virtual=self._policy.virtual, shared_gpu=self._backend.shared, interpreted=self._backend.interpreted,
+            gpus=states,
         )  # fmt: skip
 
     def _enter(self, phase: Phase, index: int | None = None) -> None:
@@ -165,8 +189,10 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                ((send, recv, _),) = allocate(self._backend, tiny, self.place.rank, 0, 1)
-                self._backend.prepare(tiny, send.zero_(), recv.zero_()).run()
+                (slot,) = allocate(self._backend, tiny, self._held, 0, 1)
+                for buffers in slot:
+                    buffers.send.zero_(), buffers.recv.zero_()
+                prepare(self._backend, tiny, slot, self._policy.virtual).run()
                 trouble = ""
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError):
@@ -190,10 +216,10 @@ def local_rank(rank: int, board: Board, channel: socket.socket) -> int:
         stream.flush()
 
     plan = msgspec.convert(said["plan"], Plan)
-    place = Place(rank, plan.n, rank, plan.n, "local")
+    place = Place(rank, plan.processes, rank, plan.processes, "local")
     try:
         board.enter(rank, Phase.CONNECTING)
-        control = connect(place, dist.FileStore(str(Path(said["store"])), plan.n))  # type: ignore[attr-defined]
+        control = connect(place, dist.FileStore(str(Path(said["store"])), plan.processes))  # type: ignore[attr-defined]
         Worker(place, plan, control, board, lambda line: say("line", line)).run()
     except CollbenchError as e:
         say("error", {"message": e.message, "hint": e.hint, "expected": True, "traceback": ""})

@@ -1,32 +1,50 @@
-"""Everything that can run a case. A backend is a module in this package, found by its file name.
+"""Everything that can run a case. A backend is a module in this package, found by its file name or in TOGETHER.
 
-A name without a module of its own is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a plug-in's).
+A name without a module is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a plug-in's).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from collbench.suite import Case
+from collbench.lines import Choice
+from collbench.suite import Case, Policy
 
-TRANSPORTS = frozenset({"shm"})  # carry reference algorithms only
+if TYPE_CHECKING:
+    from collbench.stream import Stream
+
+TRANSPORTS = frozenset({"shm", "symm"})  # carry reference algorithms only
+VIRTUAL = ("symm",)  # can have all ranks in one process, on one GPU
+TOGETHER = {  # backends that share a module
+    "torch_one_shot": "torchsymm",
+    "torch_two_shot": "torchsymm",
+    "torch_multimem": "torchsymm",
+    "torch_multimem_one_shot": "torchsymm",
+}
+GPU_EACH = frozenset({"nccl", *TOGETHER})  # every rank has a GPU
 
 
 class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued (see finish);
     ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to itself. ``ran`` names a reference
-    algorithm with all its parameters."""
+    algorithm with all its parameters. ``waits`` says that on a device, too, ``run()`` returns only when it is done."""
 
     run: Callable[[], object]
     submit: Callable[[], Any] | None
     ran: str = ""
+    waits: bool = False
 
 
 class Backend(Protocol):
     """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the case's dtype."""
+
+    policy: Policy  # set before open
+    shared: bool  # whether this rank shares its GPU with others (once opened)
+    interpreted: bool  # whether kernels run in an interpreter
+    stream: Stream | None  # where the device puts collectives in order, and its clock (once opened); None on CPUs
 
     @property
     def device(self) -> Any:
@@ -55,6 +73,15 @@ class Backend(Protocol):
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views share memory."""
 
+    def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
+        """The same for all ranks at once, where they are virtual ones of this process."""
+
+    def align(self) -> None:
+        """Issue what brings all ranks' streams to the same point, where there are streams."""
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        """What the library says it ran, of the call made once for that; None, and no call, where it says nothing."""
+
     def finish(self) -> None:
         """Wait until the device has done all that was issued; nothing to do where calls return when they are done."""
 
@@ -62,10 +89,28 @@ class Backend(Protocol):
         """Leave the world."""
 
 
+class Base:
+    """What most backends answer to the questions that few are asked."""
+
+    policy = Policy()
+    shared = interpreted = False
+    stream: Stream | None = None
+
+    def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
+        raise NotImplementedError("ranks of this backend are never virtual")
+
+    def align(self) -> None:
+        pass
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        return None
+
+
 def find(name: str) -> Backend:
     """The backend called ``name``."""
-    if importlib.util.find_spec(f"collbench.backends.{name}") and not name.startswith("_"):
-        backend: Backend = importlib.import_module(f"collbench.backends.{name}").create(name)
+    module = TOGETHER.get(name, name)
+    if importlib.util.find_spec(f"collbench.backends.{module}") and not module.startswith("_"):
+        backend: Backend = importlib.import_module(f"collbench.backends.{module}").create(name)
         return backend
     from collbench.backends import torchdist
 
@@ -79,6 +124,29 @@ def why_never(case: Case) -> str:
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""
+
+
+def why_not_so(case: Case, policy: Policy) -> str:
+    """Why ``case`` cannot run as ``policy`` wants it, as far as the backend's name tells; else an empty string."""
+    if policy.virtual and case.backend not in VIRTUAL and not is_predicted(case.backend):
+        return f"{case.backend} has no virtual ranks; --backend {' or '.join(VIRTUAL)} has"
+    if policy.register and case.backend != "nccl":
+        return f"registered buffers (-R) are NCCL's; {case.backend} has none"
+    if case.mode == "graph" and policy.blocking:
+        return "the host cannot meet the others after each call (-z 1) of a CUDA graph"
+    return ""
+
+
+def too_few_gpus(case: Case, policy: Policy, gpus: int) -> str:
+    """Why one host with so many GPUs has too few for ``case``, else an empty string; 0 stands for an unknown number."""
+    if case.backend not in GPU_EACH or policy.share_gpu or not 0 < gpus < case.n:
+        return ""
+    sharing = "--share-gpu lets ranks share one; " if case.backend == "nccl" else ""
+    return f"{each_needs_one(case.n, gpus)} ({sharing}--backend gloo runs on CPUs)"
+
+
+def each_needs_one(ranks: int, gpus: int) -> str:
+    return f"{ranks} ranks need a GPU each, and there {'is' if gpus == 1 else 'are'} {gpus}"
 
 
 def is_predicted(name: str) -> bool:

@@ -1,9 +1,9 @@
 """Reference algorithms over memory that the ranks of one host share: moves are direct reads of a peer's buffer.
 
-Buffers and scratch lie in anonymous shared memory (memfd), laid out alike on all ranks, which peers map through /proc:
-nothing has a name that could be left behind. Ranks tell each other how far they are by one counter each, which only
-grows; a step waits for the counters its program names, works on plain views, and raises its own. Large buffers go
-through the program in slices, so that what one rank has just written is read while it is still in the cache.
+Buffers and scratch lie in anonymous shared memory, laid out alike on all ranks. Ranks tell each other how far they are
+by one counter each, which only grows; a step waits for the counters its program names, works on plain views, and raises
+its own. Large buffers go through the program in slices, so that what one rank has just written is read while it is
+still in the cache.
 
 This rests on x86's total store order: a counter is never seen to rise before the data it stands for (numpy, torch and
 libc fence what they write past the cache).
@@ -15,12 +15,10 @@ import mmap
 import os
 import platform
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
-from collbench import environment
-from collbench.backends import Call
+from collbench.backends import Base, Call, _memory
 from collbench.compiled import Compiled
 from collbench.control import Control
 from collbench.errors import CannotRun
@@ -38,10 +36,6 @@ Tensor = torch.Tensor
 Scripted = tuple[tuple[tuple[int, int], ...], tuple[Operation, ...], int]
 
 
-def _mapped(fd: int, nbytes: int) -> mmap.mmap:
-    return mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-
-
 def why_not_here() -> str | None:
     """Why this backend cannot run on this machine, or None."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -49,7 +43,7 @@ def why_not_here() -> str | None:
     return None if hasattr(os, "memfd_create") else "shm needs Linux's memfd_create"
 
 
-class SharedMemory:
+class SharedMemory(Base):
     """The ``shm`` backend."""
 
     def __init__(self) -> None:
@@ -70,37 +64,22 @@ class SharedMemory:
         if missing := why_not_here():
             raise CannotRun(missing, "--backend gloo runs here")
         self._rank, self._control = rank, Control(rank, n)
-        homes = self._control.collect([environment.host(), str(Path("/proc/self/ns/pid").readlink())])
-        if any(home != homes[0] for home in homes):
-            raise CannotRun("shm needs all ranks on one host, in one PID namespace", "--backend gloo joins hosts")
+        _memory.one_host(self._control, "shm", "--backend gloo joins hosts")
         cores = {core for mine in self._control.collect(sorted(os.sched_getaffinity(0))) for core in mine}
         self._patience = PATIENCE if n <= len(cores) else 0
-        self._counters = self._share(n * LINE * 8)[0].numpy().data.cast("q")
-
-    def _share(self, nbytes: int) -> list[Tensor]:
-        """Every rank's newly made shared memory, its own among them (all ranks call this together)."""
-        fd = os.memfd_create("collbench")
-        try:
-            os.ftruncate(fd, nbytes)
-            mine = _mapped(fd, nbytes)
-            everyone = self._control.collect([os.getpid(), fd, nbytes])
-            maps = [mine if rank == self._rank else _opened(*where) for rank, where in enumerate(everyone)]
-            self._control.barrier()  # all have opened it
-        finally:
-            os.close(fd)
-        return [torch.frombuffer(m, dtype=torch.uint8) for m in maps]
+        self._counters = _memory.share(self._control, n * LINE * 8)[0].numpy().data.cast("q")
 
     def allocate(self, nbytes: int) -> Tensor:
         nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._buffers, self._scratch = [], []  # before the new ones, so that two cases never share the memory
-        self._buffers = self._share(nbytes)
+        self._buffers = _memory.share(self._control, nbytes)
         return self._buffers[self._rank]
 
     def _room(self, nbytes: int) -> list[Tensor]:
         """Every rank's scratch, of at least that many bytes."""
         if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
             self._scratch = []
-            self._scratch = self._share(nbytes)
+            self._scratch = _memory.share(self._control, nbytes)
         return self._scratch
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
@@ -126,20 +105,15 @@ class SharedMemory:
         return Call(run, None, compiled.name)
 
     def _banks(self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor) -> list[dict[Bank, Tensor]]:
-        """Every rank's banks: buffers lie where mine do, but for what in-place layouts shift by rank."""
-        mine = self._buffers[self._rank].data_ptr()
-        shifts = [case.row.overlay(case.n, case.count, r)[:2] if case.in_place else (0, 0) for r in range(case.n)]
-        starts = [
-            view.data_ptr() - mine - shift * case.type.size
-            for view, shift in zip((send, recv), shifts[self._rank], strict=True)
-        ]
+        """Every rank's banks."""
+        starts = _memory.starts(case, self._rank, self._buffers[self._rank], send, recv)
         room = -(-compiled.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         scratch = self._room(room * len(extra))
         banks = []
         for rank in range(case.n):
-            at = [start + shift * case.type.size for start, shift in zip(starts, shifts[rank], strict=True)]
-            banks.append({bank: self._buffers[rank][a:] for bank, a in zip((Bank.INPUT, Bank.OUTPUT), at, strict=True)})
+            own = zip((Bank.INPUT, Bank.OUTPUT), starts[rank], strict=True)
+            banks.append({bank: self._buffers[rank][start:] for bank, start in own})
             banks[rank] |= {bank: scratch[rank][room * k :] for k, bank in enumerate(extra)}
         return banks
 
@@ -148,17 +122,6 @@ class SharedMemory:
 
     def close(self) -> None:
         self._buffers, self._scratch = [], []
-
-
-def _opened(pid: int, fd: int, nbytes: int) -> mmap.mmap:
-    try:
-        theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
-    except OSError as e:
-        raise CannotRun(f"shm cannot map another rank's memory: {e}", "--backend gloo runs here") from e
-    try:
-        return _mapped(theirs, nbytes)
-    finally:
-        os.close(theirs)
 
 
 def _await(counters: memoryview, at: int, progress: int, patience: int) -> None:

@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from collbench.backends import Call, _wire
+from collbench import ncclog
+from collbench.backends import Base, Call, _cuda, _wire
 from collbench.collectives import premul_factor
+from collbench.control import Control
 from collbench.errors import CannotRun
+from collbench.lines import Choice
+from collbench.stream import Cuda
 from collbench.suite import Case
 
 _REDUCTIONS = {
@@ -34,6 +38,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
+WAITING = frozenset({"barrier"})  # returns when all is done; other calls on NCCL when the current stream is behind them
 Tensor = torch.Tensor
 
 
@@ -133,20 +138,25 @@ CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = 
 }
 
 
-class TorchDistributed:
+class TorchDistributed(Base):
     """One torch.distributed backend, measured on a process group of its own beside the control group."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = self.label = name
         self.device = torch.device("cpu")
         self.premultiplies = name == "nccl"
         self.library = f"torch {torch.__version__} {name}"
+        self._registered: _cuda.Registered | None = None
+        self._listener: ncclog.Listener | None = None
 
     def why_not(self, case: Case) -> str | None:
-        if case.mode == "graph":
+        if case.mode == "graph" and self.name != "nccl":
             return f"{self.name} cannot be captured in a CUDA graph"
-        if case.algorithm != "native":
-            return None
+        return self._why_not_native(case) if case.algorithm == "native" else None
+
+    def _why_not_native(self, case: Case) -> str | None:
+        if case.mode == "graph" and case.collective in WAITING:
+            return f"torch's {case.collective} waits for the device, which a CUDA graph cannot"
         if case.collective not in CALLS:
             return f"torch.distributed has no {case.collective}"
         if case.op == "premul_sum" and self.name != "nccl":
@@ -159,7 +169,8 @@ class TorchDistributed:
         return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        self._choose_device(local_rank)
+        if self.name == "nccl":
+            self._take_seat(Control(rank, n), local_rank)
         try:
             self._at = _Site(rank, n, dist.new_group(backend=self.name, timeout=timedelta(days=1)))
         except (RuntimeError, ValueError, AttributeError) as e:
@@ -167,23 +178,23 @@ class TorchDistributed:
             raise CannotRun(
                 f"backend {self.name} cannot be opened: {reason}", "collbench doctor says what runs here"
             ) from e
+        if level := self.policy.register:
+            self._registered = _cuda.Registered(self._at.group, self.device, level)
 
-    def _choose_device(self, local_rank: int) -> None:
-        if self.name != "nccl":
-            return
-        if not torch.cuda.is_available():
-            raise CannotRun("backend nccl needs an NVIDIA GPU and a CUDA build of torch", "--backend gloo runs on CPUs")
-        if local_rank >= torch.cuda.device_count():
-            raise CannotRun(
-                f"rank {local_rank} of this host has no GPU: there are {torch.cuda.device_count()}",
-                "ask for fewer with -g",
-            )
-        self.device = torch.device("cuda", local_rank)
+    def _take_seat(self, control: Control, local_rank: int) -> None:
+        self.device, self.shared = _cuda.seat(control, local_rank, self.policy.share_gpu, self.label)
         torch.cuda.set_device(self.device)
-        self.library = f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} (torch {torch.__version__})"  # type: ignore[no-untyped-call]
+        self.stream = Cuda(self.device)
+        self._token = torch.zeros(1, device=self.device)
+        self.library = f"NCCL {_cuda.dotted(_cuda.nccl_version())} (torch {torch.__version__})"
+        if control.rank == 0 and self.label == self.name:
+            self._listener = ncclog.listen()
+            self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
+        if self._registered:
+            return self._registered.allocate(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
@@ -191,23 +202,35 @@ class TorchDistributed:
             return _wire.prepare(case, send, recv, self._at.rank, self._at.group, self._room)
         issue = CALLS[case.collective](case, send, recv, self._at)
         submit = partial(issue, async_op=True)
-        run = partial(_issue_in_order, submit) if self.device.type == "cuda" else issue
-        if not self.copies_first(case):
-            return Call(run, submit)
-        if case.collective == "broadcast" and self._at.rank != case.root:  # only the root's input counts
-            return Call(run, submit)
-        return _after_copy(send, recv, run, submit)
+        if self.copies_first(case) and (case.collective != "broadcast" or self._at.rank == case.root):
+            return _after_copy(send, recv, issue, submit)  # of a broadcast only the root's input counts
+        return Call(issue, submit, waits=case.collective in WAITING)
+
+    def align(self) -> None:
+        if self.stream:
+            dist.all_reduce(self._token, group=self._at.group)
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        def done() -> None:
+            call()
+            self.finish()
+
+        if self._listener:
+            return self._listener.overheard(done)
+        if self.stream:  # the others' part of it
+            done()
+        return None
 
     def finish(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        if self.stream:
+            self.stream.drain()
 
     def close(self) -> None:
+        if self._registered:
+            self._registered.release()
         dist.destroy_process_group(self._at.group)
-
-
-def _issue_in_order(submit: Callable[[], Any]) -> None:
-    submit().wait()  # orders the current stream behind the collective, without waiting for either
+        if self._listener:
+            self._listener.close()
 
 
 def _after_copy(send: Tensor, recv: Tensor, run: Callable[[], object], submit: Callable[[], Any]) -> Call:

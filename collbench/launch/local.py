@@ -127,7 +127,7 @@ class Launcher:
         folder = Path(tempfile.mkdtemp(prefix="collbench-"))
         broken = True
         try:
-            board, pids, channels = server.spawn(plan.n)
+            board, pids, channels = server.spawn(plan.processes)
             watch = _Watch(plan, server, board, pids, channels, on_line, on_tick)
             watch.start(str(folder / "store"))
             watch.until_done()
@@ -157,7 +157,7 @@ class _Watch:
     ) -> None:  # fmt: skip
         self._plan, self._server, self._board, self._pids = plan, server, board, pids
         self._channels, self._on_line, self._on_tick = channels, on_line, on_tick
-        self._partial = [b""] * plan.n
+        self._partial = [b""] * plan.processes
         self._done: set[int] = set()
         self._gone: set[int] = set()
         self._errors: dict[int, dict[str, Any]] = {}
@@ -179,7 +179,7 @@ class _Watch:
             selector.register(channel, selectors.EVENT_READ, rank)
         beats, moved = self._board.beats(), time.monotonic()
         trouble_since = None
-        while len(self._gone) < self._plan.n:
+        while len(self._gone) < self._plan.processes:
             for key, _ in selector.select(_TICK):
                 if key.data < 0:
                     self._note_death()
@@ -194,7 +194,7 @@ class _Watch:
                 raise self._blame()
             if (latest := self._board.beats()) != beats:
                 beats, moved = latest, now
-            elif now - moved > self._plan.timeout and len(self._done) < self._plan.n:
+            elif now - moved > self._plan.timeout and len(self._done) < self._plan.processes:
                 raise self._hung(now - moved)
         if self._errors or self._deaths:
             raise self._blame()
@@ -251,7 +251,7 @@ class _Watch:
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the others."""
-        ranks = range(self._plan.n)
+        ranks = range(self._plan.processes)
         stopped = [r for r in ranks if r not in self._gone and psutil.Process(self._pids[r]).status() in _STOPPED]
         places = [self._board.where(r) for r in ranks]
         behind = [r for r in ranks if (places[r][1], places[r][2]) < max((p[1], p[2]) for p in places)]

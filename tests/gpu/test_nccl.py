@@ -1,4 +1,4 @@
-"""NCCL on the GPUs that are there; one is enough for most of it."""
+"""NCCL on the GPUs that are there, and torch's own kernels beside it; one GPU is enough for most of it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ if not torch.cuda.is_available():
     pytest.skip("no usable NVIDIA GPU here (torch.cuda.is_available() is false)", allow_module_level=True)
 
 from collbench import algorithms  # noqa: E402
+from collbench.backends import TOGETHER  # noqa: E402
 from collbench.collectives import COLLECTIVES  # noqa: E402
+from collbench.errors import CannotRun  # noqa: E402
 from collbench.launch.local import Launcher  # noqa: E402
 from collbench.plan import Job, Plan  # noqa: E402
-from collbench.records import Record  # noqa: E402
+from collbench.records import Record, World  # noqa: E402
 from collbench.suite import Axes, Case, Policy, expand  # noqa: E402
 
+GPUS = torch.cuda.device_count()
+SIZES = (64, 70_000, 1 << 24)
 
-def run(n: int, cases: list[Case]) -> list[Record]:
+
+def world(cases: list[Case], **policy: object) -> tuple[World, list[Record]]:
+    """What a world of ranks says of these cases. Raises CannotRun."""
     jobs = [Job(case, 2, "small") for case in cases]
-    lines: list[object] = []
+    settings = Policy(**{"iters": 5, "warmup": 2, **policy})  # type: ignore[arg-type]
+    lines: list[World | Record] = []
     launcher = Launcher()
     try:
-        plan = Plan(0, "nccl", n, (), Policy(iters=5, warmup=2), jobs, 120.0)
+        plan = Plan(0, cases[0].backend, cases[0].n, (), settings, jobs, 120.0)
         launcher.run(plan, lines.append, lambda job, phase: None)
     finally:
         launcher.close()
@@ -29,24 +36,80 @@ def run(n: int, cases: list[Case]) -> list[Record]:
     assert len(found) == len(jobs)
     assert {r.status for r in found} <= {"ok", "skipped"}, [r.note for r in found if r.status not in ("ok", "skipped")]
     assert all(r.note for r in found if r.status == "skipped")
-    return found
+    assert all(r.wrong == 0 for r in found if r.status == "ok" and r.case.size)
+    return next(line for line in lines if isinstance(line, World)), found
 
 
-@pytest.mark.parametrize("n", sorted({1, torch.cuda.device_count()}))
+def run(cases: list[Case], **policy: object) -> list[Record]:
+    return world(cases, **policy)[1]
+
+
+def all_reduces(n: int, backend: str = "nccl", mode: str = "isolated") -> list[Case]:
+    axes = Axes(
+        collectives=("all_reduce",), sizes=SIZES, ranks=(n,), backends=(backend,), modes=(mode,)  # type: ignore[arg-type]
+    )  # fmt: skip
+    return expand(axes)[0]
+
+
+@pytest.mark.parametrize("n", sorted({1, GPUS}))
 def test_every_collective_is_right_on_all_gpus(n: int) -> None:
     axes = Axes(
-        collectives=tuple(COLLECTIVES), sizes=(64, 70_000, 1 << 24), ranks=(n,), backends=("nccl",),
+        collectives=tuple(COLLECTIVES), sizes=SIZES, ranks=(n,), backends=("nccl",),
         ops=("sum", "avg", "max"), dtypes=("float", "half", "bfloat16", "int32"), modes=("isolated", "streaming"),
     )  # fmt: skip
-    found = run(n, expand(axes)[0])
+    found = run(expand(axes)[0])
     assert sum(r.status == "ok" for r in found) > len(found) / 2
 
 
-@pytest.mark.parametrize("n", sorted({1, torch.cuda.device_count()}))
+@pytest.mark.parametrize("n", sorted({1, GPUS}))
 def test_every_reference_algorithm_is_right_over_nccl_messages(n: int) -> None:
     cases = []
     for name in COLLECTIVES:
         names = tuple(row.name for row in algorithms.of(name))
-        axes = Axes(collectives=(name,), sizes=(64, 70_000, 1 << 24), ranks=(n,), backends=("nccl",), algorithms=names)
+        axes = Axes(collectives=(name,), sizes=SIZES, ranks=(n,), backends=("nccl",), algorithms=names)
         cases += expand(axes)[0]
-    assert {r.status for r in run(n, cases)} == {"ok"}
+    assert {r.status for r in run(cases)} == {"ok"}
+
+
+@pytest.mark.parametrize("n", sorted({1, GPUS}))
+def test_graphs_are_right_and_timed_by_the_device(n: int) -> None:
+    names = tuple(name for name in COLLECTIVES if name != "barrier")
+    axes = Axes(collectives=names, sizes=SIZES, ranks=(n,), backends=("nccl",), modes=("graph",))
+    done = [record for record in run(expand(axes)[0]) if record.status == "ok"]
+    assert {r.case.collective for r in done} >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+    assert {r.clock for r in done} == {"device"} and all(r.inner > 1 for r in done)
+
+
+@pytest.mark.parametrize("register", [1, 2])
+def test_registered_buffers_are_right_and_given_back(register: int) -> None:
+    try:
+        found = run(all_reduces(GPUS), register=register)
+    except CannotRun as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+    assert {r.status for r in found} == {"ok"}
+
+
+def test_ranks_share_a_gpu_only_when_allowed() -> None:
+    with pytest.raises(CannotRun, match="need a GPU each"):
+        run(all_reduces(GPUS + 1))
+    try:
+        where, found = world(all_reduces(GPUS + 1), share_gpu=True)
+    except CannotRun as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+    assert where.shared_gpu and {r.status for r in found} == {"ok"}
+    assert len({info.device for info in where.ranks}) == GPUS
+
+
+@pytest.mark.skipif(GPUS < 2, reason="torch's kernels need two GPUs, and there is one")
+@pytest.mark.parametrize("backend", TOGETHER)
+def test_torchs_own_kernels_are_right(backend: str) -> None:
+    axes = Axes(
+        collectives=("all_reduce", "reduce_scatter", "all_gather", "reduce"), sizes=(1024, 70_016, 1 << 24), align=16,
+        ranks=(GPUS,), backends=(backend,), dtypes=("float", "bfloat16"), modes=("isolated", "graph"),
+    )  # fmt: skip
+    try:
+        found = run(expand(axes)[0])
+    except CannotRun as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+    done = {r.case.collective for r in found if r.status == "ok"}
+    assert done and done <= {"all_reduce", "reduce_scatter", "all_gather", "reduce"}

@@ -50,7 +50,7 @@ def main() -> None:
             op=op,
             root=0,
         )
-        buffers = allocate(case, 0, backend.device, place.rank)
+        ((buffers,),) = allocate(backend, case, [place.rank], 0, 1)
         buffers.recv.zero_()
         prepared = backend.prepare(case, buffers.send, buffers.recv)
         sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))

@@ -226,7 +226,6 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (HEAD + "dtypes = ['flot']", ": [axes], dtypes", "unknown datatype 'flot'", "did you mean float?"),
         (HEAD + "ops = 'xyz'", ": [axes], ops", "unknown reduction", "one of sum"),
         (HEAD + "modes = 'isolate'", ": [axes], modes", "one of isolated", "did you mean isolated?"),
-        (HEAD + "modes = 'graph'", ": [axes], modes", "one of isolated, streaming, host", ""),
         (HEAD + "in_place = 1", ": [axes], in_place", "true or false, not 1", ""),
         (HEAD + "roots = [-1]", ": [axes], roots", "from 0 up, not -1", ""),
         (HEAD + "align = 'wide'", ": [axes], align", "'wide' is not a size", ""),

@@ -136,6 +136,7 @@ def test_description_of_nodes_and_interfaces(server: Machine) -> None:
     assert facts["nics"]["lo"] == {"driver": None, "mbps": None, "mtu": 65536, "up": True, "loopback": True}
     assert facts["rdma"]["mlx5_0:1"] == {
         "rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "link": None, "firmware": "28.1",
+        "numa": None, "path": None, "gpus": [],
     }  # fmt: skip
     assert (facts["os"], facts["kernel"]) == ("Some Linux 12", "6.1.0")
     assert (facts["memory"]["total"], facts["memory"]["swap"]) == (64 * GIB, 8192)

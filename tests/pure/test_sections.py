@@ -221,6 +221,24 @@ def test_runs_stay_apart_and_are_named() -> None:
     assert {row["run"] for row in document.data} == {"before", "r2"}
 
 
+def test_gpus_are_described_with_their_topology_once() -> None:
+    links = [["X", "NV4", "SYS"], ["NV4", "X", "SYS"], ["SYS", "SYS", "X"]]
+    devices = [{"name": "Fast GPU", "memory": 80 << 30, "cpus": "0-7", "numa": 0}] * 3
+    gpus = {"driver": "570.1", "cuda": "12.8", "devices": devices, "links": links}
+    rdma = {"mlx5_0:1": {"rate": "400 Gb/sec", "state": "4: ACTIVE", "path": "PIX", "gpus": [0, 1]}}
+    about = {"host": "h", "gpus": gpus, "rdma": rdma}
+    other = about | {"gpus": gpus | {"links": [["X", "SYS"], ["SYS", "X"]], "devices": devices[:2]}}
+    strange = about | {"gpus": {"links": [["X", "X"], ["X", "X"]], "devices": [1, 2]}, "rdma": [1]}
+    files = [run(ok(), environment=e, id=f"r{i}") for i, e in enumerate([about, about, other, strange])]
+    facts, *topologies = section(sections.document(files), "environment").tables[1:-1]
+    told = {line.cells[0]: line.cells[1:] for line in facts.lines}
+    assert told["GPUs"][0] == "3 x Fast GPU (80 GiB), driver 570.1, CUDA 12.8" and told["GPUs"][3] == "unknown"
+    assert told["GPU links"][:2] == ("SYS between 2 pairs, NV4 between 1 pair",) * 2
+    assert told["RDMA"][0] == "mlx5_0:1 (400 Gb/sec, PIX to GPU 0, 1)" and told["RDMA"][3] == "unknown"
+    assert [(table.name, len(table.lines)) for table in topologies] == [("topology-0", 3), ("topology-2", 2)]
+    assert topologies[0].lines[2].cells == ("GPU 2", "SYS", "SYS", "X", "0-7", "0")
+
+
 def test_a_planted_late_rank_is_shown() -> None:
     rng = np.random.default_rng(1)
     records = []

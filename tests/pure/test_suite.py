@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from collbench import catalogue, plan, splits
 from collbench.collectives import COLLECTIVES
 from collbench.errors import UsageError
 from collbench.grammar import expand_envs, parse_duration, parse_size, sweep
+from collbench.room import RANK_BYTES, Room
 from collbench.selection import Override, Part
 from collbench.suite import Axes, Case, Policy, Suite, expand
 
@@ -145,15 +147,19 @@ def test_what_overrides_make_counts_too(monkeypatch: pytest.MonkeyPatch) -> None
         Suite(name="x", axes=whole, overrides=(every,)).expand()
 
 
+def room(available: int, cache: int) -> Callable[[Case], Room]:
+    return lambda case: Room("on this host", available, cache, case.n, RANK_BYTES)
+
+
 def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     policy, mib = Policy(), 1 << 20
     one = case(nbytes=64 * mib, n=2)
-    needs = 2 * (plan.RANK_BYTES + plan.scratch_bytes(one))
+    needs = 2 * (RANK_BYTES + plan.scratch_bytes(one))
     pair = 2 * plan.buffer_bytes(one, policy)
     cache = 64 * mib
 
     def fitted(available: int) -> tuple[list[tuple[int, str]], list[str]]:
-        jobs, skips = plan.fit([one], policy, available, cache)
+        jobs, skips = plan.fit([one], policy, room(available, cache))
         return [(j.rotation, j.cache) for j in jobs], [s.reason for s in skips]
 
     assert fitted(needs + 9 * pair) == ([(2, "cold")], [])
@@ -162,14 +168,14 @@ def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     assert jobs == []
     assert f"needs {(needs + pair) >> 20:,} MiB" in reasons[0]
     small = case(nbytes=8, n=2)
-    assert plan.fit([small], policy, 1 << 40, cache)[0][0].cache == "small"
-    assert plan.fit([small], Policy(cache="hot"), 1 << 40, cache)[0][0].rotation == 1
-    assert plan.fit([small], Policy(agg_iters=5), 1 << 40, cache)[0][0].rotation % 5 == 0
+    assert plan.fit([small], policy, room(1 << 40, cache))[0][0].cache == "small"
+    assert plan.fit([small], Policy(cache="hot"), room(1 << 40, cache))[0][0].rotation == 1
+    assert plan.fit([small], Policy(agg_iters=5), room(1 << 40, cache))[0][0].rotation % 5 == 0
 
 
 def test_worlds_group_and_shuffle_by_the_seed() -> None:
     axes = Axes(collectives=("all_reduce",), sizes=sweep(8, 1 << 20), ranks=(2, 4), cycles=2)
-    jobs, _ = plan.fit(expand(axes)[0], Policy(), 1 << 40, 1 << 20)
+    jobs, _ = plan.fit(expand(axes)[0], Policy(), room(1 << 40, 1 << 20))
     first, second = plan.worlds(jobs, Policy(seed=1))
     assert (first.n, second.n) == (2, 4)
     sizes = [j.case.nbytes for j in first.jobs]
@@ -181,7 +187,7 @@ def test_worlds_group_and_shuffle_by_the_seed() -> None:
 
 
 def test_a_budget_cuts_repetitions_or_says_that_it_cannot() -> None:
-    jobs, _ = plan.fit([case(nbytes=1 << 20, n=2)] * 10, Policy(), 1 << 40, 1 << 20)
+    jobs, _ = plan.fit([case(nbytes=1 << 20, n=2)] * 10, Policy(), room(1 << 40, 1 << 20))
     free = sum(plan.seconds(j, Policy(max_seconds=100, min_seconds=100)) for j in jobs)
     cut = plan.within(jobs, Policy(max_seconds=100, min_seconds=100), 60)
     assert sum(plan.seconds(j, cut) for j in jobs) <= 60 < free
@@ -190,7 +196,7 @@ def test_a_budget_cuts_repetitions_or_says_that_it_cannot() -> None:
 
 
 def test_time_limits_grow_with_the_case() -> None:
-    jobs, _ = plan.fit([case(nbytes=8), case(nbytes=1 << 30)], Policy(), 1 << 40, 1 << 20)
+    jobs, _ = plan.fit([case(nbytes=8), case(nbytes=1 << 30)], Policy(), room(1 << 40, 1 << 20))
     assert plan.limit(jobs[:1], Policy()) < plan.limit(jobs, Policy())
     assert plan.limit(jobs, Policy(timeout=3)) == 3
 

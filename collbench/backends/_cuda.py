@@ -1,0 +1,98 @@
+"""What NCCL's ranks need besides NCCL: a GPU each, or a share of one, and on demand memory that it has registered."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from collbench import environment
+from collbench.backends import each_needs_one
+from collbench.control import Control
+from collbench.errors import CannotRun, first_line
+
+SHARING = (2, 30)  # the first NCCL that puts several ranks on a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so
+OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
+SINCE = ("", "2.7", "2.9")  # the first torch that can
+
+
+class Seat(NamedTuple):
+    """A rank's GPU, and whether any rank of this world shares its own with others."""
+
+    device: torch.device
+    shared: bool
+
+
+def seat(control: Control, local_rank: int, sharing: bool, backend: str) -> Seat:
+    """A GPU for this rank (all ranks call this together). Where a host has more ranks than GPUs and ``sharing`` is
+    allowed they take turns, which NCCL must hear of before it is started. Raises CannotRun, on all ranks alike."""
+    mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    version = nccl_version() if mine else (0, 0)
+    everyone = control.collect([environment.host(), mine, version])
+    if not all(gpus for _, gpus, _ in everyone):
+        raise CannotRun(
+            f"backend {backend} needs an NVIDIA GPU and a CUDA build of torch", "--backend gloo runs on CPUs"
+        )
+    ranks = Counter(host for host, _, _ in everyone)
+    crowded = {host: gpus for host, gpus, _ in everyone if gpus < ranks[host]}
+    for host, gpus in crowded.items():
+        if not sharing:
+            raise CannotRun(
+                f"{each_needs_one(ranks[host], gpus)} on {host}", "ask for fewer with -g, or --share-gpu (on nccl)"
+            )
+    oldest = min(tuple(version) for _, _, version in everyone)
+    if crowded and oldest < SHARING:
+        raise CannotRun(
+            f"NCCL {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can share it",
+            "a newer torch or nvidia-nccl wheel, or --backend gloo",
+        )
+    if crowded:
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return Seat(torch.device("cuda", local_rank % mine), bool(crowded))
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Of the NCCL that is loaded: major, minor, patch."""
+    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+class Registered:
+    """Memory from NCCL's own allocator, registered with a group's communicator: one allocation at a time. ``level`` is
+    nccl-tests' -R: 1 locally, 2 as a symmetric window (which NCCL may do without where GPUs cannot reach each other).
+    """
+
+    def __init__(self, group: Any, device: torch.device, level: int) -> None:
+        self._nccl, self._device, self._level = group._get_backend(device), device, level
+        self._pool: Any = None
+        dist.all_reduce(torch.zeros(1, device=device), group=group)  # it takes a communicator to register with
+        self.allocate(1)  # so that what cannot work is known before any case
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Bytes for buffers (all ranks call this together); those of the last time must be out of use."""
+        self.release()
+        try:
+            pool = torch.cuda.MemPool(self._nccl.mem_allocator)
+            with torch.cuda.use_mem_pool(pool):
+                memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            self._nccl.register_mem_pool(pool, **{"symm": True} if self._level == 2 else {})
+        except (AttributeError, TypeError) as e:
+            raise CannotRun(
+                f"torch {torch.__version__} does not offer {OPTIONS[self._level]}", f"torch {SINCE[self._level]} does"
+            ) from e
+        except RuntimeError as e:
+            raise CannotRun(f"NCCL refuses {OPTIONS[self._level]}: {first_line(e)}", "leave -R out") from e
+        self._pool = pool
+        return memory
+
+    def release(self) -> None:
+        if self._pool is not None:
+            torch.cuda.synchronize(self._device)
+            self._nccl.deregister_mem_pool(self._pool)
+            self._pool = None

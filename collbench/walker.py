@@ -1,0 +1,269 @@
+"""The Triton kernel that walks a tape (tape.py): any schedule, over any memory that it is given the addresses of.
+
+Why what is read is what was meant, in terms of the PTX memory model:
+
+- A rank publishes by a release at system scope of one thread, behind a barrier of its block: all that the block's
+  threads have read and written comes before the barrier, hence before the release.
+- A waiting block reads the counters by acquires at system scope. One that sees a published value (counters only grow,
+  and each has one writer) comes after the release; a barrier hands that on to the block's other threads. Causality
+  order is transitive, so their reads see what the peer had written, and what they overwrite, the peer had read.
+- Data is loaded past the L1 cache (.cg), which has no use for what is read once.
+
+Every thread takes the same way through the tape: a value that decides anything is read from memory that does not
+change during the launch, or is handed to all by a reduction over the whole block or a scalar atomic. Else threads would
+meet at different barriers.
+
+No wait is endless: after ``limit`` looks, or when another block of this launch has given up, a block leaves. It says in
+``report`` for what it had waited, and leaves a negative number as its counters' base, by which the launches that follow
+leave at once.
+"""
+# mypy: disable-error-code="import-not-found,import-untyped,misc,no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from collbench.suite import Case
+from collbench.tape import ADDRESSES, COUNTERS, LINE_BYTES, Opcode
+
+WARPS = 16
+LANES = 1024  # peers that a WAIT can hold: two a thread, so that whatever the layout, all threads take part
+REPORT_WORDS = 6  # 1 once it is written, rank, channel, peer, progress awaited, progress seen
+_ROW = tl.constexpr(ADDRESSES)
+_COUNTERS = tl.constexpr(COUNTERS)
+_LINE = tl.constexpr(LINE_BYTES)
+_WAIT = tl.constexpr(int(Opcode.WAIT))
+_MOVE = tl.constexpr(int(Opcode.MOVE))
+_PUBLISH = tl.constexpr(int(Opcode.PUBLISH))
+_CHECKED = tl.constexpr(1024)  # looks at counters between two at whether another block has given up
+
+
+@triton.jit
+def _sum(a, b):
+    return a + b
+
+
+@triton.jit
+def _product(a, b):
+    return a * b
+
+
+@triton.jit
+def _least(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def _greatest(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
+def _xor(a, b):
+    return a ^ b
+
+
+COMBINE = {
+    "none": _sum, "sum": _sum, "avg": _sum, "prod": _product, "min": _least, "max": _greatest,
+    "band": _and, "bor": _or, "bxor": _xor,
+}  # fmt: skip
+TYPES = {
+    "int8": tl.int8, "uint8": tl.uint8, "int32": tl.int32, "uint32": tl.uint32, "int64": tl.int64, "uint64": tl.uint64,
+    "half": tl.float16, "float": tl.float32, "double": tl.float64, "bfloat16": tl.bfloat16,
+    "f8e4m3": tl.float8e4nv, "f8e5m2": tl.float8e5,
+}  # fmt: skip
+COPIED = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}  # by size: where nothing is combined
+
+
+@triton.jit
+def _look(addresses, interpreted: tl.constexpr):
+    """What counters hold, by an acquire each; 0 for those at address 0."""
+    if interpreted:
+        pointers = addresses.to(tl.pointer_type(tl.int64))
+        return tl.atomic_add(pointers, addresses * 0, mask=addresses != 0, sem="acquire", scope="sys")
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+                .reg .pred there;
+                .reg .u64 seen;
+                setp.ne.u64 there, $1, 0;
+                mov.u64 seen, 0;
+                @there ld.acquire.sys.global.u64 seen, [$1];
+                mov.u64 $0, seen;
+            }""",
+            "=l,l", [addresses], dtype=tl.int64, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _await(pairs, peers, bases, channel, rank, base, claim, report, limit, lanes: tl.constexpr,
+           interpreted: tl.constexpr):  # fmt: skip
+    """Wait until all pairs' progress is reached; whether it was."""
+    lane = tl.arange(0, lanes)
+    used = lane < peers
+    peer = tl.load(pairs + 2 * lane, mask=used, other=0)
+    wanted = tl.load(pairs + 2 * lane + 1, mask=used, other=0) + base
+    lines = tl.load(bases + peer * _ROW + _COUNTERS, mask=used, other=0)
+    addresses = tl.where(used, lines + channel * _LINE, 0)
+    seen = _look(addresses, interpreted)
+    behind = tl.max((used & (seen < wanted)).to(tl.int32), 0)
+    looks = 0
+    while (behind > 0) & (looks < limit):
+        seen = _look(addresses, interpreted)
+        behind = tl.max((used & (seen < wanted)).to(tl.int32), 0)
+        looks += 1
+        if looks % _CHECKED == 0:  # noqa: SIM102 - to Triton, "and" means both
+            if tl.atomic_add(claim, 0, sem="relaxed", scope="gpu") != 0:
+                looks = limit
+    if behind > 0:  # noqa: SIM102
+        if tl.atomic_xchg(claim, 1, sem="relaxed", scope="gpu") == 0:
+            late = tl.max(tl.where(used & (seen < wanted), lane, -1), 0)
+            tl.store(report + 1, rank)
+            tl.store(report + 2, channel)
+            tl.store(report + 3, tl.sum(tl.where(lane == late, peer, 0), 0))
+            tl.store(report + 4, tl.sum(tl.where(lane == late, wanted - base, 0), 0))
+            tl.store(report + 5, tl.sum(tl.where(lane == late, seen - base, 0), 0))
+            tl.store(report, 1)
+    return behind == 0
+
+
+@triton.jit
+def _pointer(operand, bases, kind: tl.constexpr, aligned: tl.constexpr):
+    """To what a pair of (address, bytes past it) names. The hint must be true wherever this is inlined."""
+    address = tl.load(bases + tl.load(operand)) + tl.load(operand + 1)
+    return tl.multiple_of(address.to(tl.pointer_type(kind)), aligned)
+
+
+@triton.jit
+def _combined(a, b, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr):
+    return combine(a.to(work), b.to(work)).to(kind)
+
+
+@triton.jit
+def _move(at, bases, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr, block: tl.constexpr,
+          aligned: tl.constexpr, grain: tl.constexpr):  # fmt: skip
+    """Tile by tile: all terms in their order, each loaded while the ones before are combined, then the target."""
+    terms = tl.load(at + 1)
+    length = tl.multiple_of(tl.load(at + 3), grain)
+    target = _pointer(at + 4, bases, kind, aligned)
+    first = _pointer(at + 6, bases, kind, aligned)
+    lane = tl.arange(0, block)
+    if terms == 1:
+        for begin in range(0, length, block):
+            spot = begin + lane
+            tl.store(target + spot, tl.load(first + spot, mask=spot < length, cache_modifier=".cg"), mask=spot < length)
+    else:
+        second = _pointer(at + 8, bases, kind, aligned)
+        for begin in range(0, length, block):
+            spot = begin + lane
+            total = tl.load(first + spot, mask=spot < length, cache_modifier=".cg")
+            ahead = tl.load(second + spot, mask=spot < length, cache_modifier=".cg")
+            for term in range(2, terms):
+                pointer = _pointer(at + 6 + 2 * term, bases, kind, aligned)
+                later = tl.load(pointer + spot, mask=spot < length, cache_modifier=".cg")
+                total = _combined(total, ahead, combine, kind, work)
+                ahead = later
+            tl.store(target + spot, _combined(total, ahead, combine, kind, work), mask=spot < length)
+
+
+@triton.jit
+def _divide(at, bases, kind: tl.constexpr, work: tl.constexpr, block: tl.constexpr, aligned: tl.constexpr,
+            grain: tl.constexpr):  # fmt: skip
+    """In place, rounded once; of integers, none of which is negative where it must come out even, the whole part."""
+    length = tl.multiple_of(tl.load(at + 2), grain)
+    target = _pointer(at + 3, bases, kind, aligned)
+    by = tl.load(at + 5).to(work)
+    lane = tl.arange(0, block)
+    for begin in range(0, length, block):
+        spot = begin + lane
+        value = tl.load(target + spot, mask=spot < length).to(work)
+        if work == tl.float32:
+            quotient = tl.div_rn(value, by)
+        elif work == tl.float64:
+            quotient = value / by
+        else:
+            quotient = value // by
+        tl.store(target + spot, quotient.to(kind), mask=spot < length)
+
+
+@triton.jit(do_not_specialize=["first", "limit"])
+def walk(tape, bases, claim, report, first, limit, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr,
+         block: tl.constexpr, grain: tl.constexpr, lanes: tl.constexpr, interpreted: tl.constexpr):  # fmt: skip
+    """One channel (the grid's first axis) of one rank (the second, from ``first`` on) through its instructions.
+
+    ``claim`` (int32) is 0 until a block has given up, ``report`` where it says why. Elements are of type ``kind``,
+    combined as ``work``, ``block`` at once; ``grain`` of them are 16 bytes.
+    """
+    channel = tl.program_id(0)
+    rank = first + tl.program_id(1)
+    program = tl.program_id(1) * tl.num_programs(0) + channel
+    at = tl.load(tape + 1 + program)
+    end = tl.load(tape + 2 + program)
+    counter = (tl.load(bases + rank * _ROW + _COUNTERS) + channel * _LINE).to(tl.pointer_type(tl.int64))
+    base = tl.load(counter + 1)
+    well = base >= 0
+    while well & (at < end):
+        opcode = tl.load(tape + at)
+        if opcode == _WAIT:
+            peers = tl.load(tape + at + 1)
+            if peers > 0:
+                pairs = tape + at + 2
+                well = _await(pairs, peers, bases, channel, rank, base, claim, report, limit, lanes, interpreted)
+            tl.debug_barrier()
+            at += 2 + 2 * peers
+        elif opcode == _MOVE:
+            if tl.load(tape + at + 2) != 0:
+                _move(tape + at, bases, combine, kind, work, block, 16, grain)
+            else:
+                _move(tape + at, bases, combine, kind, work, block, 1, 1)
+            at += 6 + 2 * tl.load(tape + at + 1)
+        elif opcode == _PUBLISH:
+            tl.debug_barrier()
+            tl.atomic_xchg(counter, base + tl.load(tape + at + 1), sem="release", scope="sys")
+            at += 2
+        else:
+            if tl.load(tape + at + 1) != 0:
+                _divide(tape + at, bases, kind, work, block, 16, grain)
+            else:
+                _divide(tape + at, bases, kind, work, block, 1, 1)
+            at += 6
+    tl.store(counter + 1, tl.where(well, base + tl.load(tape), -1))
+
+
+INTERPRETED = not isinstance(walk, triton.JITFunction)
+
+
+def options(case: Case) -> dict[str, Any]:
+    """The kernel's compile-time arguments for a case. Narrow floats are combined as float32 and rounded each time."""
+    size = case.type.size
+    kind = TYPES[case.dtype] if case.row.reduces else COPIED[size]
+    narrow = case.row.reduces and case.type.kind == "float" and size < 4
+    return {
+        "combine": COMBINE[case.op],
+        "kind": kind,
+        "work": tl.float32 if narrow else kind,
+        "block": 512 if INTERPRETED else min(16384, (64 << 10) // size),
+        "grain": max(1, 16 // size),
+        "lanes": peers_at_once(),
+        "interpreted": INTERPRETED,
+        "num_warps": WARPS,
+        "enable_fp_fusion": False,
+    }
+
+
+def peers_at_once() -> int:
+    """How many peers a WAIT may hold."""
+    return 8 if INTERPRETED else LANES

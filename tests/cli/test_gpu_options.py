@@ -1,0 +1,125 @@
+"""Options that only GPUs give a meaning to, on machines without: each says what it lacks, and what to do instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench import catalogue, environment, session, store
+from collbench.errors import CannotRun, UsageError
+from collbench.formats import Reporter
+from collbench.launch import join
+from collbench.session import Order
+from collbench.suite import Axes, Policy, Suite
+
+ROOT = Path(__file__).parents[2]
+no_gpu = pytest.mark.skipif(environment.gpu_count() > 0, reason="this machine has GPUs")
+
+
+def order(*ranks: int, backends: tuple[str, ...] = ("nccl",), **policy: object) -> Order:
+    axes = Axes(collectives=("all_reduce",), sizes=(64,), ranks=ranks, backends=backends, in_place=(False,))
+    return Order(suite=Suite(name="x", axes=axes, policy=Policy(**policy)), command=["x"], save=False)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: 1)
+
+
+def reporter() -> Reporter:
+    raise AssertionError("nothing is to be shown")
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_more_ranks_than_gpus_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collbench.session.Launcher.warm", lambda *_: None)
+    with pytest.raises(CannotRun, match=r"8 ranks need a GPU each, and there is 1 \(.*--share-gpu.*--backend gloo"):
+        session.execute(order(8), reporter)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_sweep_keeps_the_ranks_that_there_are_gpus_for() -> None:
+    prepared = session.prepare(order(1, 2, 8))
+    assert [job.case.n for job in prepared.jobs] == [1]
+    assert [skip.case.n for skip in prepared.skips] == [2, 8]
+    elsewhere = session.prepare(order(2, backends=("gloo", "torch_two_shot")))
+    assert [job.case.backend for job in elsewhere.jobs] == ["gloo"]
+    assert "--share-gpu" not in elsewhere.skips[0].reason  # which would not help there
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_gpus_are_shared_where_it_is_asked_for() -> None:
+    assert [job.case.n for job in session.prepare(order(1, 2, 8, share_gpu=True)).jobs] == [1, 2, 8]
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "detect", lambda: join.Membership)
+    assert [job.case.n for job in session.prepare(order(8)).jobs] == [8]
+
+
+def test_registered_buffers_are_nccls() -> None:
+    prepared = session.prepare(order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True))
+    assert [job.case.backend for job in prepared.jobs] == ["nccl"]
+    assert {skip.reason for skip in prepared.skips} == {
+        "registered buffers (-R) are NCCL's; gloo has none", "registered buffers (-R) are NCCL's; model has none"
+    }  # fmt: skip
+
+
+def test_registered_buffers_on_a_cpu_backend_exit_5(cli) -> None:
+    done = cli("all_reduce", "-R", "2", "--backend", "gloo", "-g", "2", "--sizes", "64")
+    assert done.returncode == 5 and "registered buffers (-R) are NCCL's; gloo has none" in done.stderr
+    assert cli("all_reduce", "-R", "3", "--backend", "gloo").returncode == 2
+
+
+def test_options_reach_the_policy_and_explain_themselves(cli) -> None:
+    helped = " ".join(cli("all_reduce", "--help").stdout.split())
+    assert "--local_register" in helped and "symmetric windows" in helped and "--share-gpu" in helped
+    done = cli("all_reduce", "-R", "1", "--share-gpu", "--backend", "nccl", "-g", "2", "--sizes", "64", "--dry-run")
+    assert done.returncode == 0 and "2 cases" in done.stdout
+    cli("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
+    assert store.read(store.find("@last")).run.policy.share_gpu
+    with pytest.raises(UsageError, match="register"):
+        catalogue.POLICY["register"](3, "policy.register")
+
+
+@no_gpu
+@pytest.mark.parametrize(("backend", "options"), [("nccl", ()), ("nccl", ("--share-gpu",)), ("torch_one_shot", ())])
+def test_without_a_gpu_ranks_say_what_they_need(cli, backend: str, options: tuple[str, ...]) -> None:
+    done = cli("all_reduce", "-g", "2", "--sizes", "64", "--no-save", "--backend", backend, *options)
+    assert done.returncode == 5 and f"backend {backend} needs an NVIDIA GPU" in done.stderr
+    assert "--backend gloo" in done.stderr and "Traceback" not in done.stderr
+
+
+@no_gpu
+def test_gpu_check_without_a_gpu_exits_5(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "tests/perf/gpu.py"), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 5 and done.stderr.startswith("gpu-check: ") and "collbench doctor" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpu_check_asks_for_what_the_command_line_takes(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
+    assert spec and spec.loader
+    gpu = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu)
+    check, asked = gpu.Check(tmp_path, 1), []
+
+    def note(name: str, *options: str) -> object:
+        asked.append((name, options))
+        raise gpu.NotMeasured("only asking")
+
+    monkeypatch.setattr(check, "collbench", note)
+    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [])
+    monkeypatch.setattr(gpu, "_nccl_tests", lambda *_: [])
+    monkeypatch.setenv("NCCL_TESTS", str(tmp_path))
+    gpu.measured(check, {"copy_rate": 1.0, "graphs": [], "why_not": ""})
+    assert [name for name, _ in asked] == ["symm", "symm-graph", "nccl", "nccl-shared", "beside-nccl-tests-1-0"]
+    for name, options in asked:
+        done = cli("all_reduce", *options, "--dry-run")
+        assert done.returncode == 0, (name, done.stderr)

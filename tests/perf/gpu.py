@@ -1,0 +1,345 @@
+"""What a machine with NVIDIA GPUs shows of collbench: ``python tests/perf/gpu.py --output out`` (make gpu-check).
+
+Writes gpu-check.md, gpu-check.json and the runs into the folder, within eight minutes. Virtual ranks make one GPU do.
+Exit status 5 without a GPU, 1 where a test fails or data is wrong; nothing is asserted on time, the table says what is
+met. $NCCL_TESTS may name a folder with nccl-tests' binaries, to be measured beside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collbench import environment, importers, records, store
+from collbench.compiled import Compiled
+from collbench.errors import CollbenchError, Exit, UsageError
+from collbench.program import Term
+from collbench.records import RunFile
+from collbench.suite import Case
+
+HERE = Path(__file__).parent
+SECONDS, FOR_TESTS = 470.0, 180.0  # for everything; what is kept of them for the tests
+ALGORITHMS = ("ring", "tree", "double_tree", "halving_doubling", "one_shot", "two_shot")
+RANKS = (2, 4, 8)
+LARGE = 256 << 20  # from here on an algorithm should move its bytes as fast as a copy does
+SIZES = (8, 512, 32 << 10, 2 << 20, 32 << 20, LARGE, 1 << 30)
+BRIEFLY = ("--place", "out", "--max-time", "0.2s", "-w", "5")  # as a hundred cases need it
+ROUNDS = 3
+HALFWAY = 1e12  # few segments: more of them move the same bytes
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the table. ``met`` is None where there is no goal, or nothing was measured and ``value`` says why."""
+
+    what: str
+    value: str
+    goal: str = ""
+    met: bool | None = None
+
+
+class NotMeasured(Exception):
+    """Something is missing on this machine; the message says what."""
+
+
+class Check:
+    """The folder for results, the time that is left, and ``details`` behind the figures."""
+
+    def __init__(self, folder: Path, gpus: int, seconds: float = SECONDS) -> None:
+        self.folder, self.gpus = folder, gpus
+        self.details: dict[str, list[dict[str, Any]]] = {}
+        self._until = time.monotonic() + seconds
+
+    def run(
+        self, command: Sequence[str], reserve: float = FOR_TESTS, env: Mapping[str, str] = os.environ
+    ) -> subprocess.CompletedProcess[str]:
+        """A program and what it said. Raises NotMeasured where it takes longer than there is time."""
+        limit = self._until - time.monotonic() - reserve
+        if limit < 5:
+            raise NotMeasured("no time was left")
+        try:
+            return subprocess.run(list(command), capture_output=True, text=True, timeout=limit, env=env, check=False)
+        except subprocess.TimeoutExpired:
+            raise NotMeasured(f"not done in {limit:.0f} s") from None
+        except OSError as e:
+            raise NotMeasured(str(e)) from None
+
+    def collbench(self, name: str, *options: str) -> RunFile:
+        """The run that ``collbench all_reduce OPTIONS`` makes, saved as ``name``."""
+        path = self.folder / f"{name}.jsonl"
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "collbench", "all_reduce", *options, "--format", "csv", "--output", str(path)]
+        done = self.run(command)
+        if done.returncode not in (0, 7):
+            said = [line for line in done.stderr.splitlines() if line.startswith("collbench: ")]
+            raise NotMeasured(said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}")
+        return store.read(path)
+
+
+def traffic(case: Case) -> int:
+    """Bytes that the memory of all ranks together must read and write for one call of a reference algorithm."""
+    compiled = Compiled(case, HALFWAY, waits=True)
+    total = 0
+    for rank, steps in enumerate(compiled.program.ranks):
+        for bank, cell, cells, terms in (action for step in steps for action in step.actions):
+            place = Term(rank, bank, cell)
+            moved = sum(spot.stop - spot.start for spot in compiled.spots(place, cells))
+            total += 0 if terms == (place,) else (len(terms) + 1) * moved
+    return total
+
+
+def medians(file: RunFile) -> dict[tuple[str, int, int], float]:
+    """Nanoseconds a call by (algorithm, ranks, bytes), of what was measured."""
+    rows = zip(file.records, records.derived(file), strict=True)
+    return {(r.case.algorithm, r.case.n, r.case.nbytes): row.median for r, row in rows if row}
+
+
+def verified(what: str, file: RunFile) -> Iterator[Figure]:
+    """Whether all data was right, and what was left out."""
+    bad = [r for r in file.records if r.status not in ("ok", "skipped") or r.wrong]
+    right = sum(r.status == "ok" and r.wrong == 0 for r in file.records)
+    first = f"; {bad[0].case.key}: {bad[0].status}, {bad[0].note}" if bad else ""
+    yield Figure(what=f"{what}: data right", value=f"{right} cases{first}", goal="all", met=right > 0 and not bad)
+    skipped = [r.note for r in file.records if r.status == "skipped"]
+    for note in dict.fromkeys(skipped):
+        yield Figure(what=f"{what}: left out", value=f"{skipped.count(note)} cases: {note}")
+
+
+def shares(file: RunFile, copy_rate: float) -> list[dict[str, Any]]:
+    """How near each case comes to its bound: the bytes it must move, at ``copy_rate`` bytes/ns read and written."""
+    found = []
+    for record, row in zip(file.records, records.derived(file), strict=True):
+        if row:
+            case, bound = record.case, traffic(record.case) / copy_rate
+            about = {"algorithm": case.algorithm, "n": case.n, "nbytes": case.nbytes}
+            found.append({**about, "ns": row.median, "bound_ns": bound, "share": bound / row.median})
+    return found
+
+
+def nearness(found: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+    """The least share at large sizes; ring and two_shot have nothing to wait for there."""
+    for algorithm in ALGORITHMS:
+        for n in RANKS:
+            large = [s["share"] for s in found if (s["algorithm"], s["n"]) == (algorithm, n) and s["nbytes"] >= LARGE]
+            wanted = algorithm in ("ring", "two_shot")
+            if large:
+                yield Figure(
+                    what=f"{algorithm}, {n} virtual ranks, from 256 MiB: share of the copy bound",
+                    value=f"{min(large):.0%}",
+                    goal=">= 80 %" if wanted else "",
+                    met=min(large) >= 0.8 if wanted else None,
+                )
+
+
+def reference_algorithms(check: Check, copy_rate: float) -> Iterator[Figure]:
+    ranks, sizes = (",".join(map(str, values)) for values in (RANKS, SIZES))
+    always = ("--backend", "symm", "--virtual-ranks", "-g", ranks)
+    file = check.collbench("symm", *always, "--algo", ",".join(ALGORITHMS), "--sizes", sizes, *BRIEFLY)
+    yield from verified("symm", file)
+    check.details["symm"] = shares(file, copy_rate)
+    yield from nearness(check.details["symm"])
+
+
+def small_calls(check: Check) -> Iterator[Figure]:
+    ranks = ",".join(map(str, RANKS))
+    always = ("--backend", "symm", "--virtual-ranks", "-g", ranks, "--algo", "one_shot")
+    file = check.collbench(
+        "symm-graph", *always, "--sizes", "8", "--mode", "graph", "--place", "out", "--max-time", "1s"
+    )
+    yield from verified("symm in graph mode", file)
+    for (_, n, _), ns in medians(file).items():
+        what = f"one_shot of 8 B in graph mode, {n} virtual ranks"
+        yield Figure(what=what, value=f"{ns / 1e3:.1f} us", goal="<= 15 us", met=ns <= 15_000)
+
+
+def graphs(found: Mapping[str, Any]) -> Iterator[Figure]:
+    """collbench's graphs against hand-written ones (gpu_graphs.py)."""
+    if found["why_not"]:
+        raise NotMeasured(found["why_not"])
+    for one in found["graphs"]:
+        over, noise = (one[side] / one["bare"] - 1 for side in ("ours", "again"))
+        value = f"{over:+.1%} of {one['bare'] / 1e3:.2f} us a call (hand-written again: {noise:+.1%})"
+        yield Figure(what=f"harness overhead in graph mode, {one['what']}", value=value, goal="< 2 %", met=over < 0.02)
+
+
+def native(check: Check) -> Iterator[Figure]:
+    """NCCL with a GPU for each rank as far as there are, the rest sharing."""
+    own = [n for n in (1, *RANKS) if n <= check.gpus]
+    for name, ranks, options in (("nccl", own, ()), ("nccl-shared", sorted({*RANKS} - {*own}), ("--share-gpu",))):
+        if ranks:
+            listed = ",".join(map(str, ranks))
+            what = f"{name}, {listed} ranks"
+            sweep = ("-b", "8", "-e", "1G", "-f", "8", *BRIEFLY)
+            try:
+                file = check.collbench(name, "--backend", "nccl", "-g", listed, *options, *sweep)
+            except NotMeasured as e:
+                yield Figure(what=what, value=f"not measured: {e}")
+                continue
+            yield from verified(what, file)
+            check.details[name] = [{"n": n, "nbytes": nbytes, "ns": ns} for (_, n, nbytes), ns in medians(file).items()]
+
+
+def beside_nccl_tests(check: Check) -> Iterator[Figure]:
+    """Rounds of both take turns, in the same cadence on the same NCCL."""
+    folder = os.environ.get("NCCL_TESTS")
+    if not folder:
+        raise NotMeasured("$NCCL_TESTS names no folder with all_reduce_perf")
+    sharing = ("--share-gpu",) if check.gpus < 2 else ()
+    for n, options in ((1, ()), (2, sharing)):
+        what = f"nccl-tests, {n} ranks{' sharing a GPU' if options else ''}"
+        ours, theirs, libraries = [], [], set()
+        command = _nccl_tests(Path(folder) / "all_reduce_perf", n, bool(options))
+        sweep = ("-b", "8", "-e", "1G", "-f", "8")
+        for turn in range(ROUNDS):
+            name = f"beside-nccl-tests-{n}-{turn}"
+            mine = check.collbench(name, "--backend", "nccl", "-g", str(n), *options, *sweep, *BRIEFLY)
+            ours.append({nbytes: ns for (_, _, nbytes), ns in medians(mine).items()})
+            done = check.run([*command, *sweep, "-n", "20", "-w", "5", "-c", "0"], env=_environment())
+            times, library = read_nccl_tests(done)
+            theirs.append(times)
+            libraries |= {mine.worlds[0].library.partition(" (")[0], library}
+        table = [
+            {"n": n, "nbytes": nbytes, **{side: statistics.median(r[nbytes] for r in rounds)
+                                          for side, rounds in (("ours", ours), ("theirs", theirs))}}
+            for nbytes in ours[0] if all(nbytes in r for r in (*ours, *theirs))
+        ]  # fmt: skip
+        check.details.setdefault("nccl-tests", []).extend(table)
+        yield compared(f"{what} ({' and '.join(sorted(libraries))})", table)
+
+
+def compared(what: str, table: Sequence[Mapping[str, Any]]) -> Figure:
+    """Every size's medians within 5 % or 2 us."""
+    if not table:
+        raise NotMeasured("no size is in both tables")
+    far = [one for one in table if abs(one["ours"] - one["theirs"]) > max(0.05 * one["theirs"], 2000)]
+    typical = statistics.median(one["ours"] / one["theirs"] - 1 for one in table)
+    value = f"{typical:+.1%} in the median of {len(table)} sizes"
+    if far:
+        value += f"; off at {', '.join(str(one['nbytes']) for one in far)} B"
+    return Figure(what=what, value=value, goal="each size within 5 % or 2 us", met=not far)
+
+
+def _nccl_tests(binary: Path, n: int, sharing: bool) -> list[str]:
+    """A process for all GPUs; ranks that share one need a process each, which takes a build with MPI."""
+    if not binary.is_file():
+        raise NotMeasured(f"there is no {binary}")
+    if not sharing:
+        return [str(binary), "-g", str(n)]
+    mpirun = shutil.which("mpirun")
+    if not mpirun:
+        raise NotMeasured("no mpirun on PATH, which nccl-tests needs for ranks that share a GPU (and MPI=1)")
+    settings = ("NCCL_TESTS_DEVICE=0", "NCCL_MULTI_RANK_GPU_ENABLE=1")
+    exported = [word for setting in settings for word in ("-x", setting)]
+    return [mpirun, "--oversubscribe", "-n", str(n), *exported, str(binary), "-g", "1"]
+
+
+def _environment() -> dict[str, str]:
+    """With torch's NCCL first in line, and Open MPI allowed to run as root, as in a container."""
+    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    folders = [f"{place}/lib" for place in (spec and spec.submodule_search_locations) or ()]
+    path = os.pathsep.join([*folders, os.environ.get("LD_LIBRARY_PATH", "")]).strip(os.pathsep)
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**os.environ, **allowed, "LD_LIBRARY_PATH": path}
+
+
+def read_nccl_tests(done: subprocess.CompletedProcess[str]) -> tuple[dict[int, float], str]:
+    """Nanoseconds out of place by size, and the library."""
+    try:
+        reading = importers.read(done.stdout, importers.Asked(name="nccl-tests", collective="all_reduce"))
+    except UsageError as e:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise NotMeasured(f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}") from e
+    out = [(r, records.derive(r)) for r in reading.records if not r.case.in_place]
+    return {r.case.nbytes: row.median for r, row in out if row}, reading.worlds[0].library
+
+
+def gpu_tests(check: Check) -> Iterator[Figure]:
+    done = check.run([sys.executable, "-m", "pytest", str(HERE.parent / "gpu")], reserve=0)
+    (check.folder / "gpu-tests.txt").write_text(done.stdout + done.stderr)
+    last = (done.stdout.strip().splitlines() or [""])[-1].strip("= ")
+    yield Figure(what="tests/gpu", value=last, goal="none fails", met=done.returncode == 0)
+
+
+def missing() -> str:
+    """What keeps torch from using a GPU, or an empty string."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA (pip install torch from PyPI has it)"
+    if not environment.gpu_count():
+        return "no NVIDIA GPU: there is no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it"
+    return "torch finds no GPU that it can use; nvidia-smi shows whether the driver works"
+
+
+def measured(check: Check, inside: Mapping[str, Any]) -> list[Figure]:
+    """All figures; what cannot be measured says why and the rest goes on."""
+    rate = inside["copy_rate"]
+    stages: dict[str, Callable[[], Iterator[Figure]]] = {
+        "reference algorithms on symm": lambda: reference_algorithms(check, rate),
+        "one_shot of 8 B in graph mode": lambda: small_calls(check),
+        "harness overhead in graph mode": lambda: graphs(inside),
+        "nccl": lambda: native(check),
+        "nccl-tests": lambda: beside_nccl_tests(check),
+        "tests/gpu": lambda: gpu_tests(check),
+    }
+    figures = [Figure(what="copies within device memory, read and written", value=f"{rate:.0f} GB/s")]
+    for what, stage in stages.items():
+        try:
+            for figure in stage():
+                figures.append(figure)
+        except (NotMeasured, CollbenchError) as e:
+            figures.append(Figure(what=what, value=f"not measured: {e}"))
+        print(f"{what}: {figures[-1].value}", file=sys.stderr, flush=True)
+    return figures
+
+
+def page(machine: str, figures: Sequence[Figure]) -> str:
+    words = {True: "yes", False: "no", None: ""}
+    lines = ["# collbench on GPUs", "", f"{machine}. Made by `make gpu-check`.", ""]
+    lines += ["| what | measured | goal | met |", "|---|---|---|---|"]
+    lines += [f"| {f.what} | {f.value.replace('|', '/')} | {f.goal} | {words[f.met]} |" for f in figures]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    chosen = parser.parse_args()
+    if why := missing():
+        print(f"gpu-check: {why}; `collbench doctor` says more", file=sys.stderr)
+        return Exit.CANNOT_RUN
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    check = Check(chosen.output, 0)
+    done = check.run([sys.executable, str(HERE / "gpu_graphs.py")])
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        return Exit.BAD
+    inside = msgspec.json.decode(done.stdout.strip().splitlines()[-1])
+    check.gpus = inside["gpus"]
+    figures = measured(check, inside)
+    about = environment.gather()
+    software = f"{inside['software']}, driver {about['gpus'].get('driver')}"
+    machine = f"{inside['gpus']} x {inside['device']}, {software}, {datetime.now(UTC):%Y-%m-%d}"
+    (check.folder / "gpu-check.md").write_text(page(machine, figures))
+    whole = {"machine": machine, "environment": about, "inside": inside, "figures": figures, "details": check.details}
+    (check.folder / "gpu-check.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
+    print(page(machine, figures))
+    wrong = [f for f in figures if f.met is False and f.goal in ("all", "none fails")]
+    return Exit.BAD if wrong else Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""`make gpu-check` without a GPU: bytes that algorithms must move, what is judged, and what is said to be missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from collbench.backends import Base, Call
+from collbench.records import Record, Run, RunFile, World
+from collbench.suite import Axes, Case, Policy, Suite
+
+SCRIPTS = Path(__file__).parents[1] / "perf"
+KIB = 1024
+NCCL_TESTS = """# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 1 minBytes 8 maxBytes 1048576 step: 131072(factor) warmup iters: 5 iters: 20 validation: 0
+# Using devices
+#  Rank  0 Group  0 Pid  41213 on     node01 device  0 [0000:0f:00] NVIDIA H200
+#                                          out-of-place                       in-place
+#   size   count   type  redop  root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#    (B)  (elements)                     (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+       8       2  float    sum    -1    10.00    0.00    0.00    N/A     9.00    0.00    0.00    N/A
+ 1048576  262144  float    sum    -1   100.00   10.49    0.00    N/A    90.00   11.65    0.00    N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0
+# Collective test concluded: all_reduce_perf
+"""
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def gpu() -> ModuleType:
+    return script("gpu")
+
+
+def case(algorithm: str, n: int, nbytes: int, backend: str = "symm") -> Case:
+    return Case(collective="all_reduce", backend=backend, n=n, nbytes=nbytes, algorithm=algorithm, op="sum")
+
+
+def file(cases: list[tuple[Case, float]], **fields: Any) -> RunFile:
+    """A run of ten equal samples a case, in ns."""
+    run = Run(id="x", started="", command=[], policy=Policy(), environment={},
+              suite=Suite(name="x", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,))))  # fmt: skip
+    found = [
+        Record(**{"case": c, "status": "ok", "wrong": 0, "times_ns": [round(ns)] * 10, **fields}) for c, ns in cases
+    ]
+    world = World(
+        index=0, backend="symm", n=2, env=(), launcher="local", ranks=[], oversubscribed=False, same_clock=True
+    )
+    return RunFile(path=Path("x"), run=run, worlds=[world], records=found, end=None)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_traffic_is_what_the_algorithms_read_and_write(gpu: ModuleType, n: int) -> None:
+    """Per rank and in buffers: one_shot reads n and writes 1. Ring reads 2 blocks, writes 1 for each of n - 1 that it
+    adds to, reads and writes each that it gathers; two_shot reads n blocks to write 1, and gathers the others."""
+    size = 64 * KIB * n
+    for algorithm, buffers in {
+        "one_shot": n + 1,
+        "ring": (n - 1) * (3 + 2) / n,
+        "two_shot": (n + 1) / n + (n - 1) * 2 / n,
+    }.items():
+        assert gpu.traffic(case(algorithm, n, size)) == n * buffers * size, algorithm
+
+
+def test_traffic_grows_with_the_bytes_and_never_falls_below_reading_and_writing_all(gpu: ModuleType) -> None:
+    for algorithm in gpu.ALGORITHMS:
+        for n in gpu.RANKS:
+            once = gpu.traffic(case(algorithm, n, KIB * n))
+            assert gpu.traffic(case(algorithm, n, 16 * KIB * n)) == 16 * once >= 2 * n * 16 * KIB * n
+
+
+def test_the_share_of_the_bound_is_judged_at_large_sizes_for_what_waits_for_nothing(gpu: ModuleType) -> None:
+    rate = 2.0
+    cases = []
+    for algorithm, share in (("ring", 0.9), ("two_shot", 0.7), ("tree", 0.3)):
+        for nbytes, slower in ((256 << 20, 1.0), (1 << 30, 0.99), (32 << 20, 10.0)):
+            one = case(algorithm, 2, nbytes)
+            cases.append((one, gpu.traffic(one) / rate / share * slower))
+    figures = {f.what.partition(",")[0]: f for f in gpu.nearness(gpu.shares(file(cases), rate))}
+    assert {name: (f.value, f.met) for name, f in figures.items()} == {
+        "ring": ("90%", True), "two_shot": ("70%", False), "tree": ("30%", None)
+    }  # fmt: skip
+
+
+def test_wrong_data_and_what_is_left_out_are_told(gpu: ModuleType) -> None:
+    fine = file([(case("ring", 2, KIB), 10.0)])
+    (right,) = gpu.verified("symm", fine)
+    assert right.met and right.value == "1 cases"
+    wrong = file([(case("tree", 2, KIB), 10.0)], status="wrong", wrong=3, note="3 wrong elements").records
+    skipped = Record(case=case("tree", 2, 8), status="skipped", note="too small")
+    whole = msgspec.structs.replace(fine, records=[*fine.records, *wrong, skipped])
+    bad, out = gpu.verified("symm", whole)
+    assert bad.met is False and bad.value.startswith("1 cases; ") and "3 wrong elements" in bad.value
+    assert out.value == "1 cases: too small" and out.met is None
+
+
+def test_graphs_are_compared_and_their_absence_explained(gpu: ModuleType) -> None:
+    one = {"what": "8 B", "ours": 1030.0, "bare": 1000.0, "again": 1001.0}
+    (slow,) = gpu.graphs({"why_not": "", "graphs": [one]})
+    assert slow.met is False and slow.value.startswith("+3.0% of 1.00 us a call")
+    with pytest.raises(gpu.NotMeasured, match="no Triton"):
+        list(gpu.graphs({"why_not": "symm needs Triton: no Triton", "graphs": []}))
+
+
+def test_nccl_tests_output_is_read_and_compared(gpu: ModuleType) -> None:
+    times, library = gpu.read_nccl_tests(subprocess.CompletedProcess([], 0, NCCL_TESTS, ""))
+    assert times == {8: 10_000.0, 1 << 20: 100_000.0} and library == "NCCL 2.30.4"
+    with pytest.raises(gpu.NotMeasured, match="ended with 2: no device"):
+        gpu.read_nccl_tests(subprocess.CompletedProcess([], 2, "", "sorry\nno device\n"))
+    table = [{"nbytes": 8, "ours": 11_900.0, "theirs": 10_000.0}, {"nbytes": 1 << 20, "ours": 106e3, "theirs": 100e3}]
+    near, far = gpu.compared("x", table[:1]), gpu.compared("x", table)
+    assert near.met and far.met is False and far.value.endswith("off at 1048576 B")
+
+
+def test_ranks_that_share_a_gpu_need_nccl_tests_with_mpi(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = tmp_path / "all_reduce_perf"
+    with pytest.raises(gpu.NotMeasured, match="there is no"):
+        gpu._nccl_tests(binary, 1, False)
+    binary.touch()
+    assert gpu._nccl_tests(binary, 2, False) == [str(binary), "-g", "2"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(gpu.NotMeasured, match="no mpirun"):
+        gpu._nccl_tests(binary, 2, True)
+
+
+def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = gpu.Check(tmp_path, 1)
+    answers = {"symm": gpu.NotMeasured("symm needs Triton"), "nccl": file([(case("native", 1, 8, "nccl"), 5000.0)])}
+
+    def collbench(name: str, *options: str) -> RunFile:
+        answer = answers.get(name, gpu.NotMeasured("NCCL 2.27.5 puts one rank on a GPU"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(check, "collbench", collbench)
+    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [gpu.Figure(what="tests/gpu", value="3 passed", met=True)])
+    monkeypatch.delenv("NCCL_TESTS", raising=False)
+    figures = gpu.measured(check, {"copy_rate": 3000.0, "graphs": [], "why_not": "no symm"})
+    told = {f.what: f.value for f in figures}
+    assert told["reference algorithms on symm"] == "not measured: symm needs Triton"
+    assert told["nccl, 1 ranks: data right"] == "1 cases"
+    assert told["nccl-shared, 2,4,8 ranks"].startswith("not measured: NCCL 2.27.5")
+    assert told["nccl-tests"].startswith("not measured: $NCCL_TESTS") and told["tests/gpu"] == "3 passed"
+    assert check.details["nccl"] == [{"n": 1, "nbytes": 8, "ns": 5000.0}]
+    text = gpu.page("1 x Imagined 9000", figures)
+    assert text.count("\n| ") == len(figures) + 1 and "| tests/gpu | 3 passed |  | yes |" in text
+
+
+def test_programs_that_take_too_long_are_given_up(gpu: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(gpu.NotMeasured, match="no time was left"):
+        gpu.Check(tmp_path, 1, seconds=100.0).run([sys.executable, "-c", ""])
+    with pytest.raises(gpu.NotMeasured, match="No such file"):
+        gpu.Check(tmp_path, 1).run(["/nowhere/at/all"])
+
+
+class FakeGraph:
+    """Holds what was issued while it was captured, and issues it again."""
+
+    capturing: FakeGraph | None = None
+    made: list[FakeGraph] = []
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.replays = 0
+        FakeGraph.made.append(self)
+
+    def replay(self) -> None:
+        self.replays += 1
+        FakeCuda.now_ns += 1000 * len(self.calls)
+
+
+class FakeCuda:
+    """A GPU's clock and memory, of a backend whose calls all take a microsecond."""
+
+    now_ns = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.at = 0
+
+    def record(self, *_: Any) -> None:
+        self.at = FakeCuda.now_ns
+
+    def elapsed_time(self, end: FakeCuda) -> float:
+        return (end.at - self.at) / 1e6
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Imagined(Base):
+    device = torch.device("cpu")
+    premultiplies = False
+    library = "imagination"
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        assert (self.policy.virtual, rank, n) == (True, 0, 2)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def prepare_all(self, case: Case, sends: Any, recvs: Any) -> Call:
+        name = str(recvs[0].data_ptr())
+
+        def run() -> None:
+            if FakeGraph.capturing:
+                FakeGraph.capturing.calls.append(name)
+
+        return Call(run, None)
+
+    def close(self) -> None:
+        pass
+
+    finish = close
+
+
+def test_both_graphs_hold_the_same_calls_and_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def graph(captured: FakeGraph, **_: Any) -> Iterator[None]:
+        FakeGraph.capturing = captured
+        yield
+        FakeGraph.capturing = None
+
+    fakes: dict[str, Any] = {"Event": FakeCuda, "current_stream": FakeCuda, "CUDAGraph": FakeGraph, "graph": graph}
+    for name, fake in {**fakes, "_sleep": lambda cycles: None}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    inside = script("gpu_graphs")
+    monkeypatch.setattr(inside.backends, "find", lambda name: Imagined())
+    FakeGraph.made.clear()
+    found = inside.graphs(4096, 10)
+    ours, bare = FakeGraph.made
+    assert ours.calls == bare.calls and len(set(ours.calls)) == inside.SLOTS
+    assert found["ours"] == found["bare"] == found["again"] == pytest.approx(1000)
+    assert bare.replays == 2 * (ours.replays - 1) == 2 * inside.ROUNDS * inside.SAMPLES  # one replay warms it up

@@ -1,0 +1,182 @@
+"""symm's kernel in Triton's interpreter, between processes on CPUs: every algorithm, verified element by element."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from collbench import algorithms
+from collbench.collectives import COLLECTIVES, OPS
+from collbench.dtypes import DTYPES
+from collbench.errors import RunBroken
+from collbench.records import Record
+from collbench.suite import Axes, Case, expand
+
+pytest.importorskip("triton", reason="symm's kernel is written in Triton, which is not installed")
+
+INTERPRETED = (("TRITON_INTERPRET", "1"),)
+QUICK = {"rotation": 1, "iters": 1, "max_seconds": 0.0, "min_seconds": 0.0, "env": INTERPRETED}
+
+
+def cases(collective: str, names: tuple[str, ...] = (), **axes: object) -> list[Case]:
+    names = names or tuple(row.name for row in algorithms.of(collective))
+    return expand(Axes(collectives=(collective,), algorithms=names, backends=("symm",), **axes))[0]  # type: ignore[arg-type]
+
+
+def wrong(records: list[Record]) -> list[tuple[str, str]]:
+    return [
+        (r.case.key, r.note) for r in records if r.status != "ok" or r.wrong != (0 if r.case.size else None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(measure, n: int) -> None:
+    swept = []
+    for collective, row in COLLECTIVES.items():
+        sizes = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
+        swept += cases(collective, ranks=(n,), sizes=sizes, roots=(n - 1,))
+    found = measure(swept, **QUICK)
+    assert wrong(found) == []
+    wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
+    assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
+
+
+def test_every_reduction_is_right_for_every_datatype(measure) -> None:
+    axes = {"ranks": (3,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
+    found = measure(cases("all_reduce", ("ring", "one_shot"), in_place=(False,), **axes), **QUICK)
+    skipped = [r for r in found if r.status == "skipped"]
+    assert {(r.case.dtype, r.case.op) for r in skipped} == {("bfloat16", "avg")}  # which the interpreter cannot
+    found = [r for r in found if r.status != "skipped"]
+    assert wrong(found) == []
+    ran = {(r.case.dtype, r.case.op) for r in found + skipped}
+    assert ran >= {(dtype, op) for dtype in DTYPES for op in ("sum", "avg")}
+
+
+def test_every_datatype_is_copied(measure) -> None:
+    found = measure(cases("all_gather", ("ring",), ranks=(2,), sizes=(2 * 8 * 11,), dtypes=tuple(DTYPES)), **QUICK)
+    assert wrong(found) == [] and {r.case.dtype for r in found} == set(DTYPES)
+
+
+def test_several_channels_and_unaligned_buffers_are_right(measure) -> None:
+    """Cells of 24 KiB and more have channels of their own parts; the odd count and -u leave nothing on 16 bytes."""
+    swept = []
+    for collective, names in (("all_reduce", ("ring", "one_shot", "two_shot")), ("all_to_all", ("pairwise",))):
+        swept += cases(collective, names, ranks=(2,), sizes=(48 << 10, (48 << 10) + 8))
+    assert wrong(measure(swept, **QUICK)) == []
+    assert wrong(measure(swept, unalign=3, **QUICK)) == []
+
+
+def test_uneven_blocks_arrive_whole(measure) -> None:
+    swept = cases("all_to_allv", ranks=(3,), sizes=(3000,), splits=("uniform", "spread:1", "zipf:1.2"))
+    assert wrong(measure(swept, **QUICK)) == []
+
+
+def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
+    swept = cases("all_reduce", ("ring", "one_shot"), ranks=(3,), sizes=(412,), modes=("isolated", "streaming", "host"))
+    found = measure(swept, **{**QUICK, "rotation": 3, "iters": 4, "batch": 4})
+    assert wrong(found) == []
+
+
+def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None:
+    from collbench.plan import Job, Plan
+    from collbench.suite import Policy
+
+    (case, *_) = cases("all_reduce", ("ring",), ranks=(2,), sizes=(64,))
+    lines: list[Any] = []
+    plan = Plan(0, "symm", 2, INTERPRETED, Policy(iters=1, warmup=0), [Job(case, 1, "small")], 60.0)
+    launcher.run(plan, lines.append, lambda job, phase: None)
+    assert lines[0].interpreted and "interpreter" in lines[0].library
+
+
+def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
+    swept = expand(Axes(collectives=("all_reduce",), algorithms=("one_shot",), backends=("saboteur_symm",), ranks=(3,),
+                        sizes=(4096,)))[0]  # fmt: skip
+    with pytest.raises(RunBroken, match="waited in vain for rank 1: progress 1 awaited, 0 seen"):
+        measure(swept, **{**QUICK, "env": (*INTERPRETED, ("SABOTAGE", "sleep:1:2"))})
+
+
+def alone(script: str) -> list[str]:
+    """What a script prints that runs the kernel in a process of its own."""
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+
+FOLDED = """
+import torch
+from collbench import tape, walker
+from collbench.dtypes import DTYPES
+from collbench.collectives import OPS
+from collbench.reducers import arithmetic, fold
+from collbench.suite import Case
+torch.manual_seed(1)
+COUNT, TERMS = 1003, 5
+for dtype in DTYPES.values():
+    if dtype.kind == "float" and dtype.name not in ("half", "float", "double"):
+        continue  # the interpreter does not round these as GPUs do
+    for op in OPS.values():
+        if op.name == "premul_sum" or (op.integers_only and dtype.kind == "float"):
+            continue
+        kind = getattr(torch, dtype.torch)
+        if dtype.kind == "float":
+            given = [torch.randn(COUNT).to(kind) for _ in range(TERMS)]
+        else:
+            given = [torch.randint(0, 256, (COUNT * dtype.size,), dtype=torch.uint8).view(kind) for _ in range(TERMS)]
+        case = Case(collective="all_reduce", backend="symm", n=TERMS, nbytes=COUNT * dtype.size, algorithm="one_shot",
+                    dtype=dtype.name, op=op.name)
+        out, counters = torch.zeros(COUNT, dtype=kind), torch.zeros(16, dtype=torch.int64)
+        pairs = [word for row in range(1 + TERMS) for word in (row + (row > 3), 0)]
+        bases = torch.zeros(8, dtype=torch.int64)
+        for at, row in zip(pairs[::2], (out, *given)):
+            bases[at] = row.data_ptr()
+        bases[tape.COUNTERS] = counters.data_ptr()
+        code = [tape.Opcode.MOVE, TERMS, 0, COUNT, *pairs]
+        code = torch.tensor([0, 3, 3 + len(code), *code])
+        walker.walk[1, 1](code, bases, torch.zeros(1, dtype=torch.int32), torch.zeros(6).long(), 0, 9,
+                          **walker.options(case))
+        wanted = torch.empty_like(out)
+        how = arithmetic(op.name, dtype, torch.device("cpu"))
+        for function, arguments in fold(how, wanted.view(torch.uint8), [row.view(torch.uint8) for row in given]):
+            function(*arguments)
+        print(dtype.name, op.name, torch.equal(out.view(torch.uint8), wanted.view(torch.uint8)))
+"""
+
+
+def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit() -> None:
+    """In the same order, and rounded each time: random numbers show both."""
+    found = [line.split() for line in alone(FOLDED)]
+    assert [line for line in found if line[2] != "True"] == []
+    assert len(found) == 6 * 8 + 3 * 5
+
+
+GAVE_UP = """
+import torch
+from collbench import tape, walker
+from collbench.suite import Case
+case = Case(collective="barrier", backend="symm", n=2, nbytes=0)
+counters = [torch.zeros(32, dtype=torch.int64) for _ in range(2)]
+bases = torch.zeros(2, tape.ADDRESSES, dtype=torch.int64)
+bases[:, tape.COUNTERS] = torch.tensor([memory.data_ptr() for memory in counters])
+code, claim, report = torch.from_numpy(tape.meeting(0, 2, 8)), torch.zeros(1, dtype=torch.int32), torch.zeros(6).long()
+def launch(limit):
+    walker.walk[1, 1](code, bases, claim, report, 0, limit, **walker.options(case))
+    print(report.tolist(), counters[0][:2].tolist(), counters[1][:2].tolist())
+counters[1][0] = 1
+launch(10)
+launch(10)
+launch(1 << 30)
+"""
+
+
+def test_after_giving_up_the_kernel_leaves_at_once_and_for_good() -> None:
+    """The peer has come once; the second launch gives up after 10 looks, the third would look a thousand million."""
+    assert alone(GAVE_UP) == [
+        "[0, 0, 0, 0, 0, 0] [1, 1] [1, 0]",
+        "[1, 0, 0, 1, 1, 0] [2, -1] [1, 0]",
+        "[1, 0, 0, 1, 1, 0] [2, -1] [1, 0]",
+    ]
