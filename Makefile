@@ -43,9 +43,11 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 
 gpu-check: $(VENV)/gpu  ## what this machine's GPUs show: tests, bounds, nccl-tests beside; all of it goes to $(OUT)
 	mkdir -p $(OUT)
-	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt
-	$(BIN)/python tests/perf/gpu.py --output $(OUT)
-	$(BIN)/collbench report $$(ls $(OUT)/*.jsonl | grep -v beside) -o $(OUT)/report.html
+	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt || true
+	$(BIN)/python tests/perf/gpu.py --output $(OUT); status=$$?; \
+	runs=$$(ls $(OUT)/*.jsonl 2> /dev/null | grep -v beside); \
+	[ -z "$$runs" ] || $(BIN)/collbench report $$runs -o $(OUT)/report.html; \
+	exit $$status
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
 	for runs in reports/runs/*; do \

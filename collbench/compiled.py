@@ -12,6 +12,8 @@ from collbench.program import Bank, Program, Term, lower
 from collbench.schedule import Schedule
 from collbench.suite import Case
 
+VECTOR = 16  # bytes that a GPU's thread moves at once
+
 
 class Spot(NamedTuple):
     """Bytes ``start .. stop`` of a bank."""
@@ -26,7 +28,7 @@ class Compiled:
 
     ``halfway`` is alpha / beta of what it runs on, the bytes that take as long as a message's latency: default segment
     counts go by it. ``waits`` are worked out for executors without messages. Cells are equal parts of a block, to one
-    element; with fewer elements than cells some are empty.
+    element, or from 1 KiB each to 16 bytes, which GPUs move at once; with fewer elements than cells some are empty.
     """
 
     def __init__(self, case: Case, halfway: float, waits: bool) -> None:
@@ -34,6 +36,8 @@ class Compiled:
         self.name = variant.schedule(case.n, case.root, case.size / halfway).name
         self.schedule, self.program = _lowered(case.collective, self.name, case.n, case.root, case.in_place, waits)
         self._size, self._count, self._cells = case.type.size, case.count, self.schedule.cells
+        fine = self._count // self._cells * self._size < 1024
+        self._grain = 1 if fine else VECTOR // self._size
         self._starts = None  # of an uneven row's cells, and its end, per rank
         if case.splits:
             self._starts = [list(itertools.accumulate(row, initial=0)) for row in splits.rows(case.matrix).tolist()]
@@ -72,9 +76,12 @@ class Compiled:
         if self._starts is not None:
             return self._starts[rank][cell], self._starts[rank][cell + 1]
         block, piece = divmod(cell, self._cells)
-        low, high = (piece + k for k in (0, 1))
-        at = block * self._count
-        return at + low * self._count // self._cells, at + high * self._count // self._cells
+        low, high = (self._cut(piece + k) for k in (0, 1))
+        return block * self._count + low, block * self._count + high
+
+    def _cut(self, cells: int) -> int:
+        """Where so many cells of a block end."""
+        return self._count if cells == self._cells else cells * self._count // self._cells // self._grain * self._grain
 
 
 @functools.lru_cache(maxsize=64)

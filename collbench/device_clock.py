@@ -25,7 +25,8 @@ ALONE, ALONE_NS = 20, 1e9  # calls for the host's clock, and what they may take 
 class DeviceSampler(Sampler):
     """Takes samples by the clock of a device: each is ``inner`` calls between two marks on ``stream``.
 
-    The stream is kept busy until 16 samples are issued, each behind what ``sync`` issues to align ranks. A sample
+    The stream is kept busy until 16 samples are issued (or one, behind what puts its input back), each behind what
+    ``sync`` issues to align ranks. A sample
     counts as late if the device came to its start before all of it was issued: then the host's launching may be part
     of it. In that case the stream is held longer from then on, up to 50 ms, and then for fewer samples at once. Ranks
     need not hold it equally long: the alignment makes up for that.
@@ -52,7 +53,6 @@ class DeviceSampler(Sampler):
         lates: list[int] = []
         before = preemptions()
         while len(times) < count:
-            self._stream.hold(self._hold_ns)
             begun = clock()
             queued = self._queue(min(self._ahead, count - len(times)), sync)
             issued_ns = clock() - begun
@@ -66,11 +66,13 @@ class DeviceSampler(Sampler):
     def _queue(self, count: int, sync: Sync) -> list[tuple[Any, Any, bool]]:
         """Issue samples: their marks, and whether the first was reached before all was issued."""
         stream, queued = self._stream, []
-        for _ in range(count):
+        for number in range(count):
             batch, slots = self._batches[self._next % len(self._batches)]
             self._next += 1
             self._renew(slots)
             self._beat()
+            if self._freshen or not number:  # putting inputs back takes more launches than a held stream takes in
+                stream.hold(self._hold_ns)
             sync()
             start = stream.mark()
             for call in batch:

@@ -17,7 +17,7 @@ from collbench.nvml import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
 
 SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --throttle-threshold)
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
-IDLE = 0x1
+IDLE, SET_CLOCKS = 0x1, 0x2
 HOLDING_BACK = {  # nvmlClocksEventReasons without idle and the settings: application, display and sync-boost clocks
     0x04: "sw_power_cap", 0x08: "hw_slowdown", 0x20: "sw_thermal_slowdown", 0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
@@ -56,15 +56,16 @@ class Watch:
         return ask(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
 
     def read(self) -> GpuState:
-        """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock where a GPU that is not
-        idle runs below 75 % of its default; ``nvlink_kib`` is sent and received data; ``xid`` is the last since the
-        reading before, 0 for none."""
+        """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock where a GPU that is
+        neither idle nor has clocks that somebody set runs below 75 % of its default; ``nvlink_kib`` is sent and
+        received data; ``xid`` is the last since the reading before, 0 for none."""
         reasons = self._ask("CurrentClocksEventReasons")
         if reasons is None:  # as drivers before 535 call it
             reasons = self._ask("CurrentClocksThrottleReasons") or 0
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
         values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
-        slow = sm is not None and self._default and sm < SLOW * self._default and not reasons & IDLE
+        lawful = reasons & (IDLE | SET_CLOCKS)
+        slow = sm is not None and self._default and sm < SLOW * self._default and not lawful
         return GpuState(
             index=self._index, name=self._name, sm_mhz=sm, sm_mhz_default=self._default,
             memory_mhz=self._ask("ClockInfo", MEMORY), celsius=self._ask("Temperature", 0),
@@ -144,8 +145,9 @@ def watch(device: torch.device) -> Watch | None:
 
 
 def throttled(state: GpuState) -> bool:
-    """Whether samples taken meanwhile are to be discarded: for a cause, never for their values."""
-    return bool(state.throttle)
+    """Whether samples taken meanwhile are to be discarded: for a cause, never for their values. A power cap alone is
+    none: it may be how the machine is set up, and what it costs shows in the clock."""
+    return any(reason != "sw_power_cap" for reason in state.throttle)
 
 
 def worst(seen: GpuState, now: GpuState) -> GpuState:

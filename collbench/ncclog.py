@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from collbench.lines import Choice
 
@@ -209,12 +210,16 @@ def _expanded(path: str) -> Path:
 
 
 def _reset() -> Callable[[], object] | None:
-    """ncclResetDebugInit of the NCCL that this process has loaded, which may be part of torch; None before 2.24."""
-    loaded = re.findall(r"/\S.*/lib(?:nccl|torch_cuda)\.so\S*", Path("/proc/self/maps").read_text())
-    for path in sorted(set(loaded)):
-        function = getattr(ctypes.CDLL(path), "ncclResetDebugInit", None)
-        if function is not None:
-            function.argtypes, function.restype = [], None
-            reset: Callable[[], object] = function
-            return reset
-    return None
+    """ncclResetDebugInit of the NCCL that this process has loaded; None before 2.24."""
+    function = loaded("ncclResetDebugInit")
+    if function is not None:
+        function.argtypes, function.restype = [], None
+    reset: Callable[[], object] | None = function
+    return reset
+
+
+def loaded(name: str) -> Any:
+    """A function of the NCCL that this process has loaded, which may be part of torch; None where it has none such."""
+    paths = re.findall(r"/\S.*/lib(?:nccl|torch_cuda)\.so\S*", Path("/proc/self/maps").read_text())
+    found = (getattr(ctypes.CDLL(path), name, None) for path in sorted(set(paths)))
+    return next(filter(None, found), None)

@@ -15,7 +15,7 @@ import msgspec
 from collbench import algorithms, environment
 from collbench.errors import UsageError
 from collbench.records import Cache
-from collbench.room import RANK_BYTES, Room
+from collbench.room import ON_GPUS, RANK_BYTES, Room
 from collbench.schedule import fan_in
 from collbench.suite import Case, Policy, Skip
 
@@ -79,6 +79,8 @@ def scratch_bytes(case: Case) -> int:
     all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two segments. Reference
     algorithms keep up to two rows of scratch, and land what arrives to be combined.
     """
+    if case.algorithm == "native" and case.backend in ON_GPUS:
+        return 8 << 20  # NCCL's own buffers do not grow with the size (room.GPU_RANK_BYTES)
     if case.algorithm != "native":
         cells, landing = _landed(case.collective, case.algorithm, case.n)
         block = case.size // (case.n if case.row.total else 1)
@@ -185,6 +187,8 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
     if policy.timeout is not None:
         return policy.timeout
     slowest = max((j.case.moved * j.case.n * _calls(j.case, policy) for j in jobs), default=0)
+    if any(job.case.backend in ON_GPUS for job in jobs):
+        return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6
 
 

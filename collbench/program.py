@@ -130,7 +130,12 @@ class _Lowering:
         for dst, into, place in placed:
             self._at[dst][into] = place
             self._written.add((dst, into))
-        return [_joined(mine) for mine in actions]
+        return [self._turned(rank, _joined(mine)) for rank, mine in enumerate(actions)]
+
+    def _turned(self, rank: int, actions: list[Action]) -> list[Action]:
+        """Copies from the next rank first, so that not all ranks ask the same one at once."""
+        n = self._schedule.n
+        return sorted(actions, key=lambda a: (a.terms[0].rank - rank) % n if len(a.terms) == 1 else 0)
 
     def _choose(self, rank: int, cell: int, read: set[Term]) -> Place:
         banks = [Bank.OUTPUT] if cell in self._outputs[rank] else []

@@ -16,7 +16,7 @@ from collbench.errors import CannotRun
 from collbench.suite import Policy
 
 RANK_BYTES = 256 << 20  # a forked rank's own pages beyond its buffers: 70 MiB idle, up to 220 MiB seen at 1 GiB
-GPU_RANK_BYTES = 1 << 30  # a CUDA context and NCCL's own buffers; a guess on the safe side
+GPU_RANK_BYTES = 3 << 30  # a CUDA context and NCCL's own buffers, with all-to-all connections; a guess on the safe side
 ON_GPUS = frozenset({
     "nccl", "symm", "torch_one_shot", "torch_two_shot", "torch_multimem", "torch_multimem_one_shot",
 })  # fmt: skip
@@ -84,4 +84,4 @@ def _free(uuid: str, total: int) -> int:
     handle = nvml.ask(library, "DeviceGetHandleByUUID", named)
     memory = handle and nvml.ask(library, "DeviceGetMemoryInfo", handle)
     nvml.ask(library, "Shutdown")
-    return int(memory.free) if memory else total * 9 // 10
+    return min(int(memory.free), total) if memory else total * 9 // 10

@@ -124,6 +124,7 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             f"--env sweeps need fresh ranks, which {member.launcher} does not give",
             "one command per value, or without the launcher",
         )
+    os.environ.update(dict(order.suite.axes.envs[0]) if member else {})  # before anybody asks what GPUs there are
     if member is not None and member.rank:
         nothing = lambda *_: None  # noqa: E731
         join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), order.join_seconds)

@@ -27,11 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.collectives import OPS
-from collbench.compiled import Compiled, Spot
+from collbench.compiled import VECTOR, Compiled, Spot
 from collbench.program import Action, Bank, Term
 from collbench.suite import Case
 
-VECTOR = 16  # bytes that a thread can move at once
 PIECE_BYTES = 8 << 10  # least of a cell for a channel of its own: a vector for each of 512 threads
 COUNTERS = len(Bank)  # a rank's last address: of its counters
 ADDRESSES = COUNTERS + 1

@@ -122,7 +122,7 @@ class Trial:
             return wrong
         submit = self._submit_times() if self._policy.cpu_time else []
         self._bench.board.beat(self._rank)
-        chose = self._bench.backend.overheard(self._calls[0].run)
+        chose = self._bench.backend.overheard(self._once)
         self._fill(0)
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
@@ -165,6 +165,13 @@ class Trial:
         """What the algorithm's parameters came to, where that was left to it."""
         ran = self._calls[0].ran
         return "" if ran in ("", self._case.algorithm) else f"ran {ran}"
+
+    def _once(self) -> None:
+        """The first call as its mode makes it: a library may choose otherwise for what is captured."""
+        run, stream = self._calls[0].run, self._bench.backend.stream
+        if stream and self._case.mode == "graph":
+            run = stream.capture(run)
+        run()
 
     def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
         """Calls as the policy wants them timed, with their slots: m together (-m), followed by a barrier (-z 1)."""

@@ -154,10 +154,11 @@ def _combined(a, b, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexp
 
 @triton.jit
 def _move(at, bases, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr, block: tl.constexpr,
-          aligned: tl.constexpr, grain: tl.constexpr):  # fmt: skip
-    """Tile by tile: all terms in their order, each loaded while the ones before are combined, then the target."""
+          aligned: tl.constexpr, grain: tl.constexpr, packed: tl.constexpr):  # fmt: skip
+    """Tile by tile: all terms in their order, the next one loaded before those before it are combined, then the target.
+    ``packed`` elements of the tape are one of ``kind``."""
     terms = tl.load(at + 1)
-    length = tl.multiple_of(tl.load(at + 3), grain)
+    length = tl.multiple_of(tl.load(at + 3) // packed, grain)
     target = _pointer(at + 4, bases, kind, aligned)
     first = _pointer(at + 6, bases, kind, aligned)
     lane = tl.arange(0, block)
@@ -200,12 +201,14 @@ def _divide(at, bases, kind: tl.constexpr, work: tl.constexpr, block: tl.constex
 
 
 @triton.jit(do_not_specialize=["first", "limit"])
-def walk(tape, bases, claim, report, first, limit, combine: tl.constexpr, kind: tl.constexpr, work: tl.constexpr,
-         block: tl.constexpr, grain: tl.constexpr, lanes: tl.constexpr, interpreted: tl.constexpr):  # fmt: skip
+def walk(tape, bases, claim, report, first, limit, combine: tl.constexpr, kind: tl.constexpr, wide: tl.constexpr,
+         work: tl.constexpr, block: tl.constexpr, narrow: tl.constexpr, grain: tl.constexpr, packed: tl.constexpr,
+         lanes: tl.constexpr, interpreted: tl.constexpr):  # fmt: skip
     """One channel (the grid's first axis) of one rank (the second, from ``first`` on) through its instructions.
 
     ``claim`` (int32) is 0 until a block has given up, ``report`` where it says why. Elements are of type ``kind``,
-    combined as ``work``, ``block`` at once; ``grain`` of them are 16 bytes.
+    combined as ``work``. Where all is on 16 bytes, which are ``grain`` elements, ``packed`` of them move as one of type
+    ``wide``, ``block`` of these at once, else ``narrow`` at once, as more would take more registers than there are.
     """
     channel = tl.program_id(0)
     rank = first + tl.program_id(1)
@@ -226,9 +229,9 @@ def walk(tape, bases, claim, report, first, limit, combine: tl.constexpr, kind: 
             at += 2 + 2 * peers
         elif opcode == _MOVE:
             if tl.load(tape + at + 2) != 0:
-                _move(tape + at, bases, combine, kind, work, block, 16, grain)
+                _move(tape + at, bases, combine, wide, work, block, 16, grain, packed)
             else:
-                _move(tape + at, bases, combine, kind, work, block, 1, 1)
+                _move(tape + at, bases, combine, kind, work, narrow, 1, 1, 1)
             at += 6 + 2 * tl.load(tape + at + 1)
         elif opcode == _PUBLISH:
             tl.debug_barrier()
@@ -238,7 +241,7 @@ def walk(tape, bases, claim, report, first, limit, combine: tl.constexpr, kind: 
             if tl.load(tape + at + 1) != 0:
                 _divide(tape + at, bases, kind, work, block, 16, grain)
             else:
-                _divide(tape + at, bases, kind, work, block, 1, 1)
+                _divide(tape + at, bases, kind, work, narrow, 1, 1)
             at += 6
     tl.store(counter + 1, tl.where(well, base + tl.load(tape), -1))
 
@@ -247,16 +250,20 @@ INTERPRETED = not isinstance(walk, triton.JITFunction)
 
 
 def options(case: Case) -> dict[str, Any]:
-    """The kernel's compile-time arguments for a case. Narrow floats are combined as float32 and rounded each time."""
+    """The kernel's compile-time arguments for a case. Narrow floats are combined as float32 and rounded each time; fp8
+    that overflows becomes its largest value. What is only copied moves in words of 4 bytes at least."""
     size = case.type.size
     kind = TYPES[case.dtype] if case.row.reduces else COPIED[size]
-    narrow = case.row.reduces and case.type.kind == "float" and size < 4
+    packed = 1 if case.row.reduces else max(1, 4 // size)
     return {
         "combine": COMBINE[case.op],
         "kind": kind,
-        "work": tl.float32 if narrow else kind,
-        "block": 512 if INTERPRETED else min(16384, (64 << 10) // size),
-        "grain": max(1, 16 // size),
+        "wide": kind if packed == 1 else COPIED[4],
+        "work": tl.float32 if case.row.reduces and case.type.kind == "float" and size < 4 else kind,
+        "block": 512 if INTERPRETED else min(16384, (64 << 10) // (size * packed)),
+        "narrow": 512 if INTERPRETED else 2048,
+        "grain": max(1, 16 // (size * packed)),
+        "packed": packed,
         "lanes": peers_at_once(),
         "interpreted": INTERPRETED,
         "num_warps": WARPS,

@@ -6,6 +6,7 @@ Every rank runs ``Worker.run`` over the same plan; rank 0 hands finished records
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 import traceback
@@ -28,11 +29,13 @@ from collbench.launch.board import Board, Phase
 from collbench.measure import clock
 from collbench.plan import Job, Plan
 from collbench.records import GpuState, RankInfo, Record, World
+from collbench.room import ON_GPUS
 from collbench.stream import assert_ordered
 from collbench.suite import Case
 from collbench.trial import Bench, Trial, allocate, prepare
 
 Emit = Callable[[World | Record], None]
+REFUSED = re.compile("invalid argument|invalid usage|no algorithm/protocol", re.IGNORECASE)  # what NCCL cannot do
 _LONG = timedelta(days=1)  # libraries never give up by themselves: whoever watches the board ends a hung run
 
 
@@ -95,7 +98,7 @@ class Worker:
         place, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
-        cpus, crowded = settle(place, self._control, self._policy.pin)
+        cpus, crowded = settle(place, self._control, self._policy.pin and plan.backend not in ON_GPUS)
         self._open(place)
         took = clock() - began
         watch, states = self._watch()
@@ -195,7 +198,7 @@ class Worker:
                 prepare(self._backend, tiny, slot, self._policy.virtual).run()
                 trouble = ""
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
-                if isinstance(e, dist.DistError):
+                if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
                     raise
                 trouble = first_line(e)
             troubles = self._control.collect(trouble)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import Counter
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from collbench import environment
+from collbench import environment, ncclog
 from collbench.backends import each_needs_one
 from collbench.control import Control
 from collbench.errors import CannotRun, first_line
@@ -27,17 +28,20 @@ class Seat(NamedTuple):
 
 
 def seat(control: Control, local_rank: int, sharing: bool, backend: str) -> Seat:
-    """A GPU for this rank (all ranks call this together). Where a host has more ranks than GPUs and ``sharing`` is
-    allowed they take turns, which NCCL must hear of before it is started. Raises CannotRun, on all ranks alike."""
+    """A GPU for this rank, of those that it sees (all ranks call this together). Where a host has more ranks than GPUs
+    and ``sharing`` is allowed they take turns, which NCCL must hear of before it is started. Raises CannotRun, on all
+    ranks alike."""
     mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if mine else (0, 0)
-    everyone = control.collect([environment.host(), mine, version])
-    if not all(gpus for _, gpus, _ in everyone):
+    uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
+    everyone = control.collect([environment.host(), uuid, version])
+    if not all(uuid for _, uuid, _ in everyone):
         raise CannotRun(
             f"backend {backend} needs an NVIDIA GPU and a CUDA build of torch", "--backend gloo runs on CPUs"
         )
     ranks = Counter(host for host, _, _ in everyone)
-    crowded = {host: gpus for host, gpus, _ in everyone if gpus < ranks[host]}
+    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, _ in everyone})
+    crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
     for host, gpus in crowded.items():
         if not sharing:
             raise CannotRun(
@@ -55,8 +59,11 @@ def seat(control: Control, local_rank: int, sharing: bool, backend: str) -> Seat
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Of the NCCL that is loaded: major, minor, patch."""
-    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+    """Of the NCCL that is loaded: major, minor, patch. torch itself knows only which one it was built with."""
+    ask, code = ncclog.loaded("ncclGetVersion"), ctypes.c_int()
+    if ask is None or ask(ctypes.byref(code)):
+        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+    return code.value // 10000, code.value // 100 % 100, code.value % 100
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -68,28 +75,41 @@ class Registered:
     nccl-tests' -R: 1 locally, 2 as a symmetric window (which NCCL may do without where GPUs cannot reach each other).
     """
 
-    def __init__(self, group: Any, device: torch.device, level: int) -> None:
+    def __init__(self, group: Any, control: Control, device: torch.device, level: int) -> None:
         self._nccl, self._device, self._level = group._get_backend(device), device, level
+        self._control = control
         self._pool: Any = None
         dist.all_reduce(torch.zeros(1, device=device), group=group)  # it takes a communicator to register with
         self.allocate(1)  # so that what cannot work is known before any case
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Bytes for buffers (all ranks call this together); those of the last time must be out of use."""
+        """Bytes for buffers (all ranks call this together); those of the last time must be out of use. Raises CannotRun
+        on all ranks alike, and before any of them waits for the others in a registration."""
         self.release()
+        pool = memory = trouble = None
         try:
             pool = torch.cuda.MemPool(self._nccl.mem_allocator)
             with torch.cuda.use_mem_pool(pool):
                 memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        except (AttributeError, RuntimeError) as e:
+            trouble = self._reason(e)
+        for found in filter(None, self._control.collect(trouble)):
+            raise CannotRun(*found)
+        assert memory is not None
+        try:
             self._nccl.register_mem_pool(pool, **{"symm": True} if self._level == 2 else {})
-        except (AttributeError, TypeError) as e:
-            raise CannotRun(
-                f"torch {torch.__version__} does not offer {OPTIONS[self._level]}", f"torch {SINCE[self._level]} does"
-            ) from e
-        except RuntimeError as e:
-            raise CannotRun(f"NCCL refuses {OPTIONS[self._level]}: {first_line(e)}", "leave -R out") from e
+        except (AttributeError, TypeError, RuntimeError) as e:
+            raise CannotRun(*self._reason(e)) from e
         self._pool = pool
         return memory
+
+    def _reason(self, error: Exception) -> tuple[str, str]:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            return f"no memory for registered buffers: {first_line(error)}", "smaller sizes, or leave -R out"
+        if isinstance(error, RuntimeError):
+            return f"NCCL refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
+        missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
+        return missing, f"torch {SINCE[self._level]} does"
 
     def release(self) -> None:
         if self._pool is not None:

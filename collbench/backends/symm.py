@@ -23,7 +23,7 @@ import torch.distributed as dist
 from collbench import tape
 from collbench.backends import Base, Call, _cuda, _memory
 from collbench.collectives import OPS
-from collbench.compiled import Compiled
+from collbench.compiled import VECTOR, Compiled
 from collbench.control import Control
 from collbench.errors import CannotRun, first_line
 from collbench.program import Bank
@@ -176,7 +176,7 @@ class Symmetric(Base):
         room = _whole_pages(compiled.row_bytes)
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         bases = self._bases(pairs, extra, room)
-        alike = case, (bases % tape.VECTOR).tobytes()
+        alike = case, (bases % VECTOR).tobytes()
         if alike not in self._tapes:
             parts = tape.channels(compiled, self._most)
             words = tape.write(case, compiled, self._ranks, parts, bases, self._walker.peers_at_once())

@@ -179,7 +179,7 @@ class TorchDistributed(Base):
                 f"backend {self.name} cannot be opened: {reason}", "collbench doctor says what runs here"
             ) from e
         if level := self.policy.register:
-            self._registered = _cuda.Registered(self._at.group, self.device, level)
+            self._registered = _cuda.Registered(self._at.group, Control(rank, n), self.device, level)
 
     def _take_seat(self, control: Control, local_rank: int) -> None:
         self.device, self.shared = _cuda.seat(control, local_rank, self.policy.share_gpu, self.label)
@@ -193,6 +193,8 @@ class TorchDistributed(Base):
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
+        if self.stream:
+            torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
         if self._registered:
             return self._registered.allocate(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)

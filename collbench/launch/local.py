@@ -240,7 +240,8 @@ class _Watch:
         expected = [e for e in self._errors.values() if e["expected"]]
         if expected and not self._deaths:
             return CannotRun(expected[0]["message"], expected[0]["hint"])
-        if self._deaths:
+        aborted = all(os.WTERMSIG(death.status) == signal.SIGABRT for death in self._deaths.values())
+        if self._deaths and not (self._errors and aborted):  # a library aborts where another rank has said why
             death = min(self._deaths.values(), key=lambda d: not os.WIFSIGNALED(d.status))
             hint = "out of memory? see dmesg" if os.WTERMSIG(death.status) == signal.SIGKILL else ""
             return self._broken(death.rank, death.words, hint)
@@ -252,7 +253,7 @@ class _Watch:
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the others."""
         ranks = range(self._plan.processes)
-        stopped = [r for r in ranks if r not in self._gone and psutil.Process(self._pids[r]).status() in _STOPPED]
+        stopped = [rank for rank in ranks if rank not in self._gone and _is_stopped(self._pids[rank])]
         places = [self._board.where(r) for r in ranks]
         behind = [r for r in ranks if (places[r][1], places[r][2]) < max((p[1], p[2]) for p in places)]
         hint = f"-T sets the limit, now {self._plan.timeout:g} s without any progress"
@@ -270,3 +271,10 @@ class _Watch:
         )
         phase, job = self._board.where(rank or 0)[0], self._board.job(rank or 0)
         return RunBroken(f"{who} {what} while {self._plan.doing(phase.words, job)}", hint, job)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() in _STOPPED
+    except psutil.Error:  # it has just ended
+        return False

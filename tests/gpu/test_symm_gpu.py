@@ -54,7 +54,7 @@ def right(found: Sequence[Record]) -> bool:
 def test_every_algorithm_is_right_on_virtual_ranks(n: int) -> None:
     cases = []
     for collective, row in COLLECTIVES.items():
-        for size in (8, 4 * 1003, 70_000, (16 << 20) + 12):
+        for size in (8, 4 * 1003, 70_000, *[(16 << 20) + 12] * (n in (2, 8))):
             cases += swept(collective, n, sizes=(size * n if row.total else size,), roots=(n - 1,))
     assert right(run(cases))
 

@@ -110,9 +110,20 @@ def test_inputs_are_put_back_between_samples_before_ranks_are_aligned(stream: Fa
     sampler = DeviceSampler(stream, calls, 1, ALONE, nothing, lambda slot: stream.issue(f"fill {slot}", 500))
     samples = sampler.take(3, aligned(stream))
     samplings = [["align", "mark", f"call {slot}", "mark"] for slot in (0, 1, 0)]
-    assert stream.log == ["hold", *samplings[0], "fill 0", *samplings[1], "fill 1", *samplings[2], "drain"]
+    behind = [["hold", *samplings[0]], ["fill 0", "hold", *samplings[1]], ["fill 1", "hold", *samplings[2]]]
+    assert stream.log == [*behind[0], *behind[1], *behind[2], "drain"]
     assert samples is not None and set(samples.durations.flat) == {9000}
     assert list(sampler.dirty) == [0] and sampler.used == {0, 1}
+
+
+def test_inputs_that_take_long_to_put_back_leave_no_gap_before_a_call(stream: FakeStream) -> None:
+    def fill(slot: int) -> None:  # 15 ms of launching, which the device keeps up with
+        for _ in range(3000):
+            stream.issue("fill", 2500)
+
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing, fill)
+    samples = sampler.take(4, aligned(stream))
+    assert samples is not None and not samples.late.any() and set(samples.durations.flat) == {60_000}
 
 
 def test_no_call_is_sampled_on_an_input_that_a_call_has_overwritten(stream: FakeStream) -> None:

@@ -69,13 +69,14 @@ def file(cases: list[tuple[Case, float]], **fields: Any) -> RunFile:
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_traffic_is_what_the_algorithms_read_and_write(gpu: ModuleType, n: int) -> None:
-    """Per rank and in buffers: one_shot reads n and writes 1. Ring reads 2 blocks, writes 1 for each of n - 1 that it
-    adds to, reads and writes each that it gathers; two_shot reads n blocks to write 1, and gathers the others."""
+    """Per rank and in buffers, what others read in the same step counted once: one_shot reads and writes 1. Ring reads
+    2 blocks, writes 1 for each of n - 1 that it adds to, reads and writes each that it gathers; two_shot reads n blocks
+    to write 1, which all others gather."""
     size = 64 * KIB * n
     for algorithm, buffers in {
-        "one_shot": n + 1,
+        "one_shot": 2,
         "ring": (n - 1) * (3 + 2) / n,
-        "two_shot": (n + 1) / n + (n - 1) * 2 / n,
+        "two_shot": (n + 1) / n + 1 / n + (n - 1) / n,
     }.items():
         assert gpu.traffic(case(algorithm, n, size)) == n * buffers * size, algorithm
 
@@ -147,7 +148,7 @@ def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = gpu.Check(tmp_path, 1)
-    answers = {"symm": gpu.NotMeasured("symm needs Triton"), "nccl": file([(case("native", 1, 8, "nccl"), 5000.0)])}
+    answers = {"symm-2": gpu.NotMeasured("symm needs Triton"), "nccl": file([(case("native", 1, 8, "nccl"), 5000.0)])}
 
     def collbench(name: str, *options: str) -> RunFile:
         answer = answers.get(name, gpu.NotMeasured("NCCL 2.27.5 puts one rank on a GPU"))

@@ -71,8 +71,9 @@ def test_gpus_have_what_nvml_calls_free_and_else_most_of_their_memory() -> None:
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("n", "policy", "free", "sharers", "base"),
-    [(1, Policy(), 70, 1, GIB), (2, Policy(), 20, 1, GIB), (3, Policy(), 20, 1, GIB), (8, Policy(), 20, 3, GIB),
-     (8, Policy(virtual=True), 70, 8, GIB // 8)],
+    [(1, Policy(), 70, 1, 3 * GIB), (2, Policy(), 20, 1, 3 * GIB), (3, Policy(), 20, 1, 3 * GIB),
+     (8, Policy(), 20, 3, 3 * GIB),
+     (8, Policy(virtual=True), 70, 8, 3 * GIB // 8)],
 )  # fmt: skip
 def test_ranks_share_the_fullest_gpu(n: int, policy: Policy, free: int, sharers: int, base: int) -> None:
     backend = "symm" if policy.virtual else "nccl"

@@ -18,6 +18,7 @@ from collbench.control import Control
 from collbench.errors import CannotRun
 from collbench.suite import Policy
 
+ALONE = Control(0, 1)
 ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
@@ -40,20 +41,30 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu {index}"))
 
     monkeypatch.setenv(ENABLE, "0")
     return there_are
 
 
-def beside(count: int, gpus: int, version: tuple[int, ...] = (2, 30, 4), host: str = "") -> Told:
-    return Told([[host or environment.host(), gpus, list(version)]] * count)
+def beside(count: int, gpus: int, version: tuple[int, ...] = (2, 30, 4), host: str = "", mine: int = 0) -> Told:
+    """So many other ranks, on another host or with those local ranks of this one that are not ``mine``."""
+    others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
+    where = host or environment.host()
+    return Told([[where, f"gpu {rank % gpus}" if gpus else "", list(version)] for rank in others])
 
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
     gpus(4)
-    assert _cuda.seat(beside(3, 4), 2, False, "nccl") == (torch.device("cuda", 2), False)
+    assert _cuda.seat(beside(3, 4, mine=2), 2, False, "nccl") == (torch.device("cuda", 2), False)
     assert _cuda.seat(beside(7, 4, host="elsewhere"), 3, True, "nccl").shared  # there are 7 ranks on 4 elsewhere
     assert not _cuda.seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").shared
+
+
+def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
+    gpus(1)
+    neighbours = Told([[environment.host(), f"gpu of rank {rank}", [2, 28, 9]] for rank in (1, 2)])
+    assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False)
 
 
 def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
@@ -65,7 +76,7 @@ def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
 
 def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(gpus: Any) -> None:
     gpus(2)
-    seats = [_cuda.seat(beside(4, 2), local_rank, True, "nccl") for local_rank in range(5)]
+    seats = [_cuda.seat(beside(4, 2, mine=local_rank), local_rank, True, "nccl") for local_rank in range(5)]
     assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0] and all(seat.shared for seat in seats)
     assert os.environ[ENABLE] == "1"
 
@@ -136,7 +147,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(("level", "named"), [(1, "{}"), (2, "{'symm': True}")])
 def test_buffers_are_registered_until_the_next_are_wanted(notes: list[str], level: int, named: str) -> None:
-    held = _cuda.Registered(group(Nccl(notes)), CPU, level)
+    held = _cuda.Registered(group(Nccl(notes)), ALONE, CPU, level)
     assert notes == ["all_reduce", "into pool 0", "out of pool 0", f"register pool 0 {named}"]
     notes.clear()
     assert held.allocate(100).nbytes == 100
@@ -149,10 +160,10 @@ def test_buffers_are_registered_until_the_next_are_wanted(notes: list[str], leve
 
 def test_a_torch_or_nccl_that_cannot_register_says_which_can(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CannotRun, match="symmetric windows") as caught:
-        _cuda.Registered(group(Nccl(notes, accepts="nothing")), CPU, 2)
+        _cuda.Registered(group(Nccl(notes, accepts="nothing")), ALONE, CPU, 2)
     assert "torch 2.9" in caught.value.hint
     with pytest.raises(CannotRun, match="ncclCommRegister") as caught:
-        _cuda.Registered(group(SimpleNamespace()), CPU, 1)
+        _cuda.Registered(group(SimpleNamespace()), ALONE, CPU, 1)
     assert "torch 2.7" in caught.value.hint
 
     def refuse(self: Nccl, pool: Any) -> None:
@@ -160,14 +171,14 @@ def test_a_torch_or_nccl_that_cannot_register_says_which_can(notes: list[str], m
 
     monkeypatch.setattr(Nccl, "register_mem_pool", refuse)
     with pytest.raises(CannotRun, match=r"NCCL refuses .*: NCCL error: unhandled system error$"):
-        _cuda.Registered(group(Nccl(notes)), CPU, 1)
+        _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
 
 
 def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(notes: list[str]) -> None:
     backend = torchdist.TorchDistributed("nccl")
     backend.policy = Policy(register=1)
     backend._at = torchdist._Site(0, 1, group(Nccl(notes)))
-    backend._registered = _cuda.Registered(backend._at.group, CPU, backend.policy.register)
+    backend._registered = _cuda.Registered(backend._at.group, ALONE, CPU, backend.policy.register)
     assert backend.allocate(64).nbytes == 64
     backend.close()
     assert notes[-4:] == ["register pool 1 {}", "synchronize", "deregister pool 1", "destroy"]
