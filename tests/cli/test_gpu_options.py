@@ -119,7 +119,7 @@ def test_gpu_check_asks_for_what_the_command_line_takes(cli, tmp_path: Path, mon
     monkeypatch.setattr(gpu, "_nccl_tests", lambda *_: [])
     monkeypatch.setenv("NCCL_TESTS", str(tmp_path))
     gpu.measured(check, {"copy_rate": 1.0, "graphs": [], "why_not": ""})
-    assert [name for name, _ in asked] == ["symm", "symm-graph", "nccl", "nccl-shared", "beside-nccl-tests-1-0"]
+    assert [name for name, _ in asked] == ["symm-graph", "symm-2", "nccl", "nccl-shared", "beside-nccl-tests-1-0"]
     for name, options in asked:
         done = cli("all_reduce", *options, "--dry-run")
         assert done.returncode == 0, (name, done.stderr)

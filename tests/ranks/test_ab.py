@@ -87,7 +87,7 @@ def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) ->
     """Many times as slow, since this may run beside other work; what 15 % look like is recorded in reports/."""
     sizes = '"4K", "64K", "1M"'
     done = cli(
-        "ab", "--suite", suite(sizes, "dragging", "ring", 30), "--head", "DRAG=65536:500,1048576:3000",
+        "ab", "--suite", suite(sizes, "dragging", "ring", 30), "--head", "DRAG=65536:8000,1048576:12000",
         "--rounds", "8,8", "--tau", "99%", "--format", "json", PYTHONPATH=PLUGINS, timeout=280,
     )  # fmt: skip
     rows = {row["case"]["nbytes"]: row for row in json.loads(done.stdout)["rows"]}
