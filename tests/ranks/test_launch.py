@@ -100,7 +100,8 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
 
 @pytest.mark.parametrize("what", ["kill", "raise", "stop"])
 def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
-    """Rank 1 breaks in the second case: rank 0 records it as failed and ends the run; nobody waits for ever."""
+    """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is quicker, and ends the run;
+    nobody waits for ever."""
     env = {**os.environ, "PYTHONPATH": str(PLUGINS), "SABOTAGE": f"{what}:1:18"}
     path = tmp_path / "joined.jsonl"
     done = subprocess.run(
@@ -110,9 +111,12 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_p
     )  # fmt: skip
     assert done.returncode != 0
     run = store.read(path)
-    assert [r.status for r in run.records] == ["ok", "failed"]
-    assert "all_reduce 32768 B" in run.records[1].note
     assert run.end is not None and run.end.exit in (4, 130)
+    statuses = [r.status for r in run.records]
+    if what == "kill" and run.end.exit == 130 and statuses == ["ok"]:
+        return  # torchrun, which names the rank, has ended rank 0 before this heard of the death
+    assert statuses == ["ok", "failed"]
+    assert "all_reduce 32768 B" in run.records[1].note
 
 
 def test_ranks_that_never_meet_give_up(tmp_path: Path) -> None:
