@@ -38,6 +38,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
     swept = []
     for collective, row in COLLECTIVES.items():
         sizes = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
+        sizes = sizes[n == 4 :]  # what is smaller than the number of ranks has been seen by then
         swept += cases(collective, ranks=(n,), sizes=sizes, roots=(n - 1,))
     found = measure(swept, **QUICK)
     assert wrong(found) == []
@@ -47,7 +48,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
 
 def test_every_reduction_is_right_for_every_datatype(measure) -> None:
     axes = {"ranks": (3,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
-    found = measure(cases("all_reduce", ("ring", "one_shot"), in_place=(False,), **axes), **QUICK)
+    found = measure(cases("all_reduce", ("one_shot",), in_place=(False,), **axes), **QUICK)
     skipped = [r for r in found if r.status == "skipped"]
     assert {(r.case.dtype, r.case.op) for r in skipped} == {("bfloat16", "avg")}  # which the interpreter cannot
     found = [r for r in found if r.status != "skipped"]
