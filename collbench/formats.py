@@ -17,12 +17,8 @@ from collbench.suite import MODES, Case, Skip
 
 Outcome = tuple[Record, Row | None]
 AXES = ("collective", "ranks", "env", "implementation", "type", "op", "root", "splits", "cycle", "place")
-OPTIONAL = (
-    "device",
-    "host",
-    "wirebw",
-    "ran",
-)  # columns that tables for people have only where a line has something to say
+# columns that tables for people have only where a line has something to say
+OPTIONAL = ("device", "host", "wirebw", "ran")
 PLACES = {"out": "out of place", "in": "in place"}
 LEFT = (*AXES, "ran", "flags")  # columns of words
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync")

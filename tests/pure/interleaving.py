@@ -1,9 +1,13 @@
-"""Ranks as generators in one process, taking turns in any order."""
+"""Ranks as generators in one process, taking turns in any order; and what they run."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+
+from collbench import algorithms
+from collbench.collectives import COLLECTIVES
+from collbench.suite import Case
 
 
 def finish(lives: dict[int, Iterator[bool]], rng: random.Random, patience: int) -> bool:
@@ -24,3 +28,17 @@ def finish(lives: dict[int, Iterator[bool]], rng: random.Random, patience: int) 
         if stuck > patience:
             return False
     return True
+
+
+def cases(backend: str, n: int, nbytes: int, dtype: str, in_place_op: str = "sum") -> Iterator[Case]:
+    """Every algorithm that moves data in even blocks, of ``nbytes`` each, out of place and in place."""
+    for name, algorithm in algorithms.catalogue():
+        row = COLLECTIVES[name]
+        if name in ("barrier", "all_to_allv") or algorithms.find(name, algorithm).why_not(n):
+            continue
+        for in_place in (False, True) if row.in_place else (False,):
+            yield Case(
+                collective=name, backend=backend, n=n, nbytes=nbytes * (n if row.total else 1), dtype=dtype,
+                algorithm=algorithm, op=(in_place_op if in_place else "sum") if row.reduces else "none",
+                root=n - 1 if row.rooted else -1, in_place=in_place,
+            )  # fmt: skip

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from interleaving import finish
+from interleaving import cases, finish
 
-from collbench import algorithms
 from collbench.backends import shm
-from collbench.collectives import COLLECTIVES
 from collbench.compiled import Compiled
 from collbench.program import Bank
 from collbench.suite import Case
@@ -82,25 +80,13 @@ def interleave(case: Case, rng: random.Random) -> list[str]:
     return wrong if finish(live, rng, 200 * case.n) else ["all wait for each other"]
 
 
-def cases(n: int) -> Iterator[Case]:
-    for name, algorithm in algorithms.catalogue():
-        row = COLLECTIVES[name]
-        if name in ("barrier", "all_to_allv") or algorithms.find(name, algorithm).why_not(n):
-            continue
-        for in_place in (False, True) if row.in_place else (False,):
-            yield Case(
-                collective=name, backend="shm", n=n, nbytes=8 * 41 * (n if row.total else 1), algorithm=algorithm,
-                dtype="int64", op="sum" if row.reduces else "none", root=n - 1 if row.rooted else -1, in_place=in_place,
-            )  # fmt: skip
-
-
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_calls_in_slices_back_to_back_are_right_in_any_order(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     monkeypatch.setattr(shm, "SLICE_BYTES", 64)
     monkeypatch.setattr(shm, "PIECE_BYTES", 8)
     rng = random.Random(n)
     slices = set()
-    for case in cases(n):
+    for case in cases("shm", n, 8 * 41, "int64"):
         assert interleave(case, rng) == [], case.key
         slices.add(World(case, 1).scripts[0][0].span)
     assert len(slices) > 5  # of one and of many slices
@@ -110,6 +96,8 @@ def test_a_script_that_does_not_wait_at_the_end_is_caught(monkeypatch: pytest.Mo
     """The last line waits until all have read: without it the next call overwrites what a peer still reads."""
     lines = shm._Script.lines
     monkeypatch.setattr(shm._Script, "lines", lambda self: iter(list(lines(self))[:-1]))
-    case = next(case for case in cases(3) if (case.collective, case.algorithm) == ("all_gather", "ring"))
+    case = next(
+        case for case in cases("shm", 3, 8 * 41, "int64") if (case.collective, case.algorithm) == ("all_gather", "ring")
+    )
     rng = random.Random(1)
     assert any(interleave(case, rng) for _ in range(50))

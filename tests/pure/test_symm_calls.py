@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interleaving import finish
+from interleaving import cases, finish
 from taped import decoded, walk
 
-from collbench import algorithms, tape
+from collbench import tape
 from collbench.backends import symm
-from collbench.collectives import COLLECTIVES
 from collbench.errors import CannotRun
 from collbench.suite import Case, Policy
 
@@ -101,19 +100,6 @@ def opened(n: int) -> symm.Symmetric:
     return backend
 
 
-def cases(n: int, nbytes: int) -> Iterator[Case]:
-    for name, algorithm in algorithms.catalogue():
-        row = COLLECTIVES[name]
-        if name in ("barrier", "all_to_allv") or algorithms.find(name, algorithm).why_not(n):
-            continue
-        for in_place in (False, True) if row.in_place else (False,):
-            yield Case(
-                collective=name, backend="symm", n=n, nbytes=nbytes * (n if row.total else 1), dtype="int32",
-                algorithm=algorithm, op="sum" if row.reduces else "none", root=n - 1 if row.rooted else -1,
-                in_place=in_place,
-            )  # fmt: skip
-
-
 def rows(memory: torch.Tensor, case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every rank's input and output in one allocation."""
     found, at = [], 0
@@ -129,7 +115,7 @@ def rows(memory: torch.Tensor, case: Case) -> list[tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize(("n", "nbytes"), [(1, 4 * 41), (3, 4 * 41), (4, 3 * 16_384 + 4)])
 def test_one_launch_is_one_call_of_all_virtual_ranks(kernel: Kernel, n: int, nbytes: int) -> None:
     backend, rng = opened(n), np.random.default_rng(n)
-    for case in cases(n, nbytes):
+    for case in cases("symm", n, nbytes, "int32"):
         memory = backend.allocate(8 * sum(case.counts) * n).view(torch.int32)
         half = len(memory) // 2
         slots = [rows(memory[:half], case), rows(memory[half:], case)]
@@ -152,7 +138,7 @@ def test_buffers_that_take_turns_share_a_tape(kernel: Kernel, monkeypatch: pytes
     written: list[object] = []
     write = tape.write
     monkeypatch.setattr(tape, "write", lambda *given: (written.append(given), write(*given))[1])
-    backend, case = opened(2), next(cases(2, 400))
+    backend, case = opened(2), next(cases("symm", 2, 400, "int32"))
     memory = backend.allocate(6400).view(torch.int32)
     for at in (0, 256, 512, 1):  # the last is aligned otherwise
         backend.prepare_all(case, *zip(*rows(memory[at:], case), strict=True))

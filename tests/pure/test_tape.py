@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from interleaving import cases as every
 from interleaving import finish
 from taped import decoded, walk
 
-from collbench import algorithms, tape
-from collbench.collectives import COLLECTIVES
+from collbench import tape
 from collbench.compiled import Compiled
 from collbench.program import Bank, Term
 from collbench.suite import Case
@@ -92,17 +92,8 @@ def interleave(world: World, rng: random.Random, calls: int = 2) -> list[str]:
 
 
 def cases(n: int, count: int, dtype: str = "int32") -> Iterator[Case]:
-    size = np.dtype(dtype).itemsize
-    for name, algorithm in algorithms.catalogue():
-        row = COLLECTIVES[name]
-        if name in ("barrier", "all_to_allv") or algorithms.find(name, algorithm).why_not(n):
-            continue
-        for in_place in (False, True) if row.in_place else (False,):
-            yield Case(
-                collective=name, backend="symm", n=n, nbytes=size * count * (n if row.total else 1), dtype=dtype,
-                algorithm=algorithm, op=("avg" if in_place else "sum") if row.reduces else "none",
-                root=n - 1 if row.rooted else -1, in_place=in_place,
-            )  # fmt: skip
+    """By elements, and with means in place."""
+    return every("symm", n, count * np.dtype(dtype).itemsize, dtype, "avg")
 
 
 @pytest.mark.parametrize("parts", [1, 3])
