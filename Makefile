@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 OUT ?= out
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint perf gpu-check gallery clean
+.PHONY: demo test lint perf lab gpu-check gallery clean
 
 $(BIN)/collbench: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,7 +14,7 @@ $(BIN)/collbench: pyproject.toml constraints.txt
 	@touch $@
 
 $(BIN)/pytest: $(BIN)/collbench
-	$(INSTALL) --editable '.[test,mpi]'
+	$(INSTALL) --editable '.[test,mpi,ray]'
 	@touch $@
 
 $(VENV)/gpu: $(BIN)/pytest
@@ -29,7 +29,7 @@ demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and 
 	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --max-time 3s
 
 test: $(BIN)/pytest  ## every test that can run here
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(BIN)/ruff  ## format, style and types
 	$(BIN)/ruff format --check .
@@ -40,6 +40,10 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/run.py --output reports/perf.md
 	$(BIN)/python tests/perf/executors.py --output reports/executors.md
 	$(BIN)/python tests/perf/simulate.py
+	$(BIN)/python tests/perf/nights.py --output reports/nights.md
+
+lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), written to reports/
+	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab
 
 gpu-check: $(VENV)/gpu  ## what this machine's GPUs show: tests, bounds, nccl-tests beside; all of it goes to $(OUT)
 	mkdir -p $(OUT)

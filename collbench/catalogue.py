@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from collbench import algorithms, splits
+from collbench import algorithms, groups, splits
 from collbench.collectives import COLLECTIVES, OPS, collective, reduction
 from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError, first_line
@@ -88,7 +88,7 @@ def _policy(table: Mapping[str, Any], where: str) -> Policy:
 
 
 def _sweep(table: Mapping[str, Any], where: str) -> Axes:
-    said = _values(table, {**AXES, "align": _size, "cycles": _whole(1)}, where)
+    said = _values(table, {**AXES, "align": _size, "cycles": _whole(1), "groups": _rule}, where)
     missing = [name for name in ("collectives", "sizes") if name not in said]
     if missing:
         raise UsageError(f"{where}, {missing[0]}: there are none", HINT)
@@ -210,6 +210,10 @@ def _whole(least: int, most: int = MOST) -> Read:
     return read
 
 
+def _rule(given: Any, where: str) -> str:
+    return groups.spelled(_word(given, where), where)
+
+
 def _flag(given: Any, where: str) -> bool:
     if not isinstance(given, bool):
         raise _expected("true or false", given, where)
@@ -317,7 +321,8 @@ POLICY: dict[str, Read] = {
     "sync": _one_of("auto", "window", "barrier", "device"), "cache": _one_of("cold", "hot"),
     "order": _one_of("auto", "size", "shuffled"), "check": _whole(0), "seed": _whole(0), "agg_iters": _whole(1),
     "unalign": _whole(0), "blocking": _one_of(0, 1), "cpu_time": _flag, "pin": _flag, "timeout": _seconds,
-    "virtual": _flag, "share_gpu": _flag, "register": _one_of(0, 1, 2),
+    "virtual": _flag, "share_gpu": _flag, "register": _one_of(0, 1, 2), "fresh": _flag,
+    "bitwise": _flag,
 }  # fmt: skip
 TOP: dict[str, Read] = {
     "description": _text, "tags": _list(_word), "axes": _table, "policy": _table, "include": _tables,

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from collbench import ab, bring, judge, publish, study
+from collbench import ab, archive, bring, checkup, judge, locating, pairing, publish, study
 from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES
 from collbench.errors import CollbenchError, Exit, UsageError
 
 if TYPE_CHECKING:
+    from collbench.launch.on_ray import Where
     from collbench.session import Order
     from collbench.suite import Suite
 
 Option = typer.Option
+Launched = Annotated[
+    str,
+    Option(
+        "--launcher",
+        help="What started this process: auto, local (nothing: it starts ranks itself), torchrun, mpirun, flux, srun, environment (RANK, WORLD_SIZE, MASTER_ADDR), pbs; or ray (it starts ranks on a Ray cluster).",
+    ),
+]
+Address = Annotated[
+    str,
+    Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="With --launcher ray: the cluster. Default: auto, the one this machine is part of.",
+    ),
+]
+Placement = Annotated[
+    str,
+    Option("--placement", help="With --launcher ray: pack (ranks on few nodes) or spread (on many). Default: pack."),
+]
 DIFFERENCES = """
 Letters mean what they mean in nccl-tests, with these differences: sizes double unless -f or -i says otherwise; usage
 errors exit 2; times are those of the slowest rank (-a 3); lists sweep the product (-d float,half -g 2,4); per-rank
@@ -33,9 +56,11 @@ class _Lazy(TyperGroup):
     """Builds a command's options only when it is called, so that `collbench --help` costs no more than its text."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COLLECTIVES, *COMMANDS]
+        return [*COLLECTIVES, *COMMANDS, *GROUPS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in GROUPS:
+            return typer.main.get_command(GROUPS[cmd_name]())
         try:
             name = collective(cmd_name).name
         except UsageError:
@@ -47,7 +72,7 @@ class _Lazy(TyperGroup):
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
         with formatter.section("And"):
-            formatter.write_dl([(name, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()])
+            formatter.write_dl([(name, (f.__doc__ or "").splitlines()[0]) for name, f in (COMMANDS | GROUPS).items()])
 
 
 def _command(name: str, function: Callable[..., None], text: str) -> TyperCommand:
@@ -87,6 +112,7 @@ def _measure(
     backend: Annotated[str, Option("--backend", help="gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), symm (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem, torch_multimem_one_shot (torch's kernels there), or model (predicts); a list. Default: nccl with GPUs, else gloo.")] = "",
     algo: Annotated[str, Option("--algo", help="native (the library's own choice) or a reference algorithm (see `collbench list`), with parameters as in chain:segments=64; a list.")] = "native",
     splits: Annotated[str, Option("--splits", help="all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.")] = "uniform",
+    split: Annotated[str, Option("--split", help="Measure disjoint groups of ranks at once, a row each: mod:8, div:8, and:0x7, or:1, node (ranks of a host) or rail (of one place on each host). Default: as NCCL_TESTS_SPLIT says, else none.")] = "",
     place: Annotated[str, Option("--place", help="out (of place), in, or both.")] = "both",
     mode: Annotated[str, Option("--mode", help="isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back cadence), graph (calls captured in a CUDA graph), host (calls as a program makes them); a list. Default: streaming on nccl, else isolated.")] = "",
     env: Annotated[list[str] | None, Option("--env", help="NAME=V1,V2: one world of ranks per value. May be repeated.")] = None,
@@ -101,6 +127,9 @@ def _measure(
     check: Annotated[int, Option("-c", "--check", min=0, help="Checks of the data per case (bitwise, before and after timing); 0 = none.")] = 1,
     blocking: Annotated[int, Option("-z", "--blocking", min=0, max=3, help="1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.")] = 0,
     cudagraph: Annotated[int, Option("-G", "--cudagraph", min=0, help="Measure in graph mode, with so many replays per sample (--mode graph: 1); 0 = no.")] = 0,
+    launcher: Launched = "auto",
+    address: Address = "",
+    placement: Placement = "",
     timeout: Annotated[float | None, Option("-T", "--timeout", min=0.1, help="Seconds without progress after which a run is hung. Default: 30, more for large sizes.")] = None,
     average: Annotated[int, Option("-a", "--average", min=0, max=3, help="Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.")] = 3,
     report_cputime: Annotated[int, Option("-C", "--report_cputime", min=0, max=1, help="Show the time to hand a call over instead of the time it takes (nccl-tests' formats).")] = 0,
@@ -114,6 +143,7 @@ def _measure(
     virtual_ranks: Annotated[bool, Option("--virtual-ranks", help="All ranks in one process, on one GPU (backend symm): shows what an algorithm costs there, not what a machine can do.")] = False,
     share_gpu: Annotated[bool, Option("--share-gpu", help="Let ranks share GPUs where there are too few (NCCL 2.30): shows that it runs, not what a machine can do.")] = False,
     pin: Annotated[bool, Option("--pin/--no-pin", help="Give each rank cores of its own where there are enough.")] = True,
+    inject: Annotated[str, Option("--inject", help="Plant faults, to see that they are noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3, drop:3; a list. Marks all that is shown.")] = "",
     output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md. Default: table on a terminal, else nccl-tests' text.")] = "auto",
     output_file: Annotated[Path | None, Option("-J", "--output_file", help="Also write nccl-tests' JSON to this .json file.")] = None,
     output: Annotated[Path | None, Option("--output", help="Save the run to this file or folder instead of the usual place.")] = None,
@@ -128,26 +158,30 @@ def _measure(
     axes = options.axes(collective(ctx.info_name or "").name, given)
     policy = options.policy(given)
     named = suite.Suite(name=axes.collectives[0], axes=axes, policy=policy)
-    wanted = _order(named, save=save and not dry_run, output=output, tag=tag, budget=budget)
+    ray = options.where(launcher, address, placement)
+    wanted = _order(named, launcher, ray, save=save and not dry_run, output=output, tag=tag, budget=budget)
     if dry_run:
         return _show_plan(wanted)
     raise typer.Exit(session.execute(wanted, lambda: options.reporter(given)))
 
 
-def _order(named: Suite, *, save: bool, output: Path | None, tag: str, budget: str) -> Order:
+def _order(
+    named: Suite, launcher: str, ray: Where | None, *, save: bool, output: Path | None, tag: str, budget: str
+) -> Order:  # fmt: skip
     from collbench import grammar, session
 
     seconds = grammar.parse_duration(budget, "--budget") if budget else None
     if seconds is not None and named.policy.iters:
         raise UsageError(f"{named.name} fixes the repetitions that --budget would choose", "leave --budget out")
-    return session.Order(suite=named, command=sys.argv, save=save, output=output, tag=tag, budget=seconds)
+    return session.Order(suite=named, command=sys.argv, save=save, output=output, tag=tag, budget=seconds,
+                         launcher=launcher, ray=ray)  # fmt: skip
 
 
 def _show_plan(wanted: Order) -> None:
     from collbench import console, session
     from collbench.launch import join
 
-    member = join.detect()
+    member = join.detect(wanted.launcher)
     if member is None or member.rank == 0:
         console.show(console.plan_table(session.plan_rows(session.prepare(wanted))))
 
@@ -159,7 +193,11 @@ def _run(
     only: Annotated[str, Option("--only", metavar="COLLECTIVE,…", help="Of the suite, only these collectives.")] = "",
     max_time: Annotated[str, Option("--max-time", help="Longest time spent measuring one case.")] = "",
     budget: Annotated[str, Option("--budget", help="Fit each suite into this time, by fewer repetitions: 10m.")] = "",
+    launcher: Launched = "auto",
+    address: Address = "",
+    placement: Placement = "",
     resume: Annotated[str, Option("--resume", metavar="RUN", help="Go on with this run, which was cut short: measure what is missing, into the same file.")] = "",
+    inject: Annotated[str, Option("--inject", help="Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown.")] = "",
     output_format: Annotated[str, Option("--format", help="auto, table, nccl, json, csv or md.")] = "auto",
     output: Annotated[Path | None, Option("--output", help="Save runs to this folder (one suite: or file).")] = None,
     save: Annotated[bool, Option("--save/--no-save", help="Keep the runs' records.")] = True,
@@ -179,17 +217,22 @@ def _run(
     from collbench import catalogue, options, session
     from collbench.launch import join
 
-    told = bool(ngpus or backend or only or max_time or budget or output or tag or not save)
+    told = bool(ngpus or backend or only or max_time or budget or output or tag or inject or not save)
     if resume and (suites or told):
         raise UsageError("--resume goes on with a run as it was begun", "leave suites and their options out")
     if not resume and not suites:
         raise UsageError("no suite is named", "collbench list shows the built-in ones; or a TOML file")
-    if len(suites or []) > 1 and join.detect():
+    if len(suites or []) > 1 and join.detect(launcher):
         raise UsageError("under a launcher, ranks live for one suite", "one command per suite")
     named = [catalogue.load(name) for name in suites or []]
-    named = [options.changed(one, ngpus=ngpus, backend=backend, only=only, max_time=max_time) for one in named]
-    wanted = [_order(one, save=save and not dry_run, output=output, tag=tag, budget=budget) for one in named]
-    wanted += [_going_on(resume)] if resume else []
+    ray = options.where(launcher, address, placement)
+    said = {"ngpus": ngpus, "backend": backend, "only": only, "max_time": max_time, "launcher": launcher,
+            "inject": inject}  # fmt: skip
+    named = [options.changed(one, **said, ray=ray) for one in named]
+    wanted = [
+        _order(one, launcher, ray, save=save and not dry_run, output=output, tag=tag, budget=budget) for one in named
+    ]
+    wanted += [_going_on(resume, launcher, ray)] if resume else []
     given = {
         "output_format": output_format,
         "average": 3,
@@ -206,11 +249,11 @@ def _run(
     raise typer.Exit(max(codes, default=Exit.OK))
 
 
-def _going_on(name: str) -> Order:
+def _going_on(name: str, launcher: str, ray: Where | None) -> Order:
     from collbench import resume, session
 
     resumed = resume.find(name)
-    return session.Order(suite=resumed.run.suite, command=sys.argv, resumed=resumed)
+    return session.Order(suite=resumed.run.suite, command=sys.argv, resumed=resumed, launcher=launcher, ray=ray)
 
 
 def _runs(last: Annotated[int, Option("--last", min=1, help="Show this many, newest last.")] = 20) -> None:
@@ -243,9 +286,10 @@ def _list() -> None:
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "run": _run, "runs": _runs, "show": study.show, "prove": study.prove, "predict": study.predict, "fit": study.fit,
-    "export": study.export, "ab": ab.ab, "compare": judge.compare, "report": publish.report, "import": bring.bring,
-    "doctor": _doctor, "list": _list,
+    "export": study.export, "pairs": pairing.pairs, "locate": locating.locating, "ab": ab.ab, "compare": judge.compare,
+    "health": checkup.health, "report": publish.report, "import": bring.bring, "doctor": _doctor, "list": _list,
 }  # fmt: skip
+GROUPS: dict[str, Callable[[], typer.Typer]] = {"history": archive.group}
 
 app = typer.Typer(
     cls=_Lazy, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, no_args_is_help=True
@@ -280,6 +324,18 @@ def main() -> None:
         print(f"collbench: {e.message}", file=sys.stderr)
         if e.hint:
             print(f"  hint: {e.hint}", file=sys.stderr)
-        sys.exit(e.exit)
+        _leave(e.exit)
     except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
+        _leave(Exit.INTERRUPTED)
+
+
+def _leave(code: Exit) -> None:
+    """Ends this process; at once where it is a rank: around others that are gone, libraries may abort while Python takes
+    itself down, and the exit code would be lost."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        with suppress(BrokenPipeError):
+            sys.stdout.flush(), sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(code)
+    sys.exit(code)

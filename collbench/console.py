@@ -38,6 +38,7 @@ from collbench.formats import (
     plain,
     size,
 )
+from collbench.inject import planted
 from collbench.records import End, Record, Row, Run, RunFile, World
 from collbench.suite import Case, Skip
 from collbench.summary import clock, summary
@@ -54,7 +55,7 @@ FLAGS_WIDTH = 12  # flags may wrap, but not below this
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """A case that would run: memory of each rank, bytes through the busiest port per call, how many pairs of buffers
-    take turns, estimated seconds; or, in ``skipped``, why it would not."""
+    take turns, estimated seconds (0 for what is measured along with another); or, in ``skipped``, why it would not."""
 
     case: Case
     bytes_per_rank: int = 0
@@ -168,7 +169,8 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> Text
     where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
     text = Text(f"collbench {__version__}  ", "bold", no_wrap=True, overflow="ellipsis")
     text.append(plain(" · ".join(filter(None, what))), "not bold")
-    return text.append(f"\n{where}\n{plain(' · '.join(how))}", "not bold dim")
+    text.append(f"\n{where}\n{plain(' · '.join(how))}", "not bold dim")
+    return text.append(f"\n{planted(run.policy.inject)}", "bold red") if planted(run.policy.inject) else text
 
 
 def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
@@ -286,7 +288,7 @@ def plan_table(rows: Sequence[PlanRow]) -> RenderableType:
             view.add_row(label.append(f": {plain(row.skipped)}", "yellow"), size(row.case.nbytes))
         else:
             memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank), str(row.rotation))
-            view.add_row(label, *memory, duration(row.seconds * 1e9))
+            view.add_row(label, *memory, duration(row.seconds * 1e9 or None))
     run = [row for row in rows if not row.skipped]
     total = f"{counted(len(run), 'case')}, about {clock(sum(row.seconds for row in run))}"
     most = size(max((row.bytes_per_rank for row in run), default=0))

@@ -18,6 +18,7 @@ from collbench import catalogue as catalogue_of_suites
 from collbench.collectives import COLLECTIVES
 from collbench.errors import CannotRun, CollbenchError, Exit
 from collbench.gpu_findings import Finding
+from collbench.launch import mpirun
 from collbench.launch.local import Launcher
 from collbench.records import Record, World
 from collbench.suite import Axes, Policy, Suite
@@ -69,19 +70,29 @@ def _backends() -> Iterator[Finding]:
     yield Finding(
         "gloo", *(("yes", "CPU ranks") if dist.is_gloo_available() else ("no", "this torch was built without it"))
     )
-    for name, available in (("mpi", dist.is_mpi_available()), ("ucc", dist.is_ucc_available())):
-        yield Finding(
-            name, "yes" if available else "no", "" if available else f"this torch was built without {name.upper()}"
-        )
+    yield _mpi()
+    ucc = dist.is_ucc_available()
+    yield Finding("ucc", "yes" if ucc else "no", "" if ucc else "this torch was built without UCC")
     missing = shm.why_not_here()
     yield Finding("shm", "no" if missing else "yes", missing or "reference algorithms in memory the ranks share")
     yield Finding("model", "yes", "predicted times, needs nothing")
-    mpi4py = util.find_spec("mpi4py")
+    there = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
     yield Finding(
         "launchers",
         "yes",
-        "torchrun, mpirun and srun are joined when found in the environment" + ("; mpi4py is there" if mpi4py else ""),
+        "; ".join(
+            ["torchrun, mpirun and srun are joined when found in the environment", *(f"{n} is there" for n in there)]
+        ),
     )
+
+
+def _mpi() -> Finding:
+    from collbench.backends import mpi
+
+    try:
+        return Finding("mpi", "yes", f"{mpi.spoken(mpi.load().Get_library_version())}, ranks by {mpirun.find()}")
+    except CannotRun as e:
+        return Finding("mpi", "no", f"{e.message}: {e.hint}")
 
 
 def _interface() -> Finding:
@@ -177,6 +188,7 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
         ("name", "what it is"),
         ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
         ("nccl", "torch.distributed on NVIDIA GPUs; algorithms by its messages (ring@nccl)"),
+        ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
         ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
         ("symm", "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)"),
         ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),

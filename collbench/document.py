@@ -28,11 +28,14 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """A table's line: what each cell shows, plain text."""
+    """A table's line: what each cell shows, plain text. On a page it is led to by ``name``, and its first cell leads to
+    the section or line called ``to``."""
 
     cells: tuple[str, ...]
     meta: Meta = {}
     weight: Weight = ""
+    name: str = ""
+    to: str = ""
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +84,30 @@ def software(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def fingerprint(environment: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits, equal where everything that decides performance is."""
-    return facts.hashed(json.dumps(_relevant(environment), sort_keys=True))[:12]
+    return digest(_relevant(environment))
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """(key path, value in ``a``, value in ``b``) of every fact by which the fingerprints differ; None where absent."""
     left, right = _relevant(a), _relevant(b)
     return [(k, left.get(k), right.get(k)) for k in sorted({*left, *right}) if left.get(k) != right.get(k)]
+
+
+def host_facts(root: Path = ROOT) -> dict[str, Any]:
+    """By key path, what hosts of one world are compared by: all that decides performance, and what keeps the time."""
+    source = facts.text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    return {**_relevant(gather(None, root)), "clock_source": source}
+
+
+def digest(of_host: Mapping[str, Any]) -> str:
+    return facts.hashed(json.dumps(of_host, sort_keys=True))[:12]
+
+
+def apart(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each host's facts those, in order, that are not the same on all; None where it lacks one."""
+    keys = sorted({key for of_host in hosts for key in of_host})
+    differing = [key for key in keys if any(of_host.get(key) != hosts[0].get(key) for of_host in hosts)]
+    return [{key: of_host.get(key) for key in differing} for of_host in hosts]
 
 
 def host() -> str:

@@ -12,19 +12,22 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
+from collbench.inject import planted
 from collbench.records import End, Record, Row, Run, World
 from collbench.suite import MODES, Case, Skip
 
 Outcome = tuple[Record, Row | None]
-AXES = ("collective", "ranks", "env", "implementation", "type", "op", "root", "splits", "cycle", "place")
-# columns that tables for people have only where a line has something to say
-OPTIONAL = ("device", "host", "wirebw", "ran")
+AXES = (
+    "collective", "ranks", "groups", "group", "env", "implementation", "type", "op", "root", "splits", "cycle", "place",
+)  # fmt: skip
+OPTIONAL = ("device", "host", "wirebw", "ran")  # columns of tables for people, where a line has something to say
 PLACES = {"out": "out of place", "in": "in place"}
 LEFT = (*AXES, "ran", "flags")  # columns of words
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
 COLUMNS = (*Case.__struct_fields__, "implementation", "count", "size", *OWN, *Row.__struct_fields__)
 
 FLAGS = {
+    "injected": "a fault was planted on purpose (--inject): shows that an alarm fires, and nothing of the machine",
     "predicted": "computed from a model of the network, not measured",
     "oversubscribed": "more ranks than physical cores: times include waiting for a core",
     "n<6": "fewer than 6 samples: too few for an interval",
@@ -152,8 +155,7 @@ class Json(Gathered):
         self._out = out
 
     def end(self, end: End, path: Path | None) -> None:
-        records = [flat(*outcome) for outcome in self.outcomes]
-        whole = {"run": self.run, "records": records, "skips": self.skips, "end": end}
+        whole = {"run": self.run, "records": [flat(*o) for o in self.outcomes], "skips": self.skips, "end": end}
         self._out.write(msgspec.json.encode(whole).decode() + "\n")  # msgspec writes infinities as null
         self._out.flush()
 
@@ -165,7 +167,7 @@ class Markdown(Gathered):
         self._out = out
 
     def end(self, end: End, path: Path | None) -> None:
-        lines: list[str] = []
+        lines: list[str] = [f"**{escaped(words)}**\n"] if (words := planted(self.run.policy.inject)) else []
         for mode, outcomes in by_mode(self.outcomes):
             varying, constant = axes([record.case for record, _ in outcomes])
             rows = [cells(*outcome) for outcome in outcomes]
@@ -214,7 +216,10 @@ def worded(case: Case) -> dict[str, str]:
     """As ``along``, in words that say what they are of; nothing of the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
     place = PLACES["in" if case.in_place else "out"]
-    return along(case) | {"ranks": counted(case.n, "rank"), "root": root, "cycle": "", "place": place}
+    words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": "", "place": place}
+    if case.groups:
+        words |= {"groups": f"{counted(case.of, 'group')} by {case.groups}", "group": f"group {case.group}"}
+    return along(case) | words
 
 
 def along(case: Case) -> dict[str, str]:
@@ -222,6 +227,8 @@ def along(case: Case) -> dict[str, str]:
     return {
         "collective": case.collective,
         "ranks": str(case.n),
+        "groups": case.groups,
+        "group": str(case.group) if case.groups else "",
         "env": settings(case.env),
         "implementation": case.label,
         "type": case.dtype,
@@ -240,6 +247,7 @@ def cells(record: Record, row: Row | None) -> dict[str, str]:
     flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
     shown = row if record.status != "wrong" else None
     place, more = along(record.case), optional(shown)
+    unknown = shown.clock_error if shown and shown.skew is not None and shown.skew < shown.clock_error else 0
     return {
         **{name: place[name] for name in AXES[:-1]},
         "size": size(record.case.size),
@@ -254,7 +262,7 @@ def cells(record: Record, row: Row | None) -> dict[str, str]:
         "algbw": bandwidth(shown.algbw) if shown else "-",
         "busbw": bandwidth(shown.busbw) if shown else "-",
         "wirebw": more["wirebw"],
-        "skew": duration(shown.skew) if shown else "-",
+        "skew": (unknown and f"<{duration(unknown)}") or duration(shown.skew) if shown else "-",
         "wrong": "-" if record.wrong is None else str(record.wrong),
         "ran": more["ran"],
         "flags": " ".join([*note, *flags]) or ("" if row else record.status),

@@ -12,7 +12,7 @@ from collbench.selection import Setting
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MOST_SIZES = 100_000  # in one sweep
-DURATIONS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_size(text: str, what: str = "size") -> int:
@@ -27,8 +27,8 @@ def parse_size(text: str, what: str = "size") -> int:
 
 
 def parse_duration(text: str, what: str = "duration") -> float:
-    """Seconds in ``text``: 90, 90s, 10m or 1.5h."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)\s*", text, re.IGNORECASE)
+    """Seconds in ``text``: 90, 90s, 5ms, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([um]?s|[mh]?)\s*", text, re.IGNORECASE)
     if not match:
         raise UsageError(f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h")
     return float(match[1]) * DURATIONS[match[2].lower()]

@@ -174,9 +174,11 @@ def machines(
     bases: Sequence[RunFile], heads: Sequence[RunFile], paired: bool
 ) -> tuple[list[tuple[str, Any, Any]], str]:
     """Facts by which the fingerprints of any runs differ from the first one's, and why that forbids comparing, or an
-    empty string. What the variants of an experiment are about does not."""
+    empty string; so do planted faults. What the variants of an experiment are about does not."""
     runs = [file.run for file in (*bases, *heads)]
     for run in runs:
+        if run.policy.inject:
+            return [], f"{run.id} is of faults planted on purpose: --inject {run.policy.inject}"
         if run.imported or not run.environment:
             what = f"imported from {run.imported}" if run.imported else "recorded without its environment"
             return [], f"the machine is unknown: {run.id} was {what}"

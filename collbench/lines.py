@@ -99,8 +99,20 @@ class Choice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     transport: str = ""
 
 
+class HostInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A host of a world of several: a digest of all that decides performance there, and the facts, by key path as in
+    Run.environment, that are not the same on all its hosts; null where a host lacks one."""
+
+    host: str
+    fingerprint: str
+    differs: dict[str, Any] = {}
+
+
 class World(_Line, frozen=True, tag="world"):
-    """One process group. Records name it by ``index``; times in nanoseconds. ``gpus`` is their state at the start.
+    """One process group. Records name it by ``index``; times in nanoseconds. ``gpus`` is their state at the start;
+    ``hosts`` are told of where there are several; ``counters`` are errors that each one's network ports had counted.
+    ``clock_error_ns``: how well the clocks of its hosts were known at the start; ``clock_hidden_ns``: by how much they
+    may differ beyond, should a path take longer one way than the other (global_clock.py). 0 where there is one clock.
     ``virtual``: all ranks are virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a
     GPU; ``interpreted``: kernels ran in Triton's interpreter, on CPUs.
     In an interleaved comparison, worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired
@@ -123,6 +135,10 @@ class World(_Line, frozen=True, tag="world"):
     shared_gpu: bool = False
     interpreted: bool = False
     gpus: list[GpuState] = []
+    hosts: list[HostInfo] = []
+    counters: dict[str, dict[str, Whole]] = {}
+    clock_error_ns: Whole = 0
+    clock_hidden_ns: Whole = 0
 
 
 class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,6 +175,7 @@ class Record(_Line, frozen=True, tag="record"):
     ``times_ns[i]`` is the duration of sample i on its slowest rank, for ``inner`` calls; ``per_rank[r][i]`` the same
     for each rank and ``starts_ns[r][i]`` its start after the earliest rank's (first 200 samples; starts only where all
     ranks read one clock, as for ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start).
+    Hosts' clocks can stand for one: then ``clock_error_ns`` is how well they were known while the case ran.
     ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its value. ``rotation`` is
     how many buffer pairs took turns; ``cache`` is "small" where even all of them fit the cache, "shrunk" where memory
     allowed fewer than cold needs. ``preempted`` is how often the kernel took a rank off its core while measuring;
@@ -167,8 +184,9 @@ class Record(_Line, frozen=True, tag="record"):
     ``clock`` says whether ``times_ns`` are a host's or a device's. The other one's: ``host_ns`` of some further calls,
     one by one, from call to completion; ``device_ns`` of the same samples; both on the slowest rank. ``chose`` is what
     the library ran, ``gpus`` each rank's GPU at its worst meanwhile.
-    ``told`` marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by rank are not
-    of the case's ranks, or not as many of each.
+    ``bits`` are digests of what two calls made of the same floats, which must be rounded: one where they agree.
+    ``injected`` says which faults were planted (inject.py). ``told`` marks an imported record; ``times_ns`` is then
+    often empty. Raises ValueError where times by rank are not of the case's ranks, or not as many of each.
     """
 
     case: Case
@@ -181,6 +199,7 @@ class Record(_Line, frozen=True, tag="record"):
     starts_ns: list[list[Whole]] = []
     glob_ns: list[Whole] = []
     skew_ns: list[Whole] = []
+    clock_error_ns: Whole = 0
     submit_ns: list[Whole] = []
     clock: Literal["host", "device"] = "host"
     host_ns: list[Whole] = []
@@ -199,8 +218,10 @@ class Record(_Line, frozen=True, tag="record"):
     preempted: int = 0
     copies_first: bool = False
     wrong: int | None = None
+    bits: list[str] = []
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0
+    injected: str = ""
     told: Told | None = None
     chose: Choice | None = None
     gpus: list[GpuState] = []

@@ -11,7 +11,7 @@ import msgspec
 from collbench import environment, wiring
 from collbench.document import Line, Section, Table
 from collbench.formats import counted, duration, plain, size
-from collbench.records import RunFile, World
+from collbench.records import HostInfo, RunFile, World
 from collbench.rows import View, table
 from collbench.suite import Policy
 
@@ -47,6 +47,7 @@ def section(view: View) -> Section:
         for world in _distinct(view.files[run])
     ]  # fmt: skip
     tables = [
+        *_unlike(view, shown),
         table("differences", "What differs", heads, apart, align="l" * len(heads)),
         table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
         *_topologies(view, shown),
@@ -67,6 +68,42 @@ def _topologies(view: View, shown: list[int]) -> list[Table]:
         table(f"topology-{run}", view.titled(run, "GPU topology"), heads, lines, align="l" * len(heads), folded=True)
         for run, (heads, lines) in found.items()
     ]
+
+
+def unlike(view: View) -> list[str]:
+    """A sentence for each run on hosts that are not alike."""
+    told = []
+    for run, file in enumerate(view.files):
+        if differs := next((w.hosts[0].differs for w in file.worlds if w.hosts and w.hosts[0].differs), None):
+            names = ", ".join(plain(key) for key in list(differs)[:4]) + (" and others" if len(differs) > 4 else "")
+            told.append(view.titled(run, f"The hosts are not alike, see Environment: {names}."))
+    return told
+
+
+def _unlike(view: View, shown: list[int]) -> list[Table]:
+    """What differs between the hosts of a run; a column for those that are alike."""
+    tables = []
+    for run in shown:
+        hosts = next((w.hosts for w in view.files[run].worlds if w.hosts), [])
+        alike: dict[str, list[HostInfo]] = {}
+        for info in hosts:
+            alike.setdefault(repr(info.differs), []).append(info)
+        kinds = list(alike.values())[:BESIDE]
+        more = f" ({len(alike) - BESIDE} more kinds are not shown)" if len(alike) > BESIDE else ""
+        heads = ("", *(_named(kind) for kind in kinds))
+        lines = [
+            Line((plain(key), *("unknown" if (value := kind[0].differs.get(key)) is None else plainly(value)
+                                for kind in kinds)), {}, "notice")
+            for key in (hosts[0].differs if hosts else ())
+        ]  # fmt: skip
+        title = view.titled(run, f"What differs between hosts{more}")
+        tables.append(table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
+    return tables
+
+
+def _named(hosts: list[HostInfo]) -> str:
+    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+    return ", ".join(plain(info.host) for info in hosts[:3]) + more
 
 
 def _apart(view: View, shown: list[int]) -> list[Line]:

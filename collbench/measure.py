@@ -16,6 +16,7 @@ import numpy as np
 
 from collbench import stats
 from collbench.control import Control
+from collbench.global_clock import WINDOW_NS, GlobalClock
 from collbench.gpus import Guard
 from collbench.launch.board import Board
 from collbench.plan import Job
@@ -23,7 +24,6 @@ from collbench.stream import Stream
 from collbench.suite import Policy
 
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
-WINDOW_NS = 200_000
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 MAX_LATE = 0.25
 
@@ -43,17 +43,36 @@ def preemptions() -> int:
 
 
 class Sync:
-    """Brings ranks to a common start: ``window`` (spin until a deadline), ``barrier`` (own messages), ``device`` (by
-    ``align``, a collective on the stream) or ``none``."""
+    """Brings ranks to a common start: ``window`` (spin until a deadline, on the ``common`` clock of several hosts where
+    there is one, else on the board), ``barrier`` (own messages), ``device`` (by ``align``, a collective on the stream)
+    or ``none``. ``refused`` is why there is no window. ``after`` is done last, outside any clock."""
 
-    def __init__(self, scheme: str, control: Control, board: Board | None, align: Action = nothing) -> None:
-        self.scheme = scheme
+    def __init__(
+        self, scheme: str, control: Control, board: Board | None, align: Action = nothing,
+        common: GlobalClock | None = None, after: Action = nothing,
+    ) -> None:  # fmt: skip
+        self.scheme, self.refused, self._after = scheme, "", after
         self._control = control
         self._board = board
         self._align = align
+        self._common = common
+
+    def refuse(self, late: float, sample_ns: float) -> bool:
+        """Whether a window is out of place: for the share of starts it came too early for, or hosts' clocks."""
+        if self.scheme == "window":
+            self.refused = f"{late:.0%} of starts came late" if late > MAX_LATE else ""
+            self.refused = self.refused or (self._common.why_not(sample_ns) if self._common else "")
+        return bool(self.refused)
 
     def __call__(self) -> bool:
         """Wait for the common start; whether this rank was late for it."""
+        late = self._meet()
+        self._after()
+        return late
+
+    def _meet(self) -> bool:
+        if self.scheme == "window" and self._common is not None:
+            return self._common.meet()
         if self.scheme == "window" and self._board is not None:
             return self._board.meet(self._control.rank, WINDOW_NS)
         if self.scheme == "barrier":
@@ -65,18 +84,23 @@ class Sync:
 
 class Samples(NamedTuple):
     """Blocks of all ranks, at rank 0 only: int64 arrays of shape (ranks, samples), in ns; which samples some rank was
-    late for; how often the kernel took a rank off its core meanwhile; and what the samples took by a device's clock,
+    late for; how often the kernel took each rank off its core meanwhile; and what the samples took by a device's clock,
     zeros where none was read beside the host's. By a device's clock alone, all starts are 0: ranks share none."""
 
     starts: np.ndarray
     ends: np.ndarray
     late: np.ndarray
-    switches: int
+    switches: np.ndarray
     device: np.ndarray
 
     @property
     def durations(self) -> np.ndarray:
         return np.asarray(self.ends - self.starts)
+
+    @property
+    def typical(self) -> float:
+        """The median of the slowest ranks' times."""
+        return float(np.median(self.durations.max(axis=0)))
 
     def plus(self, other: Samples) -> Samples:
         pairs = (self.starts, other.starts), (self.ends, other.ends), (self.device, other.device)
@@ -169,7 +193,7 @@ class Sampler:
         if everyone is None:
             return None
         starts, stops, late_any, switches, device = everyone.transpose(1, 0, 2)
-        return Samples(starts, stops, late_any.any(axis=0), int(switches[:, 0].sum()), device)
+        return Samples(starts, stops, late_any.any(axis=0), switches[:, 0], device)
 
     def repeats(self, call_ns: float) -> int:
         """Calls a sample needs for the clock to be fine enough, by what one takes."""
@@ -227,7 +251,8 @@ class Protocol:
         sampler = self._make(self._first)
         warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
-        (repeats, swap) = self._control.decide([repeats, int(late > MAX_LATE and self._sync.scheme == "window")])
+        refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
+        (repeats, swap) = self._control.decide([repeats, int(refused)])
         if swap and self._policy.sync == "auto":
             self._sync.scheme = "barrier"
         if repeats > sampler.inner:

@@ -6,6 +6,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -13,12 +14,14 @@ from collbench import figures
 from collbench.document import Figure, Line, Section
 from collbench.efficiency import Point
 from collbench.formats import OPTIONAL, bandwidth, counted, duration, optional, plain, size
+from collbench.groups import placed
 from collbench.records import RankInfo, Record
 from collbench.rows import Series, View, chosen, groups, left_out, named, plus_minus, table
 
 CURVES, SPREADS, CDFS = 60, 24, 15  # lines in a figure
 ALL = 120  # lines in a section's figures of one kind
 MAPS, STRIPS = 6, 6
+_Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mode, backend, ranks
 PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 
 
@@ -147,24 +150,29 @@ def skew(view: View) -> Section:
         )
         none += "that no rank can leave before all have come."
         return Section(name="skew", title="Late ranks", words=[none])
-    grouped: dict[tuple[int, str, str, str, int], list[Point]] = defaultdict(list)
+    grouped: dict[_Key, list[Point]] = defaultdict(list)
     for point in usable:
-        grouped[point.run, point.case.collective, point.case.mode, point.case.backend, point.case.n].append(point)
+        case = point.case
+        grouped[point.run, case.collective, case.mode, case.backend, case.members].append(point)
     shown = sorted(grouped, key=lambda key: -max(max(_late(view, point)) for point in grouped[key]))[:MAPS]
     words = [
         "By how much of the time each rank came after the first, only of collectives that no rank can leave before all "
         "have come.",
         *left_out(len(shown), len(grouped), "maps, those with the latest ranks,"),
     ]
-    lines = _late_ranks(view, usable)
-    late = table(
-        "late", "Late ranks", ("rank", "host", "runs on", "collectives", "late by", "cases"), lines, align="llll",
-        note="Ranks that came last more often than chance explains and by more than 5 % of the time; late by: in the "
-        "median of these cases.",
-    )  # fmt: skip
-    words += [] if lines else ["No rank came last beyond chance."]
+    late, slow = _ranks(view, usable, "late_rank"), _ranks(view, usable, "slow_rank")
+    heads = ("rank", "host", "runs on", "collectives", "late by", "cases")
+    tables = [
+        table("late", "Late ranks", heads, late, align="llll",
+              note="Ranks that came last more often than chance explains and by more than 5 % of the time; late by: in "
+              "the median of these cases."),
+        table("slow", "Ranks that leave last", heads, slow, align="llll",
+              note="Where all came in time, on one clock, and one left last as often and by as much: its transfers are "
+              "slow, or the algorithm ends there."),
+    ]  # fmt: skip
+    words += [] if late else ["No rank came last beyond chance."]
     drawn = [_map(view, place, key, grouped[key]) for place, key in enumerate(shown)]
-    return Section(name="skew", title="Late ranks", words=words, figures=drawn, tables=[late] if lines else [])
+    return Section(name="skew", title="Late ranks", words=words, figures=drawn, tables=[t for t in tables if t.lines])
 
 
 def outliers(view: View) -> Section:
@@ -203,6 +211,8 @@ def pairs(view: View) -> Section:
             if pair and row and row.busbw is not None and record.status in ("ok", "predicted"):
                 best = grouped[run, case.collective, case.mode, case.backend]
                 best[pair] = max(best.get(pair, (-1, 0.0)), (case.size, row.busbw))
+                if placed(case.groups):  # both directions at once
+                    best[pair[::-1]] = best[pair]
     if not grouped:
         return Section(name="pairs", title="Pairs", words=["No run measured pairs of ranks one by one."])
     shown = list(grouped.items())[:MAPS]
@@ -217,7 +227,9 @@ def _pairs(view: View, place: int, key: tuple[int, str, str, str],
     run, collective, mode, backend = key
     ranks = sorted({rank for pair in found for rank in pair})
     rates = [[found[a, b][1] if (a, b) in found else None for b in ranks] for a in ranks]
-    names = [f"rank {rank}" for rank in ranks]
+    hosts = {info.rank: info.host for world in view.worlds[run].values() for info in world.ranks}
+    several = len(set(hosts.values())) > 1
+    names = [f"rank {rank} on {plain(hosts[rank])}" if several and rank in hosts else f"rank {rank}" for rank in ranks]
     text = [[bandwidth(rate) if rate is not None else "-" for rate in row] for row in rates]
     matrix = figures.Matrix(x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True)
     words = f"busbw of {counted(len(found), 'pair')} of ranks, each at its largest size."
@@ -227,7 +239,9 @@ def _pairs(view: View, place: int, key: tuple[int, str, str, str],
 
 
 def pair_of(record: Record) -> tuple[int, int] | None:
-    """The ranks between which a record was measured: its note or its splits say ``pair I-J``."""
+    """The ranks between which a record was measured: its pair's, else as its note or its splits say: ``pair I-J``."""
+    if record.case.n == 2 and placed(record.case.groups):
+        return record.case.members[0], record.case.members[1]
     match = PAIR.search(record.note) or PAIR.search(record.case.splits)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -261,14 +275,16 @@ def _late(view: View, point: Point) -> list[float]:
     return [late / whole for late in point.first.lateness]
 
 
-def _map(view: View, place: int, key: tuple[int, str, str, str, int], points: Sequence[Point]) -> Figure:
+def _map(view: View, place: int, key: _Key, points: Sequence[Point]) -> Figure:
     """Ranks by sizes; a cell is the median over cases."""
-    run, collective, mode, backend, n = key
+    run, collective, mode, backend, members = key
+    n = len(members)
     by_size: dict[int, list[list[float]]] = defaultdict(list)
     for point in points:
         by_size[point.size].append(_late(view, point))
-    sizes, ranks = figures.thinned(sorted(by_size), 32), figures.thinned(range(n), 64)
-    cells = np.array([np.median(by_size[at], axis=0)[ranks] for at in sizes]).T
+    sizes, places = figures.thinned(sorted(by_size), 32), figures.thinned(range(n), 64)
+    cells = np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
+    ranks = [members[place] for place in places]
     world = view.world(points[0])
     hosts = {info.rank: info.host for info in world.ranks} if world else {}
     many = len(set(hosts.values())) > 1
@@ -285,23 +301,23 @@ def _map(view: View, place: int, key: tuple[int, str, str, str, int], points: Se
     return figures.heat(f"skew-{place}", title, words, matrix, about)
 
 
-def _late_ranks(view: View, usable: Sequence[Point]) -> list[Line]:
-    """Ranks late beyond chance, those in most cases first."""
+def _ranks(view: View, usable: Sequence[Point], what: Literal["late_rank", "slow_rank"]) -> list[Line]:
+    """Ranks that rows name so, those in most cases first."""
     by_rank: dict[tuple[int, int, int], list[Point]] = defaultdict(list)
     for point in usable:
-        if point.first.late_rank is not None:
-            by_rank[point.run, view.record(point).world, point.first.late_rank].append(point)
-    of = Counter((point.run, view.record(point).world) for point in usable)
+        if (rank := getattr(point.first, what)) is not None:
+            by_rank[point.run, view.record(point).world, rank].append(point)
+    of = Counter((point.run, view.record(point).world, rank) for point in usable for rank in point.case.members)
     lines = []
     for (run, index, rank), points in sorted(by_rank.items(), key=lambda item: -len(item[1])):
         world = view.worlds[run][index]
         info = next((info for info in world.ranks if info.rank == rank), None)
-        share = float(np.median([_late(view, point)[rank] for point in points]))
+        share = float(np.median([_late(view, point)[point.case.members.index(rank)] for point in points]))
         cells = (
             view.titled(run, f"rank {rank} of {world.n} ({plain(world.backend)})"),
             plain(info.host) if info else "unknown", _seat(info),
             ", ".join(sorted({point.case.collective for point in points})),
-            f"{share:.0%}", f"{len(points):,} of {of[run, index]:,}",
+            f"{share:.0%}", f"{len(points):,} of {of[run, index, rank]:,}",
         )  # fmt: skip
         lines.append(Line(cells, {"backend": plain(world.backend), "ranks": str(world.n)}, "notice"))
     return lines

@@ -93,14 +93,16 @@ def document(
         "errors": failed + ([plain(end.note)] if end and end.exit and end.note else []),
         "end_time": local_time(end.ended if end else ""),
         "collbench": {
-            "version": __version__, "run": run.id, "time": f"median over samples of {AVERAGES[options.average][0]}",
+            **({"injected": run.policy.inject} if run.policy.inject else {}), "version": __version__, "run": run.id,
+            "time": f"median over samples of {AVERAGES[options.average][0]}",
             "results": [_extra(next(iter(line.values()))) for line in lines],
         },
     }  # fmt: skip
 
 
 def _extra(case: Case) -> dict[str, Any]:
-    names = ("collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle")
+    names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
+    names += ["groups", "group"] if case.groups else []
     return {name: getattr(case, name) for name in names}
 
 

@@ -23,8 +23,10 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from collbench import __version__
+from collbench import __version__, groups
 from collbench.formats import FLAGS, PLACES, Outcome, Reporter, plain, reasons, settings
+from collbench.groups import Groups
+from collbench.inject import planted
 from collbench.records import End, RankInfo, Record, Row, Run, World
 from collbench.suite import Case, Skip
 
@@ -99,6 +101,7 @@ def pairs(cases: Iterable[Case]) -> list[dict[bool, Case]]:
 def block(case: Case) -> str:
     """What nccl-tests has no column for, in words; a table never mixes two of these."""
     extra = [f"splits {case.splits}"] if case.splits else []
+    extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
     extra += [f"env {settings(case.env)}"] if case.env else []
     return plain(", ".join([f"{case.label}, ranks {case.n}, mode {case.mode}", *extra]))
 
@@ -107,8 +110,10 @@ def program(case: Case) -> str:
     return PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
-def devices(ranks: Sequence[RankInfo], product: str = "") -> list[dict[str, Any]]:
-    """A rank each. Reads ``device`` as "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
+def devices(ranks: Sequence[RankInfo], product: str = "", divided: Groups = ()) -> list[dict[str, Any]]:
+    """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as "cpu", or as
+    "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
+    numbers = {rank: number for number, members in enumerate(divided) for rank in members}
     found = []
     for info in ranks:
         match = DEVICE.fullmatch(plain(info.device))
@@ -116,7 +121,8 @@ def devices(ranks: Sequence[RankInfo], product: str = "") -> list[dict[str, Any]
         name = f"CPU cores {_spans(info.cpus)}" if info.device == "cpu" else name or product or info.device
         found.append(
             {
-                "rank": info.rank, "group": 0, "pid": info.pid, "hostname": plain(info.host).split(".")[0],
+                "rank": info.rank, "group": numbers.get(info.rank, 0), "pid": info.pid,
+                "hostname": plain(info.host).split(".")[0],
                 "device": int(index), "device_hex": bus or "0000:00:00", "device_info": plain(name),
             }
         )  # fmt: skip
@@ -135,10 +141,13 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
     ``ngpus`` is what -g means here, ranks on a machine; a step of 0 bytes says that the sizes follow no one step.
     """
     policy, sizes = run.policy, sorted({case.nbytes for case in cases}) or [0]
-    hosts = Counter(info.host for info in world.ranks) if world else {"": max((case.n for case in cases), default=0)}
+    hosts = (
+        Counter(info.host for info in world.ranks) if world else {"": max((case.world for case in cases), default=0)}
+    )
     factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
     steps = {b - a for a, b in itertools.pairwise(sizes)}
     by_factor = len(factors) == 1 and min(factors).is_integer()
+    divided = groups.members(cases[0].groups, cases[0].world) if cases else ()
     kinds = {str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])}
     step = {"step_factor": int(min(factors))} if by_factor else {"step_bytes": min(steps) if len(steps) == 1 else 0}
     return {
@@ -150,7 +159,7 @@ def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[
         "graph": int(any(case.mode == "graph" for case in cases)),
         "blocking_collectives": words(policy.blocking != 0),
         "per_iter_timing": "true", "per_iter_skip": 0, "parallel_init": "false",
-        "devices": devices(world.ranks if world else [], kinds.pop() if len(kinds) == 1 else ""),
+        "devices": devices(world.ranks if world else [], kinds.pop() if len(kinds) == 1 else "", divided),
     }  # fmt: skip
 
 
@@ -213,6 +222,7 @@ class Text(Reporter):
         if not self._introduced:
             self._introduced = True
             self._say(f"# collbench version {__version__} nccl-headers=0 nccl-library={library_number(self._worlds)}")
+            self._say(*[f"# {planted(self._run.policy.inject)}"] * bool(planted(self._run.policy.inject)))
             self._say(*(f"# skipped: {reason} (cases: {number})" for reason, number in reasons(self._skips)))
 
     def _write(self) -> None:
@@ -244,7 +254,7 @@ class Text(Reporter):
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._flags: Counter[str] = Counter()
-        mine = [w for w in self._worlds if (w.backend, w.n, w.env) == (first.backend, first.n, first.env)]
+        mine = [w for w in self._worlds if (w.backend, w.n, w.env) == (first.backend, first.world, first.env)]
         config = configuration(self._run, cases, mine[-1] if mine else None)
         self._say(f"# Collective test starting: {program(first)}", _settings(config))
         self._say(f"# implementation: {block(first)}" + (f", library {plain(mine[-1].library)}" if mine else ""))

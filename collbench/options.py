@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from collbench import console, formats, grammar, nccljson, nccltests, suite
+from collbench import console, formats, grammar, groups, nccljson, nccltests, suite
 from collbench.collectives import OPS, collective
 from collbench.dtypes import DTYPES
 from collbench.errors import UsageError
 from collbench.launch import join
+from collbench.launch.on_ray import PLACEMENTS, Where
 from collbench.selection import Exclude, Part
 
 
@@ -20,28 +22,56 @@ def axes(name: str, given: dict[str, Any]) -> suite.Axes:
     """The sweep that the options describe. Raises UsageError."""
     modes = _modes(given)
     places = {"out": (False,), "in": (True,), "both": (False, True)}
-    backends = tuple(_words(given["backend"])) or suite.default_backends()
-    roots = tuple(-1 if word == "all" else _integer("-r", word) for word in _words(given["root"]))
-    return suite.Axes(
+    ray = where(given["launcher"], given["address"], given["placement"])
+    roots = tuple(-1 if word == "all" else integer("-r", word) for word in words(given["root"]))
+    found = suite.Axes(
         collectives=(name,),
         sizes=_sizes(given),
-        ranks=tuple(_integer("-g", word, 1) for word in _words(given["ngpus"])) or _default_ranks(backends),
-        backends=backends,
-        algorithms=tuple(_words(given["algo"])),
-        dtypes=tuple(DTYPES) if given["datatype"] == "all" else tuple(_words(given["datatype"])),
-        ops=tuple(OPS) if given["op"] == "all" else tuple(_words(given["op"])),
+        ranks=tuple(integer("-g", word, 1) for word in words(given["ngpus"])),
+        backends=tuple(words(given["backend"])),
+        algorithms=tuple(words(given["algo"])),
+        dtypes=tuple(DTYPES) if given["datatype"] == "all" else tuple(words(given["datatype"])),
+        ops=tuple(OPS) if given["op"] == "all" else tuple(words(given["op"])),
         roots=roots,
         in_place=places[choice("--place", given["place"], places)],
         modes=tuple(modes),
         envs=grammar.expand_envs(given["env"] or []),
-        splits=tuple(_words(given["splits"])),
+        splits=tuple(words(given["splits"])),
         align=grammar.parse_size(given["align"], "--align"),
         cycles=given["run_cycles"],
+        groups=_groups(given),
     )
+    member = join.detect(given["launcher"])
+    return ray.settle(found) if ray else found.settled(member.n if member else 0)
+
+
+def where(launcher: str, address: str, placement: str) -> Where | None:
+    """The Ray cluster to run on, if any. Raises UsageError."""
+    if launcher == "ray":
+        return Where(address or "auto", choice("--placement", placement or "pack", PLACEMENTS))
+    for option, value in {"--address": address, "--placement": placement}.items():
+        if value:
+            raise UsageError(f"{option} {value}: that is about a Ray cluster", "add --launcher ray")
+    return None
+
+
+def _groups(given: dict[str, Any]) -> str:
+    """The rule that --split gives, else nccl-tests' environment; of what goes by host, with what the launcher says."""
+    member = join.detect(given["launcher"])
+    rule, told = (groups.spelled(given["split"]), "") if given["split"] else groups.told(os.environ)
+    if told and not (member and member.rank):
+        print(f"collbench: {told} is set: --split {rule}", file=sys.stderr)
+    if rule not in groups.BY_HOST or member is None:
+        return rule
+    if not member.local_n:
+        raise UsageError(
+            f"--split {rule}: {member.launcher} does not say how many ranks share a host", f"say it: --split {rule}:8"
+        )
+    return f"{rule}:{member.local_n}"
 
 
 def _modes(given: dict[str, Any]) -> list[Any]:
-    modes = [choice("--mode", mode, suite.MODES) for mode in _words(given["mode"])]
+    modes = [choice("--mode", mode, suite.MODES) for mode in words(given["mode"])]
     if given["cudagraph"]:
         if modes and modes != ["graph"]:
             raise UsageError(f"-G measures in graph mode, not {', '.join(modes)}", "leave --mode out")
@@ -55,7 +85,7 @@ def _sizes(given: dict[str, Any]) -> tuple[int, ...]:
     if given["sizes"]:
         if given["minbytes"] or given["maxbytes"]:
             raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
-        return tuple(grammar.parse_size(word, "--sizes") for word in _words(given["sizes"]))
+        return tuple(grammar.parse_size(word, "--sizes") for word in words(given["sizes"]))
     smallest = grammar.parse_size(given["minbytes"] or "32M", "-b")
     largest = grammar.parse_size(given["maxbytes"], "-e") if given["maxbytes"] else max(smallest, 32 << 20)
     step = grammar.parse_size(given["stepbytes"], "-i") if given["stepbytes"] else None
@@ -89,32 +119,42 @@ def policy(given: dict[str, Any]) -> suite.Policy:
         virtual=given["virtual_ranks"],
         share_gpu=given["share_gpu"],
         register=given["local_register"],
+        inject=given["inject"],
     )
 
 
 def changed(
-    named: suite.Suite, *, ngpus: str = "", backend: str = "", only: str = "", max_time: str = ""
+    named: suite.Suite,
+    *,
+    ngpus: str = "",
+    backend: str = "",
+    only: str = "",
+    max_time: str = "",
+    launcher: str = "auto",
+    ray: Where | None = None,
+    inject: str = "",
 ) -> suite.Suite:
     """A suite with what the command line says in place of it, and filled in where it says nothing itself."""
-    said = {"ranks": tuple(_integer("-g", word, 1) for word in _words(ngpus)), "backends": tuple(_words(backend))}
+    said = {"ranks": tuple(integer("-g", word, 1) for word in words(ngpus)), "backends": tuple(words(backend))}
     said = {axis: values for axis, values in said.items() if values}
     silent: dict[str, Any] = dict.fromkeys(said, ())
-    kept = [collective(word).name for word in _words(only)]
+    kept = [collective(word).name for word in words(only)]
     others = tuple(name for name in named.values("collectives") if kept and name not in kept)
     if kept and set(kept).isdisjoint(named.values("collectives")):
         raise UsageError(f"--only {only}: there is none in {named.name}", f"it has {', '.join(others)}")
     if max_time and named.policy.iters:
         raise UsageError(f"{named.name} fixes the repetitions that --max-time would choose", "leave --max-time out")
     seconds = grammar.parse_duration(max_time, "--max-time") if max_time else named.policy.max_seconds
-    member, replace = join.detect(), msgspec.structs.replace
+    member, replace = join.detect(launcher), msgspec.structs.replace
+    settle = ray.settle if ray else lambda axes: axes.settled(member.n if member else 0)
     return replace(
         named,
-        policy=replace(named.policy, max_seconds=seconds),
-        axes=replace(named.axes, **said),
-        includes=tuple(replace(further, **said) for further in named.includes),
+        policy=replace(named.policy, max_seconds=seconds, inject=inject),
+        axes=settle(replace(named.axes, **said)),
+        includes=tuple(settle(replace(further, **said)) for further in named.includes),
         overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in named.overrides),
         excludes=(*[Exclude(match=Part(collectives=others))] * bool(others), *named.excludes),
-    ).settled(member.n if member else 0)
+    )
 
 
 def reporter(given: dict[str, Any]) -> formats.Reporter:
@@ -139,11 +179,11 @@ def reporter(given: dict[str, Any]) -> formats.Reporter:
     return formats.Several(*reporters)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _integer(option: str, text: str, least: int = 0) -> int:
+def integer(option: str, text: str, least: int = 0) -> int:
     if not text.isdigit() or int(text) < least:
         raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
     return int(text)
@@ -154,8 +194,3 @@ def choice(option: str, text: str, allowed: Any) -> str:
     if text not in allowed:
         raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
     return text
-
-
-def _default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
-    member = join.detect()
-    return (member.n,) if member else suite.default_ranks(backends)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from collbench import algorithms, environment
+from collbench import algorithms, environment, groups
 from collbench.errors import UsageError
 from collbench.records import Cache
 from collbench.room import ON_GPUS, RANK_BYTES, Room
@@ -41,7 +41,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All a world of ranks needs to know; travels as JSON."""
+    """All a world of ``n`` ranks needs to know; travels as JSON. Where it is divided into ``groups``, a job stands for
+    the same in all of them. An ``open`` one grows: once all is done, rank 0 asks what to go on with."""
 
     index: int
     backend: str
@@ -50,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True):
     policy: Policy
     jobs: list[Job]
     timeout: float
+    groups: str = ""
+    open: bool = False
 
     @property
     def processes(self) -> int:
@@ -141,7 +144,7 @@ def seconds(job: Job, policy: Policy) -> float:
     """A rough guess of what a job takes, shown by --dry-run and used by --budget; measuring corrects it."""
     case = job.case
     bound = case.row.bound(case.n)
-    crowding = max(1.0, case.n / max(1, environment.core_count()))
+    crowding = max(1.0, case.world / max(1, environment.core_count()))
     most = policy.resolved(crowding > 1).max_seconds or 0.0
     call = bound.alpha * GUESS_ALPHA * crowding + bound.beta * case.moved / GUESS_RATE * crowding
     if policy.iters is not None:
@@ -154,14 +157,17 @@ def seconds(job: Job, policy: Policy) -> float:
 
 
 def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
-    """One plan per (backend, n, env), in the order the sweep names them; jobs in the order they are to run."""
+    """One plan per (backend, ranks, env, groups), and per cycle where each is to be fresh, in the order the sweep names
+    them; jobs in the order they run. Groups that are placed among ranks need no world of their own."""
     plans = []
-    groups: dict[tuple[str, int, tuple[tuple[str, str], ...]], list[Job]] = {}
+    alike: dict[tuple[str, int, tuple[tuple[str, str], ...], str, int], list[Job]] = {}
     for job in jobs:
-        groups.setdefault((job.case.backend, job.case.n, job.case.env), []).append(job)
-    for index, ((backend, n, env), members) in enumerate(groups.items()):
+        case, cycle = job.case, job.case.cycle if policy.fresh else 0
+        divided = "" if groups.placed(case.groups) else case.groups
+        alike.setdefault((case.backend, case.world, case.env, divided, cycle), []).append(job)
+    for index, ((backend, n, env, divided, _), members) in enumerate(alike.items()):
         ordered = ordering(members, policy, index)
-        plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy)))
+        plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy), divided))
     return plans
 
 
@@ -186,7 +192,7 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
     """Seconds without any rank's progress after which a run is called hung: -T, else ample for the largest case."""
     if policy.timeout is not None:
         return policy.timeout
-    slowest = max((j.case.moved * j.case.n * _calls(j.case, policy) for j in jobs), default=0)
+    slowest = max((j.case.moved * j.case.world * _calls(j.case, policy) for j in jobs), default=0)
     if any(job.case.backend in ON_GPUS for job in jobs):
         return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6

@@ -19,6 +19,7 @@ from collbench.lines import (
     End,
     FirstWrong,
     GpuState,
+    HostInfo,
     Pairing,
     RankInfo,
     Record,
@@ -34,13 +35,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "PER_RANK_SAMPLES", "SCHEMA", "Cache", "Choice", "Digested", "End", "FirstWrong", "GpuState", "Pairing", "RankInfo",
-    "Record", "Row", "Run", "RunFile", "Time", "Told", "World", "derive", "derived", "frame",
+    "PER_RANK_SAMPLES", "SCHEMA", "Cache", "Choice", "Digested", "End", "FirstWrong", "GpuState", "HostInfo", "Pairing",
+    "RankInfo", "Record", "Row", "Run", "RunFile", "Time", "Told", "World", "derive", "derived", "frame",
 ]  # fmt: skip
 
 
+NO_SAMPLE = "no valid sample"  # how the note of a case begins that ran, but was disturbed all the time
 # Flags with which no verdict may rest on a row
-UNFIT = frozenset({"oversubscribed", "interpreted", "virtual", "shared-gpu", "skewed!", "overhead!", "invalid!", "n<6"})
+UNFIT = frozenset(
+    {"injected", "oversubscribed", "interpreted", "virtual", "shared-gpu", "skewed!", "overhead!", "invalid!", "n<6"}
+)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +55,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however many calls it has. ``host`` and
     ``device`` are medians by either clock, where there is a device; ``median`` is one of them, as the mode wants it.
     ``chose`` says in words what the library ran; ``wirebw`` is what goes through each GPU's port the busier way, where
-    that is known not to be busbw.
+    that is known not to be busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on
+    the clocks of several hosts. ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are
+    the world's, whatever groups there are.
     """
 
     samples: int
@@ -80,6 +86,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     device: float | None = None
     chose: str = ""
     wirebw: float | None = None
+    clock_error: float = 0.0
+    slow_rank: int | None = None
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -104,7 +112,10 @@ def derive(record: Record, world: World | None = None) -> Row | None:
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     per_rank, starts = np.asarray(record.per_rank, dtype=float), np.asarray(record.starts_ns, dtype=float)
     synchronising = record.case.row.synchronising
-    late = stats.straggler(per_rank, starts) if synchronising and world and not world.oversubscribed else None
+    telling = synchronising and world and not world.oversubscribed
+    late = stats.straggler(per_rank, starts) if telling else None
+    slow = stats.dawdler(per_rank, starts) if telling and late is None and record.starts_ns else None
+    late, slow = (place if place is None else record.case.members[place] for place in (late, slow))
     modes = stats.modes(ordered)
     overhead = record.overhead_ns / record.inner
     flags = _flags(record, world, median, skew, overhead, late, modes)
@@ -126,6 +137,7 @@ def derive(record: Record, world: World | None = None) -> Row | None:
         severe_outliers=stats.outliers(ordered)[1], late_rank=late, modes=modes, flags=flags,
         lateness=tuple(stats.lateness(per_rank, starts)) if synchronising or record.starts_ns else (),
         gateable=not UNFIT & set(flags), chose=choice.worded(record.chose), wirebw=_wirebw(record, world, algbw),
+        clock_error=record.clock_error_ns, slow_rank=slow,
     )  # fmt: skip
 
 
@@ -180,6 +192,7 @@ def _flags(
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
     found = {
+        "injected": bool(record.injected),
         "predicted": record.status == "predicted",
         "interpreted": bool(world and world.interpreted),
         "virtual": bool(world and world.virtual),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -38,9 +38,9 @@ def writer(resumed: RunFile) -> store.Writer:
     return found
 
 
-def refuse_another_machine(resumed: RunFile) -> None:
+def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any]) -> None:
     """Raises UsageError where the fingerprint is not that of the run, with the first facts that differ."""
-    differing = environment.differences(resumed.run.environment, environment.gather(Path.cwd()))
+    differing = environment.differences(resumed.run.environment, now)
     if differing:
         shown = [[name, *("absent" if value is None else value for value in values)] for name, *values in differing[:3]]
         facts = "; ".join(f"{name} was {before}, is {now}" for name, before, now in shown)
@@ -61,12 +61,15 @@ def unplanned(record: Record) -> bool:
     return record.status == "skipped" and record.world < 0
 
 
-def worlds(resumed: RunFile | None, jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+def worlds(resumed: RunFile | None, jobs: Sequence[Job], policy: Policy, going_on: bool = False) -> list[Plan]:
     """One plan per world to come, counting on from those there were. What failed before is tried last, in worlds of its
-    own, lest it keep the rest from being measured."""
+    own, lest it keep the rest from being measured. Those that are ``going_on`` are open."""
     before = resumed.records if resumed else []
     failed = {record.case for record in before if record.status == "failed"}
     fresh, again = ([job for job in jobs if (job.case in failed) is tried] for tried in (False, True))
     used = [*(world.index for world in (resumed.worlds if resumed else ())), *(record.world for record in before)]
     plans = plan.worlds(fresh, policy) + plan.worlds(again, policy)
-    return [msgspec.structs.replace(p, index=index) for index, p in enumerate(plans, max(used, default=-1) + 1)]
+    return [
+        msgspec.structs.replace(p, index=index, open=going_on)
+        for index, p in enumerate(plans, max(used, default=-1) + 1)
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from collbench import environment, nvml
@@ -31,6 +31,9 @@ class Room(NamedTuple):
     cache: int
     sharers: int
     base: int
+
+
+Of = Callable[[str, int, Policy], Room]
 
 
 class Gpu(NamedTuple):

@@ -22,7 +22,8 @@ from collbench.launch.local import Launcher, OnLine
 from collbench.launches import ONE_SIDED
 from collbench.plan import Job, Plan
 from collbench.records import End, Pairing, Record, Run, RunFile, World
-from collbench.suite import Case, Policy, Skip, Suite, why_not
+from collbench.selection import why_not
+from collbench.suite import Case, Policy, Skip, Suite
 from collbench.variants import Home, Name, Variant, applied
 from collbench.watch import Step
 

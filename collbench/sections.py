@@ -29,6 +29,7 @@ from collbench.formats import (
     settings,
     size,
 )
+from collbench.inject import planted
 from collbench.records import Record, RunFile
 from collbench.rows import Series, View, groups, meta, plus_minus, table
 
@@ -48,8 +49,10 @@ MEANINGS = {
     "max": "ns",
     "mad": "median absolute deviation, ns", "p95": "ns, where 72 samples or more bound it", "p99": "ns, from 368 on",
     "t_glob": "last end minus first start, ns, on one clock", "skew": "last start minus first, ns",
+    "clock_error": "how well hosts' clocks are known, ns; 0: one clock",
     "overhead": "the same loop around nothing, ns", "algbw": "GB/s = 1e9 bytes a second", "busbw": "GB/s",
     "severe_outliers": "samples farther than 3 interquartile ranges out", "late_rank": "the rank that others wait for",
+    "slow_rank": "the rank that leaves last, nobody being late",
     "modes": "the two times around which samples gather", "flags": "see the summary", "gateable": "may decide verdicts",
     "lateness": "by rank, ns a sample after the first", "chose": "what the library said it ran",
     "host": "its median by the host's clock, ns", "device": "its median by the GPU's clock, ns",
@@ -67,11 +70,14 @@ def summary(view: View) -> Section:
         + "".join(f", {part}" for part in told)
         + f", in {counted(len(view.files), 'run')}."
     ]
+    words[:0] = [
+        view.titled(run, planted(f.run.policy.inject)) for run, f in enumerate(view.files) if f.run.policy.inject
+    ]
     words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
     more = len(_troubles(view)) - TROUBLES
     words += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
     words += [_cut(label, file) for label, file in zip(view.labels, view.files, strict=True) if _short(file)]
-    words += _verified(view)
+    words += machines.unlike(view) + _verified(view)
     flags = Counter(flag.split(":")[0].rstrip("!") for point in view.points for flag in point.flags)
     if flags["oversubscribed"]:
         words.append(

@@ -1,4 +1,4 @@
-"""Parts of a sweep: which cases an exclude, an override or a threshold of a suite is about."""
+"""Parts of a sweep: which cases mean nothing anywhere, and which an exclude, an override or a threshold is about."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from collbench import algorithms
+from collbench.collectives import OPS
+from collbench.errors import UsageError
 
 if TYPE_CHECKING:
     from collbench.suite import Case
@@ -84,3 +86,25 @@ class Threshold(_Part, frozen=True):
 
     match: Part
     tau: float
+
+
+def why_not(case: Case) -> str:
+    """Why ``case`` means nothing on any backend, or an empty string."""
+    row = case.row
+    if case.in_place and row.in_place is None:
+        return f"{row.name} has no in-place form"
+    if case.algorithm != "native":
+        try:
+            reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
+        except UsageError as e:
+            reason = e.message
+        if reason:
+            return f"{case.algorithm}: {reason}"
+    if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
+        return f"{case.op} is defined on integers only, not {case.dtype}"
+    if case.root >= case.n:
+        return f"root {case.root} does not exist among {case.n} ranks"
+    if row.name != "barrier" and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
+        least = case.type.size * (max(case.n, case.align // case.type.size * case.n) if row.total else 1)
+        return f"{case.nbytes} B give a rank no {case.dtype} element; the smallest size is {least} B"
+    return ""

@@ -13,21 +13,24 @@ from types import FrameType
 
 import msgspec
 
-from collbench import environment, plan, records, resume, room, store
-from collbench.backends import is_predicted, too_few_gpus, why_never, why_not_so
+from collbench import environment, inject, plan, records, resume, room, store
+from collbench.backends import UNDER_MPIRUN, is_predicted, too_few_gpus, why_never, why_not_so
 from collbench.console import PlanRow
 from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
-from collbench.formats import Reporter
+from collbench.formats import Reporter, counted
 from collbench.launch import join
 from collbench.launch.board import Phase
+from collbench.launch.environments import Membership
 from collbench.launch.local import Launcher
+from collbench.launch.on_ray import Cluster, Where
 from collbench.plan import Job, Plan
 from collbench.records import End, Record, Run, RunFile, World
 from collbench.suite import Case, Policy, Skip, Suite
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as asked for: the suite, the words it was asked with, and where its records go; or which run goes on."""
+    """A run as asked for: the suite, the words it was asked with, and where its records go; or which run goes on. Once
+    all is done, its one world goes on with what ``further`` names, until that is nothing."""
 
     suite: Suite
     command: Sequence[str]
@@ -36,10 +39,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     tag: str = ""
     budget: float | None = None
     resumed: RunFile | None = None
+    launcher: str = "auto"
+    ray: Where | None = None
+    further: Callable[[], Sequence[Case]] | None = None
 
     @property
     def join_seconds(self) -> float:
-        """How long the ranks of a launcher may take to come together."""
+        """How long the ranks of a launcher may take to come together, or places for them to be free."""
         return self.suite.policy.timeout or 120.0
 
 
@@ -53,33 +59,39 @@ class Prepared(msgspec.Struct, frozen=True):
     cases: list[Case]
 
 
-def prepare(order: Order) -> Prepared:
+def prepare(order: Order, at: room.Of | None = None) -> Prepared:
     """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
     suite = order.suite.settled()
     every, skips = suite.expand()
-    gpus = 0 if join.detect() else environment.gpu_count()  # ranks of a launcher may be on several hosts
+    inject.refuse(every, suite.policy)
+    elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
+    gpus = 0 if elsewhere else environment.gpu_count()
 
     def why_not(case: Case) -> str:
+        if order.ray and case.backend in UNDER_MPIRUN:
+            return f"{case.backend} needs ranks that mpirun has started, not Ray"
         return why_never(case) or why_not_so(case, suite.policy) or too_few_gpus(case, suite.policy, gpus)
 
     never = {case: reason for case in every if (reason := why_not(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
     done = {record.case for record in resume.standing(order.resumed)}
-    jobs, no_room = fitted([case for case in every if case not in never and case not in done], suite.policy)
+    leading = [case for case in every if case.group == 0]  # which stands for all groups
+    jobs, no_room = fitted([case for case in leading if case not in never and case not in done], suite.policy, at)
     if order.budget is not None and jobs:
         suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
-    left_out = [skip for skip in skips + no_room if skip.case not in done]
-    shown = {job.case for job in jobs} | {
+    skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
+    left_out = [skip for skip in skips if skip.case not in done]
+    shown = {case for job in jobs for case in job.case.siblings} | {
         record.case for record in resume.standing(order.resumed) if not resume.unplanned(record)
     }
     return Prepared(suite, jobs, left_out, [case for case in every if case in shown])
 
 
-def fitted(cases: Sequence[Case], policy: Policy) -> tuple[list[Job], list[Skip]]:
+def fitted(cases: Sequence[Case], policy: Policy, at: room.Of | None = None) -> tuple[list[Job], list[Skip]]:
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips for the rest."""
     measured = [c for c in cases if not is_predicted(c.backend)]
-    at = cache(partial(room.of, policy=policy))
-    jobs, no_room = plan.fit(measured, policy, lambda case: at(case.backend, case.n))
+    found = cache(lambda backend, n: (at or room.of)(backend, n, policy))
+    jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world))
     fitting = {id(job.case): job for job in jobs}
     return [fitting.get(id(c)) or Job(c, 1, "") for c in cases if is_predicted(c.backend) or id(c) in fitting], no_room
 
@@ -89,19 +101,19 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
     policy = prepared.suite.policy
     rows = [
         PlanRow(
-            case=job.case, rotation=job.rotation, seconds=plan.seconds(job, policy),
+            case=case, rotation=job.rotation, seconds=0.0 if case.group else plan.seconds(job, policy),
             bytes_per_rank=plan.memory_per_rank(job, policy),
             moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
-        for job in prepared.jobs
+        for job in prepared.jobs for case in job.case.siblings[::-1]
     ]  # fmt: skip
     return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
 
 
 def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     """Run an order to its end, whatever happens on the way, and say how it went."""
-    member = join.detect()
-    if order.resumed is not None and order.resumed.end and not _missing(prepared := prepare(order)):
+    member = join.detect(order.launcher)
+    if order.resumed is not None and order.resumed.end and not ((prepared := prepare(order)).jobs or prepared.skips):
         if member is not None and member.rank:
             return Exit.OK
         print(f"collbench: {order.resumed.path} is complete: nothing is left to measure", file=sys.stderr)
@@ -115,7 +127,7 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     if member is not None and set(ranks) != {member.n}:
         asked = ",".join(map(str, ranks))
         raise UsageError(
-            f"-g {asked}: {member.launcher} started {member.n} ranks", "leave -g out; the launcher decides"
+            f"-g {asked}: {member.launcher} started {counted(member.n, 'rank')}", "leave -g out; the launcher decides"
         )
     if member is not None and order.suite.policy.virtual:
         raise UsageError(f"--virtual-ranks: {member.launcher} starts real ones", "leave out one or the other")
@@ -126,26 +138,22 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         )
     os.environ.update(dict(order.suite.axes.envs[0]) if member else {})  # before anybody asks what GPUs there are
     if member is not None and member.rank:
-        nothing = lambda *_: None  # noqa: E731
-        join.run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), order.join_seconds)
+        join.follow(member, order.join_seconds)
         return Exit.OK
-    if order.resumed is not None:
-        resume.refuse_another_machine(order.resumed)
-    launcher = Launcher()
+    on_ray = order.ray if not all(predicted) else None
+    launcher = Cluster(on_ray, order.suite, order.join_seconds) if on_ray else Launcher()
     try:
-        if member is None and not all(predicted) and order.resumed is None:
+        if order.resumed is not None:
+            resume.refuse_another_machine(order.resumed, launcher.environment())
+        forked = any(not is_predicted(b) and b not in UNDER_MPIRUN for b in order.suite.values("backends"))
+        if member is None and forked and order.resumed is None:
             launcher.warm(order.suite.axes.envs[0])
-        prepared = prepare(order)
+        prepared = prepare(order, launcher.room)
         if not prepared.jobs and order.resumed is None:
             raise nothing_runs([skip.reason for skip in prepared.skips])
         return _Session(order, prepared, make_reporter(), launcher, member).run()
     finally:
         launcher.close()
-
-
-def _missing(prepared: Prepared) -> bool:
-    """Whether a run to be resumed lacks an outcome for some case."""
-    return bool(prepared.jobs or prepared.skips)
 
 
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
@@ -161,18 +169,20 @@ class _Session:
     """The state of one run under way."""
 
     def __init__(
-        self, order: Order, prepared: Prepared, reporter: Reporter, launcher: Launcher, member: join.Membership | None
-    ) -> None:
+        self, order: Order, prepared: Prepared, reporter: Reporter, launcher: Launcher | Cluster,
+        member: Membership | None,
+    ) -> None:  # fmt: skip
         self._prepared, self._reporter, self._launcher, self._member = prepared, reporter, launcher, member
         self._resumed = order.resumed
-        self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite)
+        self._stand = {record.case for record in resume.standing(order.resumed)}
+        self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite, launcher)
         self._order = order
         self._writer: store.Writer | None = None
         self._join_seconds = order.join_seconds
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._taking = self._interrupted = False
-        self._plans = resume.worlds(order.resumed, prepared.jobs, prepared.suite.policy)
+        self._plans = resume.worlds(order.resumed, prepared.jobs, prepared.suite.policy, bool(order.further))
 
     def tell_again(self, end: End) -> Exit:
         """Shows a run that is complete, and says what came of it."""
@@ -234,7 +244,8 @@ class _Session:
 
     def _launch(self) -> None:
         if self._member is not None:
-            join.run(self._member, lambda: self._plans, self._on_line, self._lost, self._on_hang, self._join_seconds)
+            join.run(self._member, lambda: self._plans, self._on_line, self._lost, self._on_hang, self._join_seconds,
+                     self._go_on)  # fmt: skip
             return
         for place, current in enumerate(self._plans):
             if is_predicted(current.backend):
@@ -243,14 +254,20 @@ class _Session:
                 model.run(current, self._on_line)
                 continue
             try:
-                self._launcher.run(current, self._on_line, partial(self._on_tick, current))
+                self._launcher.run(current, self._on_line, partial(self._on_tick, current), self._go_on)
             except RunBroken as e:
                 self._lost(current, e)
                 raise
             if all(later.env != current.env for later in self._plans[place + 1 :]):
                 self._launcher.release(current.env)
 
+    def _go_on(self) -> list[Job]:
+        cases = self._order.further() if self._order.further else ()
+        return fitted([case for case in cases if case.group == 0], self._prepared.suite.policy)[0]
+
     def _on_line(self, line: World | Record) -> None:
+        if isinstance(line, Record) and line.case in self._stand:
+            return  # a group's, measured again for the sake of those whose records had been cut off
         self._taking = True
         self._keep(line)
         self._tell(line)
@@ -278,9 +295,8 @@ class _Session:
     def _lost(self, current: Plan, error: RunBroken) -> None:
         """The case under way becomes a failed record."""
         if error.job is not None:
-            self._on_line(
-                Record(case=current.jobs[error.job].case, status="failed", note=error.message, world=current.index)
-            )
+            for case in current.jobs[error.job].case.siblings:
+                self._on_line(Record(case=case, status="failed", note=error.message, world=current.index))
 
     def _keep(self, line: World | Record) -> None:
         if self._writer is None:
@@ -314,14 +330,14 @@ def spoken(command: Sequence[str]) -> list[str]:
     return ["collbench", *map(environment.mask, command[1:])]
 
 
-def _describe(order: Order, suite: Suite) -> Run:
+def _describe(order: Order, suite: Suite, launcher: Launcher | Cluster) -> Run:
     return Run(
         id=store.new_id(suite.name),
         started=now(),
         command=spoken(order.command),
         suite=suite,
         policy=suite.policy,
-        environment=environment.gather(Path.cwd()),
+        environment=launcher.environment(),
         tag=order.tag,
     )
 

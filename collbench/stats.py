@@ -251,6 +251,13 @@ def straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     return max(found, default=(0, None))[1]
 
 
+def dawdler(per_rank: PerRank, starts: PerRank) -> int | None:
+    """The rank that leaves last, as surely and by as much as a straggler comes last. Where nobody is one, its own
+    transfers take longer, or the algorithm ends there."""
+    ends = np.asarray(starts, dtype=float) + np.asarray(per_rank, dtype=float)
+    return straggler(per_rank, ends - ends.min(axis=0))
+
+
 @lru_cache(maxsize=4096)
 def _beyond(n: int, p: float, count: int) -> float:
     """Probability of ``count`` or more out of ``n``."""

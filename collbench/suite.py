@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from collbench import algorithms, environment, splits
+from collbench import algorithms, environment, groups, splits
 from collbench.collectives import COLLECTIVES, OPS, Collective, collective, reduction
 from collbench.dtypes import DTYPES, DType, dtype
 from collbench.errors import UsageError
-from collbench.selection import FIELDS, Exclude, Override, Setting, Threshold
+from collbench.groups import Groups
+from collbench.selection import FIELDS, Exclude, Override, Setting, Threshold, why_not
 
 if TYPE_CHECKING:
     import numpy as np
 
 Mode = Literal["isolated", "streaming", "graph", "host"]
 MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
-MOST_RANKS = 1 << 20
-MOST_CASES = 1_000_000  # of a suite
+MOST_RANKS, MOST_CASES = 1 << 20, 1_000_000  # of a suite
 
 # What a file may say, checked as it is read.
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -34,7 +34,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     Raises ValueError for names that are none of ours, as a file of another version or hand may have.
 
     ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests prints them.
-    """
+    ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of a world, with ranks and roots of
+    their own. All groups are measured at once, each a case."""
 
     collective: str
     backend: str
@@ -50,11 +51,16 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     splits: str = ""
     align: Positive = 1
     cycle: Whole = 0
+    groups: str = ""
+    group: Whole = 0
+    of: Positive = 1
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES or self.dtype not in DTYPES or (self.op != "none" and self.op not in OPS):
             names = " ".join(repr(name[:40]) for name in (self.collective, self.dtype, self.op))
             raise ValueError(f"no collective, datatype and reduction {names}")
+        if self.group >= self.of or (self.groups and len(groups.members(self.groups, self.world)) != self.of):
+            raise ValueError(f"group {self.group} of {self.of} is none of {self.world} ranks by {self.groups[:40]!r}")
 
     @property
     def row(self) -> Collective:
@@ -101,10 +107,26 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return splits.busiest(self.matrix) * self.type.size if self.splits else self.size
 
     @property
+    def world(self) -> int:
+        """Ranks of all groups, and those in none."""
+        return groups.placed(self.groups) or self.n * self.of
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The group's ranks, as the world counts them."""
+        return groups.members(self.groups, self.world)[self.group]
+
+    @property
+    def siblings(self) -> list[Case]:
+        """The cases of all groups, which are measured at once; the first group's, which stands for them, is last."""
+        return [msgspec.structs.replace(self, group=group) for group in reversed(range(self.of))]
+
+    @property
     def key(self) -> str:
         """What two runs are joined on: everything that says what was measured, nothing of how it came out."""
         parts = [self.collective, self.label, f"n{self.n}", str(self.nbytes), self.dtype, self.op, f"r{self.root}"]
         parts += ["in" if self.in_place else "out", self.mode, self.splits, *(f"{k}={v}" for k, v in self.env)]
+        parts += [f"{self.groups} {self.group}"] if self.groups else []
         return "/".join(p for p in parts if p)
 
     @property
@@ -114,8 +136,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How each case is measured; times in seconds. None means: decide by the data. ``batch`` calls make a sample in
-    streaming mode; in graph mode ``graph`` replays do, of ``iters`` calls each where given."""
+    """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a sample in streaming
+    mode, ``graph`` replays of ``iters`` in graph mode. ``fresh`` cycles are launches. ``inject`` plants faults."""
 
     iters: int | None = None
     warmup: int | None = None
@@ -140,6 +162,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     virtual: bool = False
     share_gpu: bool = False
     register: Literal[0, 1, 2] = 0
+    fresh: bool = False
+    bitwise: bool = False
+    inject: str = ""
 
     def resolved(self, crowded: bool) -> Policy:
         """With the defaults that depend on whether ranks must share cores: then nothing measured is fit for claims,
@@ -159,7 +184,7 @@ class Skip(msgspec.Struct, frozen=True):
 
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among roots every root;
-    empty ``backends`` and ``ranks`` are what the machine has."""
+    empty ``backends`` and ``ranks`` are what the machine has. ``groups`` divides the ranks, if it is not empty."""
 
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -175,6 +200,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     splits: tuple[str, ...] = ("uniform",)
     align: int = 1
     cycles: int = 1
+    groups: str = ""
 
     def settled(self, launched: int = 0) -> Axes:
         """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started, if any."""
@@ -197,10 +223,10 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     excludes: tuple[Exclude, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
 
-    def settled(self, launched: int = 0) -> Suite:
+    def settled(self) -> Suite:
         """With all that it leaves to the machine filled in, as Axes.settled."""
-        includes = tuple(further.settled(launched) for further in self.includes)
-        return msgspec.structs.replace(self, axes=self.axes.settled(launched), includes=includes)
+        includes = tuple(further.settled() for further in self.includes)
+        return msgspec.structs.replace(self, axes=self.axes.settled(), includes=includes)
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
@@ -227,9 +253,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             elif not excludes:
                 cases.append(case)
         if not cases and not skips:
-            raise UsageError(
-                f"{self.name or 'this sweep'} is empty", "is everything excluded, or a list without a value?"
-            )
+            name = self.name or "this sweep"
+            raise UsageError(f"{name} is empty", "is everything excluded, or a list without a value?")
         return cases, skips
 
 
@@ -254,28 +279,6 @@ def expand(axes: Axes) -> tuple[list[Case], list[Skip]]:
     return Suite(name="", axes=axes).expand()
 
 
-def why_not(case: Case) -> str:
-    """Why ``case`` means nothing on any backend, or an empty string."""
-    row = case.row
-    if case.in_place and row.in_place is None:
-        return f"{row.name} has no in-place form"
-    if case.algorithm != "native":
-        try:
-            reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
-        except UsageError as e:
-            reason = e.message
-        if reason:
-            return f"{case.algorithm}: {reason}"
-    if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
-        return f"{case.op} is defined on integers only, not {case.dtype}"
-    if case.root >= case.n:
-        return f"root {case.root} does not exist among {case.n} ranks"
-    if row.name != "barrier" and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
-        least = case.type.size * (max(case.n, case.align // case.type.size * case.n) if row.total else 1)
-        return f"{case.nbytes} B give a rank no {case.dtype} element; the smallest size is {least} B"
-    return ""
-
-
 def _swept(suite: Suite) -> Iterator[Case]:
     for case in _product(suite.axes):
         changes = {axis: values for o in suite.overrides if case in o.match for axis, values in o.axes.given.items()}
@@ -286,10 +289,10 @@ def _swept(suite: Suite) -> Iterator[Case]:
 
 def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
     """The product of ``changes`` with what else this case of the sweep is."""
-    kept = {axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"}
-    modes = axes.modes and kept["modes"]
-    for other in _product(msgspec.structs.replace(axes, **{**kept, "modes": modes, **changes, "cycles": 1})):
-        if other.collective == case.collective:
+    kept: dict[str, Any] = {axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"}
+    kept |= {"ranks": (case.world,), "modes": axes.modes and kept["modes"]}
+    for other in _product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
+        if (other.collective, other.groups, other.group) == (case.collective, case.groups, case.group):
             yield msgspec.structs.replace(other, cycle=case.cycle)
 
 
@@ -298,33 +301,31 @@ def _product(axes: Axes) -> Iterator[Case]:
     if max(axes.ranks, default=1) > MOST_RANKS:
         raise UsageError(f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most")
     rows = [collective(name) for name in axes.collectives]
-    each = (_within(axes, row, n, axes.modes or MODES[:1]) for row, n in itertools.product(rows, axes.ranks))
-    if (
-        sum(math.prod(map(len, lists)) for lists in each) * axes.cycles * len(axes.envs) * len(axes.backends)
-        > MOST_CASES
-    ):
+    divided = [(rule, groups.members(rule, n)) for n in axes.ranks for rule in groups.rounds(axes.groups, n)]
+    each = (_within(axes, row, found, axes.modes or MODES[:1]) for row, (_, found) in itertools.product(rows, divided))
+    swept = sum(math.prod(map(len, lists)) for lists in each)
+    if swept * axes.cycles * len(axes.envs) * len(axes.backends) > MOST_CASES:
         raise _too_many()
-    for cycle, row, n, env, backend in itertools.product(
-        range(axes.cycles), rows, axes.ranks, axes.envs, axes.backends
-    ):
-        for algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
-            *_within(axes, row, n, axes.modes or (default_mode(backend),))
+    worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
+    for cycle, row, (rule, found), env, backend in worlds:
+        for group, algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
+            *_within(axes, row, found, axes.modes or (default_mode(backend),))
         ):
             yield Case(
-                collective=row.name, backend=backend, n=n, nbytes=size, algorithm=algorithm, dtype=dtype(kind).name,
-                op=reduction(op), root=root, in_place=in_place, mode=mode, env=env, splits=split, align=axes.align,
-                cycle=cycle,
+                collective=row.name, backend=backend, n=len(found[0]), nbytes=size, algorithm=algorithm,
+                dtype=dtype(kind).name, op=reduction(op), root=root, in_place=in_place, mode=mode, env=env,
+                splits=split, align=axes.align, cycle=cycle, groups=rule, group=group, of=len(found),
             )  # fmt: skip
 
 
-def _within(axes: Axes, row: Collective, n: int, modes: tuple[Mode, ...]) -> tuple[Sequence[Any], ...]:
-    """What varies within a collective on a number of ranks: algorithm, mode, datatype, reduction, root, split, size,
-    placement."""
+def _within(axes: Axes, row: Collective, among: Groups, modes: tuple[Mode, ...]) -> tuple[Sequence[Any], ...]:
+    """What varies within a collective on some groups of ranks: group, algorithm, mode, datatype, reduction, root,
+    split, size, placement."""
     empty = row.name == "barrier"
     return (
-        spelled(axes, row.name), modes, axes.dtypes[:1] if empty else axes.dtypes,
+        range(len(among)), spelled(axes, row.name), modes, axes.dtypes[:1] if empty else axes.dtypes,
         axes.ops if row.reduces else ("none",),
-        (-1,) if not row.rooted else range(n) if -1 in axes.roots else axes.roots,
+        (-1,) if not row.rooted else range(len(among[0])) if -1 in axes.roots else axes.roots,
         axes.splits if row.uneven else ("",), (0,) if empty else axes.sizes, (False,) if empty else axes.in_place,
     )  # fmt: skip
 

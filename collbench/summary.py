@@ -20,6 +20,7 @@ from collbench.formats import (
     size,
     worded,
 )
+from collbench.inject import planted
 from collbench.records import Record
 from collbench.suite import Case
 
@@ -36,7 +37,8 @@ def clock(seconds: float) -> str:
 def summary(told: Gathered) -> list[Line]:
     """What went wrong, the best of each collective and mode, who came late, what the flags that occurred mean, what
     was left out and why, what was verified, and where it is kept. Each line with its weight; all text is plain."""
-    lines = [*_trouble(told), *_best(told.outcomes), *_late(told), *_legend(told.outcomes)]
+    lines: list[Line] = [("bad", planted(told.run.policy.inject))] if planted(told.run.policy.inject) else []
+    lines += [*_trouble(told), *_best(told.outcomes), *_late(told), *_legend(told.outcomes)]
     lines += [("quiet", f"{number} skipped: {reason}") for reason, number in reasons(told.skips, told.arrived)]
     lines += _verified(told)
     if told.path is None:
@@ -96,7 +98,7 @@ def _late(told: Gathered) -> Iterable[Line]:
     for (index, rank), times in late.most_common():
         world = told.worlds.get(index)
         host = next((info.host for info in world.ranks if info.rank == rank), "?") if world else "?"
-        of = sum(record.world == index for record, _ in told.arrived)
+        of = sum(record.world == index and rank in record.case.members for record, _ in told.arrived)
         group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
         yield "notice", f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of {counted(of, 'case')}"
 

@@ -28,6 +28,14 @@ GPU_FACTS: dict[str, tuple[Any, ...]] = {  # NVML's questions
     "pcie_lanes": ("CurrPcieLinkWidth",), "max_pcie": ("MaxPcieLinkGeneration",),
     "max_pcie_lanes": ("MaxPcieLinkWidth",),
 }  # fmt: skip
+# Counters that should not rise: of sysfs-class-net-statistics, and of InfiniBand and RoCE ports. What is merely dropped
+# for want of a listener is not among them.
+NIC_ERRORS = ("statistics/rx_errors", "statistics/tx_errors", "statistics/rx_missed_errors", "carrier_down_count")
+RDMA_ERRORS = {  # with where they stick; the InfiniBand Architecture Specification's PortCounters
+    "symbol_error": 0xFFFF, "link_error_recovery": 0xFF, "link_downed": 0xFF, "port_rcv_errors": 0xFFFF,
+    "port_xmit_discards": 0xFFFF, "local_link_integrity_errors": 0xF, "excessive_buffer_overrun_errors": 0xF,
+}  # fmt: skip
+RETRIES = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err")  # hw_counters
 PORT_FACTS = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
 
 
@@ -68,6 +76,18 @@ def rdma(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]
         | _surroundings(port.parents[1] / "device", devices, root)
         for port in ports
     }
+
+
+def counters(root: Path) -> dict[str, int]:
+    """What the network ports of this host have counted of errors since they came up: by port and counter, which are
+    sysfs's. A host's own and virtual ones have none."""
+    real = [path for path in (root / "sys/class/net").glob("*") if (path / "device").exists()]
+    found = {f"{path.name} {name.rpartition('/')[2]}": path / name for path in real for name in NIC_ERRORS}
+    for port in (root / "sys/class/infiniband").glob("*/ports/*"):
+        places = (port / "counters" / name for name in RDMA_ERRORS), (port / "hw_counters" / name for name in RETRIES)
+        found |= {f"{port.parts[-3]}:{port.name} {path.name}": path for paths in places for path in paths}
+    texts = {name: facts.text(path) for name, path in sorted(found.items())}
+    return {name: int(text) for name, text in texts.items() if text and text.isdecimal()}
 
 
 def _gpu(nvml: Any, handle: Any, root: Path) -> _Gpu:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 
-from collbench import payload
+from collbench import bitwise, payload
 from collbench.backends import Backend, Call
 from collbench.check import Checker
 from collbench.choice import without_effect
 from collbench.collectives import OPS
 from collbench.control import Control
 from collbench.device_clock import DeviceSampler, GraphSampler
-from collbench.gpus import Guard, Watch, everyones
+from collbench.fields import Fields, measured_well, nothing_valid, wrong_somewhere
+from collbench.global_clock import GlobalClock
+from collbench.gpus import Guard, Watch
+from collbench.inject import faults
 from collbench.launch.board import Board, Phase
-from collbench.measure import Measured, Protocol, Sampler, Sync, clock
+from collbench.measure import Measured, Protocol, Sampler, Sync, clock, nothing
 from collbench.plan import PAGE, Job
-from collbench.records import PER_RANK_SAMPLES, FirstWrong
+from collbench.planted import Planted
+from collbench.records import GpuState
 from collbench.stream import Stream
 from collbench.suite import Case, Policy
 
-THROTTLED = "nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
 class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's. ``held`` are the ranks
-    whose buffers are in this process: its own, or all virtual ones. ``watch`` is of this rank's GPU, if it has one."""
+    whose buffers are in this process: its own, none if it is in no group, or all virtual ones. ``common`` is the clock
+    that ranks agree on, None where they read the same one anyway. ``watch`` is of this rank's GPU, if it has one."""
 
     rank: int
     held: Sequence[int]
@@ -41,7 +46,7 @@ class Bench(NamedTuple):
     board: Board
     policy: Policy
     scheme: str
-    same_clock: bool
+    common: GlobalClock | None
     watch: Watch | None = None
 
 
@@ -84,6 +89,8 @@ def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
     """A call on the buffers of a slot: this rank's, or all ranks' where they are virtual."""
     if virtual:
         return backend.prepare_all(case, [each.send for each in slot], [each.recv for each in slot])
+    if not slot:  # a rank that is in no group
+        return Call(nothing, None)
     ((send, recv, _),) = slot
     return backend.prepare(case, send, recv)
 
@@ -92,35 +99,50 @@ class Trial:
     """One case on one rank, from allocation to the fields of its record."""
 
     def __init__(self, bench: Bench, job: Job) -> None:
-        self._bench, self._case = bench, job.case
+        self._bench = bench
         self._control, self._rank, self._job = bench.control, bench.rank, job
+        self._own = bench.backend.control or bench.control  # this rank's group
+        self._case = job.case if self._own.idle else msgspec.structs.replace(job.case, group=self._own.number)
         self._policy = bench.policy
         if job.warmup is not None:
             self._policy = msgspec.structs.replace(bench.policy, warmup=job.warmup)
-        device = bench.backend.device
+        device, planned = bench.backend.device, faults(self._policy.inject)
+        mine = [fault for fault in planned if fault.rank == self._rank]
+        self._planted = Planted(mine, self._policy.seed, bench.backend.finish) if mine else None
         self._slots = allocate(bench.backend, self._case, bench.held, self._policy.unalign, job.rotation)
         self._calls = [self._prepare(slot) for slot in self._slots]
-        seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
-        self._checkers = [Checker(self._case, seed, rank, device, bench.backend.premultiplies) for rank in bench.held]
+        self._seed = self._policy.seed + zlib.crc32(self._case.key.encode())  # no two cases share data
+        self._checkers = [
+            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies) for rank in bench.held
+        ]
         # repeated in place, a reduction feeds on its own result: inputs are put back before each call
         self._grows = self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
-        self._checked = self._total = 0
+        self._checked = 0
+        self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
         self._bench.board.beat(self._rank)
-        return prepare(self._bench.backend, self._case, slot, self._policy.virtual)
+        call = prepare(self._bench.backend, self._case, slot, self._policy.virtual)
+        if self._planted and slot:
+            return self._planted.within(call, slot[0].recv)
+        return call._replace(waits=True) if self._policy.inject else call
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> list[Fields]:
+        """At rank 0, the fields of a record for each group."""
         case = self._case
         for slot in range(len(self._slots)):
             self._fill(slot)
         self._enter(Phase.CHECKING)
+        if self._common:
+            self._common.refresh()
         sync = self._sync()
+        if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
+            sync.scheme = "barrier"
         setup = self._timed_first(sync)
         wrong = self._check([0], "before timing")
         if wrong:
             return wrong
-        submit = self._submit_times() if self._policy.cpu_time else []
+        submits = self._submit_times() if self._policy.cpu_time else None
         self._bench.board.beat(self._rank)
         chose = self._bench.backend.overheard(self._once)
         self._fill(0)
@@ -128,6 +150,8 @@ class Trial:
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = Protocol(self._policy, self._control, sync, self._sampler, case.mode, self._job, guard)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
+        if self._common:
+            self._common.check()
         self._enter(Phase.CHECKING)
         # in place, where a batch used a slot twice, its input was no longer what the check knows
         repeated = sampler.inner > len(sampler.calls)
@@ -135,31 +159,30 @@ class Trial:
         wrong = self._check(sorted(left), "after timing") or self._check_again(sampler)
         if wrong:
             return wrong
+        summed = self._bits()
         self._enter(Phase.REPORTING)
-        gpus = everyones(self._control, guard.state) if guard else []
+        states = self._control.collect(msgspec.to_builtins(guard.state)) if guard else [None] * self._control.n
         firsts = self._control.gather(np.array([setup]))
         if measured is None or firsts is None:
-            return {}
-        if not measured.samples.durations.size:
-            counts = ", ".join(f"{count} x {cause}" for cause, count in measured.invalid.items())
-            remedy = THROTTLED if "throttled" in measured.invalid else f"try {sampler.remedy}"
-            return {
-                "status": "failed",
-                "note": f"no valid sample ({counts}); {remedy}",
-                "invalid": measured.invalid,
-                "gpus": gpus,
-            }
-        by_rank = not self._policy.virtual  # whose times cannot be told apart
-        fields = shape(measured, self._bench.same_clock and by_rank, PER_RANK_SAMPLES if by_rank else 0)
-        fields["inner"] = measured.inner * self._policy.agg_iters
-        fields["host_ns"] = [ns // self._policy.agg_iters for ns in measured.host_ns]
-        return {
-            **fields,
-            "status": "ok", "setup_ns": int(firsts.max()), "checked": self._total, "submit_ns": submit,
-            "note": "; ".join(filter(None, [self._ran(), without_effect(case.env, case.collective, chose)])),
-            "chose": chose, "gpus": gpus,
-            "wrong": 0 if self._policy.check and case.size else None,
-        }  # fmt: skip
+            return []
+        notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
+        found: list[Fields] = []
+        for number, ranks in enumerate(self._own.groups):
+            seen = {"gpus": [msgspec.convert(states[rank], GpuState) for rank in ranks if states[rank]]}
+            if not measured.samples.durations.size:
+                found.append(seen | nothing_valid(measured.invalid, sampler.remedy))
+                continue
+            heard = None if number else chose  # of rank 0's group
+            effect = without_effect(case.env, case.collective, heard)
+            fields = measured_well(measured, self._common, ranks, self._policy)
+            found.append(seen | fields | {
+                "setup_ns": int(firsts[list(ranks)].max()), "checked": self._totals[number], "chose": heard,
+                "bits": summed[number],
+                "submit_ns": [] if submits is None else submits[ranks[0]].tolist(),
+                "note": "; ".join(filter(None, [notes[0], effect, *notes[1:]])),
+                "wrong": 0 if self._policy.check and case.size else None,
+            })  # fmt: skip
+        return found
 
     def _ran(self) -> str:
         """What the algorithm's parameters came to, where that was left to it."""
@@ -172,6 +195,14 @@ class Trial:
         if stream and self._case.mode == "graph":
             run = stream.capture(run)
         run()
+
+    def _for_want_of_a_clock(self, sync: Sync, measured: Measured) -> list[str]:
+        """What was not done, and is not known."""
+        if self._common is None:
+            return []
+        why = self._common.why_not(measured.samples.typical)
+        window = sync.refused if measured.scheme == "barrier" else ""
+        return [window and f"no window: {window}", why and f"no T_glob: {why}"]
 
     def _timed(self) -> list[tuple[Callable[[], object], tuple[int, ...]]]:
         """Calls as the policy wants them timed, with their slots: m together (-m), followed by a barrier (-z 1)."""
@@ -195,7 +226,7 @@ class Trial:
         def fenced() -> None:
             run()
             self._bench.backend.finish()
-            self._control.barrier()
+            self._own.barrier()
 
         return fenced if self._policy.blocking == 1 else run
 
@@ -209,14 +240,16 @@ class Trial:
 
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
+        after = self._planted.tarry if self._planted else nothing
         if self._clock():
-            return Sync("device", self._control, board, backend.align)
+            return Sync("device", self._control, board, backend.align, after=after)
 
         def meet() -> None:
             backend.align()
             backend.finish()
 
-        return Sync("none" if self._case.mode == "host" else self._bench.scheme, self._control, board, meet)
+        scheme = "none" if self._case.mode == "host" else self._bench.scheme
+        return Sync(scheme, self._control, board, meet, self._common, after)
 
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)
@@ -240,11 +273,11 @@ class Trial:
         self._bench.backend.finish()
         return clock() - begin
 
-    def _submit_times(self) -> list[int]:
-        """What it takes a rank to hand a call over, without waiting for it; rank 0's are kept; none if it must wait."""
+    def _submit_times(self) -> np.ndarray | None:
+        """What it takes each rank to hand a call over, without waiting for it, at rank 0; None where it must wait."""
         submit = self._calls[0].submit
         if submit is None:
-            return []
+            return None
         times = []
         for _ in range(20):
             self._bench.board.beat(self._rank)
@@ -253,39 +286,51 @@ class Trial:
             work = submit()
             times.append(clock() - begin)
             work.wait()
-        return times
+        return self._control.gather(np.array(times))
+
+    def _bits(self) -> list[list[str]]:
+        """By group, digests of what two calls made of the same data, which must be rounded: one if they agree."""
+        if not self._policy.bitwise or not bitwise.rounds(self._case):
+            return [[]] * len(self._own.groups)
+        mine = []
+        for _ in range(2):
+            self._fill(0)
+            places = list(zip(self._bench.held, self._checkers, self._slots[0], strict=True))
+            for rank, checker, buffers in places:
+                bitwise.fill(buffers.send, checker.sends, self._seed, rank)
+            self._bench.backend.finish()
+            self._control.barrier()
+            self._bench.board.beat(self._rank)
+            self._calls[0].run()
+            self._bench.backend.finish()
+            mine.append(bitwise.together([bitwise.of(b.recv, checker.receives or ()) for _, checker, b in places]))
+        everyone = self._control.collect(mine)
+        of = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
+        return [list(dict.fromkeys(map(bitwise.together, zip(*told, strict=True)))) for told in of]
 
     def _fill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.recv if buffers.whole is None else buffers.whole)
             checker.fill_send(buffers.send, slot)
 
-    def _check(self, slots: list[int], when: str) -> dict[str, Any]:
-        """Fields of a wrong record if any rank's receive buffer differs anywhere, else nothing."""
+    def _check(self, slots: list[int], when: str) -> list[Fields]:
+        """Fields of records if any rank's receive buffer differs anywhere, else nothing."""
+        self._totals = [0] * len(self._own.groups)
         if not self._policy.check or not self._case.size:
-            return {}
+            return []
         wrong, first = 0, None
         for slot in slots:
             for rank, checker, buffers in zip(self._bench.held, self._checkers, self._slots[slot], strict=True):
                 checked, bad, where = checker.check_recv(buffers.recv, slot)
                 self._checked += checked
                 wrong += bad
-                first = first or (where and [rank, *where])
-        findings = self._control.collect([self._checked, wrong, first])
-        self._total = sum(f[0] for f in findings)
-        bad_ranks = [f for f in findings if f[1]]
-        if not bad_ranks:
-            return {}
-        rank, index, got, expected = bad_ranks[0][2]
-        got, expected = (payload.show(bits, self._case.type) for bits in (got, expected))
-        found = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
-        total = sum(f[1] for f in bad_ranks)
-        note = (
-            f"{total} wrong elements {when}, first on rank {rank} at {index}: {found.got} instead of {found.expected}"
-        )
-        return {"status": "wrong", "wrong": total, "first_wrong": found, "checked": self._total, "note": note}
+                first = first or (where and [self._case.members[rank], *where])
+        everyone = self._control.collect([self._checked, wrong, first])
+        findings = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
+        self._totals = [sum(checked for checked, _, _ in found) for found in findings]
+        return wrong_somewhere(self._case, findings, when)
 
-    def _check_again(self, sampler: Sampler) -> dict[str, Any]:
+    def _check_again(self, sampler: Sampler) -> list[Fields]:
         """What timed calls left behind may be older than the last of them: so some of the buffers are poisoned and
         filled anew, the same calls are made once more, untimed, and all is compared again; -c N does so N times."""
         again = [(call, slots) for call, slots in sampler.again if sampler.used.issuperset(slots)][:CALLED_AGAIN]
@@ -301,33 +346,4 @@ class Trial:
             self._bench.backend.finish()
             if wrong := self._check(fresh, "after timing, on fresh buffers"):
                 return wrong
-        return {}
-
-
-def shape(measured: Measured, same_clock: bool, per_rank: int) -> dict[str, object]:
-    """The Record fields that hold times. Starts, skew and T_glob exist only where all ranks read one clock; times of
-    each rank are kept for the first ``per_rank`` samples, if any."""
-    samples = measured.samples
-    durations = samples.durations
-    fields: dict[str, object] = {
-        "times_ns": durations.max(axis=0).tolist(),
-        "per_rank": durations[:, :per_rank].tolist() if per_rank else [],
-        "inner": measured.inner,
-        "warmup": measured.warmup,
-        "steady": measured.steady,
-        "stop": measured.stop,
-        "sync": measured.scheme,
-        "invalid": measured.invalid,
-        "overhead_ns": measured.overhead_ns,
-        "preempted": samples.switches,
-        "clock": measured.clock,
-        "host_ns": measured.host_ns,
-    }
-    if samples.device.any():
-        fields["device_ns"] = samples.device.max(axis=0).tolist()
-    if same_clock and measured.clock == "host":
-        first = samples.starts.min(axis=0)
-        fields["starts_ns"] = (samples.starts - first)[:, :per_rank].tolist()
-        fields["glob_ns"] = (samples.ends.max(axis=0) - first).tolist()
-        fields["skew_ns"] = (samples.starts.max(axis=0) - first).tolist()
-    return fields
+        return []

@@ -12,8 +12,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,12 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from collbench import backends, environment, gpus
+from collbench import backends, environment, gpus, groups, topology
 from collbench.backends import Backend
-from collbench.control import Control
+from collbench.control import LONG, Control
 from collbench.errors import CannotRun, CollbenchError, first_line
+from collbench.fields import Fields
+from collbench.global_clock import GlobalClock
 from collbench.launch.board import Board, Phase
 from collbench.measure import clock
 from collbench.plan import Job, Plan
@@ -35,8 +37,8 @@ from collbench.suite import Case
 from collbench.trial import Bench, Trial, allocate, prepare
 
 Emit = Callable[[World | Record], None]
+Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
 REFUSED = re.compile("invalid argument|invalid usage|no algorithm/protocol", re.IGNORECASE)  # what NCCL cannot do
-_LONG = timedelta(days=1)  # libraries never give up by themselves: whoever watches the board ends a hung run
 
 
 class Place(NamedTuple):
@@ -49,40 +51,42 @@ class Place(NamedTuple):
     launcher: str
 
 
-def connect(place: Place, store: Any | None) -> Control:
-    """Join the control group, on Gloo; without a store by the launcher's MASTER_ADDR and MASTER_PORT."""
+def connect(place: Place, store: Any) -> Control:
+    """Join the control group, on Gloo. ``store`` must live as long as any process group."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
-    if store is None:
-        dist.init_process_group("gloo", timeout=_LONG)
-    else:
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=_LONG)
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)
     return Control(place.rank, place.n)
 
 
 def settle(place: Place, control: Control, wanted: bool) -> tuple[list[int], bool]:
-    """Give each rank of a host cores of its own if there are enough and nobody has bound it yet.
+    """Give each rank of a machine cores of its own if there are enough and nobody has bound it yet.
 
-    Returns the CPUs this rank may use, and whether any host has more ranks than cores for them.
+    Containers of one kernel share its cores, whatever hosts they take themselves for. Returns the CPUs this rank may
+    use, and whether any machine has more ranks than cores for them.
     """
     cpus = environment.usable_cpus()
     cores = cpus[: environment.core_count()]
-    everyone = control.collect([environment.host(), cores])
-    shared = {host: {c for h, mine in everyone for c in mine if h == host} for host, _ in everyone}
-    counts = Counter(host for host, _ in everyone)
-    share = len(cores) // place.local_n
-    if wanted and share and len(shared[environment.host()]) == len(cores):
-        at = place.local_rank * share
+    here = environment.boot_id() or environment.host()
+    everyone = control.collect([here, cores])
+    shared = {machine: {c for m, mine in everyone for c in mine if m == machine} for machine, _ in everyone}
+    counts = Counter(machine for machine, _ in everyone)
+    share = len(cores) // counts[here]
+    if wanted and share and len(shared[here]) == len(cores):
+        at = sum(machine == here for machine, _ in everyone[: place.rank]) * share
         os.sched_setaffinity(0, cores[at : at + share])
-    crowded = any(counts[host] > len(shared[host]) for host in counts)
+    crowded = any(counts[machine] > len(shared[machine]) for machine in counts)
     return sorted(os.sched_getaffinity(0)), crowded
 
 
 class Worker:
     """One rank of one world."""
 
-    def __init__(self, place: Place, plan: Plan, control: Control, board: Board, emit: Emit) -> None:
+    def __init__(
+        self, place: Place, plan: Plan, control: Control, board: Board, emit: Emit, further: Further = list
+    ) -> None:
         self.place = place
+        self._further = further
         self._plan = plan
         self._policy = plan.policy
         self._control = control
@@ -90,7 +94,7 @@ class Worker:
         self._emit = emit
         self._backend: Backend = backends.find(plan.backend)
         self._backend.policy = plan.policy
-        self._held = range(plan.n) if plan.policy.virtual else range(place.rank, place.rank + 1)
+        self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
 
     def run(self) -> None:
@@ -99,18 +103,19 @@ class Worker:
         self._enter(Phase.CONNECTING)
         began = clock()
         cpus, crowded = settle(place, self._control, self._policy.pin and plan.backend not in ON_GPUS)
+        self._divide()
         self._open(place)
         took = clock() - began
         watch, states = self._watch()
-        world = self._describe(cpus, crowded, took, states)
+        common = self._common()
+        world = self._describe(cpus, crowded, took, states, common)
         if place.rank == 0:
             self._emit(world)
         scheme = self._policy.sync
         if scheme == "auto":
-            together = world.same_clock and self._board.shared
-            scheme = "window" if together and not world.oversubscribed else "barrier"
-        if scheme == "window" and not self._board.shared:
-            raise CannotRun("--sync window needs all ranks on one host", "--sync barrier works everywhere")
+            scheme = "barrier" if world.oversubscribed else "window"
+        if scheme == "window" and common and common.trouble:
+            raise CannotRun(f"--sync window: {common.trouble}", "--sync barrier works everywhere")
         stream = self._backend.stream
         if scheme == "device" and not stream:
             raise CannotRun("--sync device needs a GPU, whose stream it waits on", "--sync barrier works everywhere")
@@ -118,22 +123,54 @@ class Worker:
             assert_ordered(stream, self._backend.align, self._control, lambda: self._board.beat(place.rank))
         policy = self._policy.resolved(world.oversubscribed)
         self._bench = Bench(
-            place.rank, self._held, self._backend, self._control, self._board, policy, scheme, world.same_clock, watch
+            place.rank, self._held, self._backend, self._control, self._board, policy, scheme, common, watch
         )
-        for index, job in enumerate(plan.jobs):
-            self._enter(Phase.PREPARING, index)
-            record = self._job(job)
-            if record is not None and place.rank == 0:
+        done = 0
+        while done < len(plan.jobs) or self._goes_on():
+            self._enter(Phase.PREPARING, done)
+            for record in self._job(plan.jobs[done]):
                 self._emit(record)
+            done += 1
         self._enter(Phase.DONE)
         self._control.barrier()
         self._backend.close()
+        self._own.leave()
+        if common:
+            common.close()
         if watch:
             watch.close()
 
+    def _goes_on(self) -> bool:
+        """Whether the plan is open and rank 0 has been told more, which is then part of it."""
+        if not self._plan.open:
+            return False
+        told = self._further() if self.place.rank == 0 else []
+        more = msgspec.convert(self._control.broadcast(msgspec.to_builtins(told)), list[Job])
+        self._plan.jobs.extend(more)
+        return bool(more)
+
+    def _divide(self) -> None:
+        """Make the groups that are measured at once; the backend then works within this rank's."""
+        rule, hosts = self._plan.groups, self._control.collect(environment.host())
+        for each in {rule, *(job.case.groups for job in self._plan.jobs)}:
+            if wrong := groups.misplaced(each, hosts):
+                raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
+        if rule:
+            self._own = self._backend.control = self._control.divided(groups.members(rule, self._plan.n))
+        mine = range(self._own.rank, self._own.rank + 1)
+        self._held = range(self._plan.n) if self._policy.virtual else mine
+
+    def _place(self, case: Case) -> Bench:
+        """What the case is measured with: by this rank in its group, if it has been placed in one."""
+        if not groups.placed(case.groups):
+            self._backend.control = self._own if self._plan.groups else None
+            return self._bench
+        own = self._backend.control = self._control.among(groups.members(case.groups, case.world))
+        return self._bench._replace(held=[] if own.idle else [own.rank])
+
     def _open(self, place: Place) -> None:
         try:
-            self._backend.open(place.rank, self._plan.n, place.local_rank)
+            self._backend.open(self._own.rank, self._plan.n // len(self._own.groups), place.local_rank)
             self._board.beat(place.rank)
             trouble = None
         except CannotRun as e:
@@ -149,42 +186,62 @@ class Worker:
         watch = gpus.watch(self._backend.device)
         return watch, gpus.everyones(self._control, watch.read() if watch else None)
 
-    def _describe(self, cpus: list[int], crowded: bool, init_ns: int, states: list[GpuState]) -> World:
+    def _common(self) -> GlobalClock | None:
+        """The clock that ranks agree on by messages; None where all read one and share a board beside."""
+        domains = self._control.collect(environment.same_clock_domain_key())
+        if self._control.n == 1 or (self._board.shared and len(set(domains)) == 1):
+            return None
+        return GlobalClock(self._control, domains, lambda: self._board.beat(self.place.rank), clock)
+
+    def _describe(
+        self, cpus: list[int], crowded: bool, init_ns: int, states: list[GpuState], common: GlobalClock | None
+    ) -> World:
         place = self.place
         host, device, numa = socket.gethostname(), str(self._backend.device), environment.numa_of(cpus[0])
+        whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [
-            RankInfo(rank=rank, host=host, pid=os.getpid(), cpus=cpus, device=device, numa=numa) for rank in self._held
+            RankInfo(rank=whole[rank], host=host, pid=os.getpid(), cpus=cpus, device=device, numa=numa)
+            for rank in self._held
         ]
-        clocks, inits = zip(*self._control.collect([environment.same_clock_domain_key(), init_ns]), strict=True)
-        everyone = self._control.collect(msgspec.to_builtins(mine))
-        ranks = [msgspec.convert(info, RankInfo) for infos in everyone for info in infos]
+        counters = topology.counters(environment.ROOT) if place.local_rank == 0 else {}
+        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters])
+        inits, infos, hosts, counted = zip(*everyone, strict=True)
+        ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
         return World(
             index=self._plan.index, backend=self._plan.backend, n=self._plan.n, env=self._plan.env,
             launcher=place.launcher, ranks=ranks, oversubscribed=crowded,
-            same_clock=len(set(clocks)) == 1, library=self._backend.library, init_ns=max(inits),
+            same_clock=common is None or common.exact, library=self._backend.library, init_ns=max(inits),
             virtual=self._policy.virtual, shared_gpu=self._backend.shared, interpreted=self._backend.interpreted,
-            gpus=states,
+            gpus=states, counters={name: of for name, of in zip(hosts, counted, strict=True) if of},
+            clock_error_ns=common.error_ns if common else 0,
+            clock_hidden_ns=common.hidden_ns if common else 0,
         )  # fmt: skip
 
     def _enter(self, phase: Phase, index: int | None = None) -> None:
         self._board.enter(self.place.rank, phase, index)
 
-    def _job(self, job: Job) -> Record | None:
-        """One case: its record at rank 0."""
+    def _job(self, job: Job) -> list[Record]:
+        """One case in every group: their records at rank 0, the first group's last."""
         case, began = job.case, time.perf_counter()
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
-        reason = backends.why_never(case) or self._backend.why_not(case) or self._probe(case)
-        if reason:
-            return Record(case=case, status="skipped", note=reason, world=self._plan.index, started=started)
-        fields = Trial(self._bench, job).run()
+        bench = self._place(case)
+        reason = backends.why_never(case) or self._backend.why_not(case) or self._probe(case, bench.held)
+        found: list[Fields] = [{"status": "skipped", "note": reason}] * case.of
+        if not reason:
+            took: Fields = {
+                "rotation": job.rotation,
+                "cache": job.cache,
+                "copies_first": self._backend.copies_first(case),
+            }
+            outcomes = Trial(bench, job).run()
+            took["seconds"] = time.perf_counter() - began
+            found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
-            return None
-        return Record(
-            case=case, world=self._plan.index, started=started, rotation=job.rotation, cache=job.cache,
-            copies_first=self._backend.copies_first(case), seconds=time.perf_counter() - began, **fields,
-        )  # fmt: skip
+            return []
+        about: Fields = {"world": self._plan.index, "started": started, "injected": self._policy.inject}
+        return [Record(case=each, **about, **found[each.group]) for each in case.siblings]
 
-    def _probe(self, case: Case) -> str:
+    def _probe(self, case: Case, held: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a few elements."""
         kind = (case.collective, case.algorithm, case.dtype, case.op, case.in_place, bool(case.splits))
         if kind not in self._verdicts:
@@ -192,16 +249,16 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                (slot,) = allocate(self._backend, tiny, self._held, 0, 1)
+                (slot,) = allocate(self._backend, tiny, held, 0, 1)
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
                 prepare(self._backend, tiny, slot, self._policy.virtual).run()
-                trouble = ""
+                trouble = "" if held else None
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
                     raise
                 trouble = first_line(e)
-            troubles = self._control.collect(trouble)
+            troubles = [trouble for trouble in self._control.collect(trouble) if trouble is not None]
             if any(troubles) and not all(troubles):
                 rank = next(r for r, t in enumerate(troubles) if t)
                 raise RuntimeError(f"only some ranks refuse {case.collective}: rank {rank}: {troubles[rank]}")
@@ -223,7 +280,12 @@ def local_rank(rank: int, board: Board, channel: socket.socket) -> int:
     try:
         board.enter(rank, Phase.CONNECTING)
         control = connect(place, dist.FileStore(str(Path(said["store"])), plan.processes))  # type: ignore[attr-defined]
-        Worker(place, plan, control, board, lambda line: say("line", line)).run()
+
+        def further() -> list[Job]:
+            say("further", True)
+            return msgspec.json.decode(stream.readline(), type=list[Job])
+
+        Worker(place, plan, control, board, lambda line: say("line", line), further).run()
     except CollbenchError as e:
         say("error", {"message": e.message, "hint": e.hint, "expected": True, "traceback": ""})
         return 1

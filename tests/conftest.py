@@ -11,6 +11,13 @@ from pathlib import Path
 import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+LONG = ("ranks", "lab", "cli", "browser")  # folders whose files take longest, in this order
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, so that no worker of several has one left when the others are done."""
+    place = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.parent.name, len(LONG)))
 
 
 @pytest.fixture(autouse=True)

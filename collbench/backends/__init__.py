@@ -1,6 +1,7 @@
 """Everything that can run a case. A backend is a module in this package, found by its file name or in TOGETHER.
 
-A name without a module is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a plug-in's).
+A name without a module is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a plug-in's); ``mpi`` is
+this package's, not torch's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from collbench.groups import placed
 from collbench.lines import Choice
 from collbench.suite import Case, Policy
 
 if TYPE_CHECKING:
+    from collbench.control import Control
     from collbench.stream import Stream
 
 TRANSPORTS = frozenset({"shm", "symm"})  # carry reference algorithms only
@@ -24,7 +27,10 @@ TOGETHER = {  # backends that share a module
     "torch_multimem": "torchsymm",
     "torch_multimem_one_shot": "torchsymm",
 }
+UNDER_MPIRUN = frozenset({"mpi"})  # ranks of this machine are started by mpirun
 GPU_EACH = frozenset({"nccl", *TOGETHER})  # every rank has a GPU
+WHOLE = frozenset({"symm", "model", *TOGETHER})  # measure no groups
+DIVIDED = frozenset({"shm", "mpi"})  # measure groups of which every rank is in one
 
 
 class Call(NamedTuple):
@@ -42,6 +48,7 @@ class Backend(Protocol):
     """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the case's dtype."""
 
     policy: Policy  # set before open
+    control: Control | None  # set before open where the world is divided into groups: that of this rank's
     shared: bool  # whether this rank shares its GPU with others (once opened)
     interpreted: bool  # whether kernels run in an interpreter
     stream: Stream | None  # where the device puts collectives in order, and its clock (once opened); None on CPUs
@@ -65,7 +72,8 @@ class Backend(Protocol):
         """Whether the timed call starts with a copy, for want of such an out-of-place collective."""
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
-        """Join the world; called once, before any prepare, by all ranks. Raises CannotRun with the reason."""
+        """Join the world, or the group in it that ``rank`` and ``n`` are of; called once, before any prepare, by all
+        ranks. Raises CannotRun with the reason."""
 
     def allocate(self, nbytes: int) -> Any:
         """A 1-D uint8 tensor for all buffers of one case, which all ranks cut up alike; the last is out of use."""
@@ -93,6 +101,7 @@ class Base:
     """What most backends answer to the questions that few are asked."""
 
     policy = Policy()
+    control: Control | None = None
     shared = interpreted = False
     stream: Stream | None = None
 
@@ -128,21 +137,29 @@ def why_never(case: Case) -> str:
 
 def why_not_so(case: Case, policy: Policy) -> str:
     """Why ``case`` cannot run as ``policy`` wants it, as far as the backend's name tells; else an empty string."""
-    if policy.virtual and case.backend not in VIRTUAL and not is_predicted(case.backend):
-        return f"{case.backend} has no virtual ranks; --backend {' or '.join(VIRTUAL)} has"
-    if policy.register and case.backend != "nccl":
-        return f"registered buffers (-R) are NCCL's; {case.backend} has none"
-    if case.mode == "graph" and policy.blocking:
-        return "the host cannot meet the others after each call (-z 1) of a CUDA graph"
-    return ""
+    name, among = case.backend, placed(case.groups)
+    own = case.algorithm == "native" and case.collective != "sendrecv"
+    reasons = {
+        f"{name} has no virtual ranks; --backend {' or '.join(VIRTUAL)} has":
+            policy.virtual and name not in VIRTUAL and not is_predicted(name),
+        f"registered buffers (-R) are NCCL's; {name} has none": policy.register and name != "nccl",
+        f"{name} measures no groups (--split)": case.groups and (name in WHOLE or policy.virtual),
+        f"{name} measures no pairs among more ranks; gloo and nccl do": among and name in DIVIDED,
+        f"{name}'s own {case.collective} needs all ranks: of pairs, sendrecv or an --algo is measured": among and own,
+        "a fault can be planted (--inject) neither in a prediction nor in a CUDA graph":
+            policy.inject and (is_predicted(name) or case.mode == "graph"),
+        "the host cannot meet the others after each call (-z 1) of a CUDA graph":
+            case.mode == "graph" and policy.blocking,
+    }  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def too_few_gpus(case: Case, policy: Policy, gpus: int) -> str:
     """Why one host with so many GPUs has too few for ``case``, else an empty string; 0 stands for an unknown number."""
-    if case.backend not in GPU_EACH or policy.share_gpu or not 0 < gpus < case.n:
+    if case.backend not in GPU_EACH or policy.share_gpu or not 0 < gpus < case.world:
         return ""
     sharing = "--share-gpu lets ranks share one; " if case.backend == "nccl" else ""
-    return f"{each_needs_one(case.n, gpus)} ({sharing}--backend gloo runs on CPUs)"
+    return f"{each_needs_one(case.world, gpus)} ({sharing}--backend gloo runs on CPUs)"
 
 
 def each_needs_one(ranks: int, gpus: int) -> str:

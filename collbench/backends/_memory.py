@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 def one_host(control: Control, backend: str, other: str) -> None:
     """Raises CannotRun unless all ranks see each other's processes (all ranks call this together)."""
-    homes = control.collect([environment.host(), str(Path("/proc/self/ns/pid").readlink())])
+    homes = control.collect([environment.boot_id(), environment.host(), str(Path("/proc/self/ns/pid").readlink())])
     if any(home != homes[0] for home in homes):
         raise CannotRun(f"{backend} needs all ranks on one host, in one PID namespace", other)
 

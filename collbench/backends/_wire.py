@@ -7,7 +7,7 @@ its way: after each part of a step, that part's messages of the following step a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 Post = Callable[[], list[Any]]  # starts a step's messages and returns their handles
 
 
-class _Messages(NamedTuple):
+class Messages(NamedTuple):
     """What is posted together: (tensor, peer) pairs; ``local`` is done once all have ended."""
 
     sends: list[tuple[Tensor, int]]
@@ -53,24 +53,32 @@ class Room:
         return self._kept[name][:nbytes]
 
 
-def _posted(messages: _Messages, group: Any) -> Post:
+Start = Callable[[Messages, Any], Post]  # makes that of messages between the ranks of a group
+
+
+def _posted(messages: Messages, group: Any) -> Post:
     """By the process group's own methods: dist.isend costs more than a small message."""
     recvs = [partial(group.recv, [tensor], peer, 0) for tensor, peer in messages.recvs]
     sends = [partial(group.send, [tensor], peer, 0) for tensor, peer in messages.sends]
     return lambda: [start() for start in (*recvs, *sends)]
 
 
-def _batched(messages: _Messages, group: Any) -> Post:
+def _batched(messages: Messages, group: Any) -> Post:
     """All messages of a step as one group call, which NCCL needs lest they wait for each other."""
-    batch = [dist.P2POp(dist.irecv, tensor, peer, group) for tensor, peer in messages.recvs]
-    batch += [dist.P2POp(dist.isend, tensor, peer, group) for tensor, peer in messages.sends]
+    at = partial(dist.get_global_rank, group)
+    batch = [dist.P2POp(dist.irecv, tensor, at(peer), group) for tensor, peer in messages.recvs]
+    batch += [dist.P2POp(dist.isend, tensor, at(peer), group) for tensor, peer in messages.sends]
     return lambda: dist.batch_isend_irecv(batch) if batch else []
 
 
-def prepare(case: Case, send: Tensor, recv: Tensor, rank: int, group: Any, room: Room) -> Call:
-    """The call that runs ``case.algorithm`` between the ranks of a process group."""
-    wire = _Wire(case, send, recv, rank, room)
-    start = _batched if recv.device.type == "cuda" else _posted
+def prepare(
+    case: Case, send: Tensor, recv: Tensor, rank: int, group: Any, room: Room, start: Start | None = None,
+    halfway: float = HALFWAY, members: Sequence[int] = (),
+) -> Call:  # fmt: skip
+    """The call that runs ``case.algorithm`` between the ranks of a process group, or of what ``start`` knows; or
+    between some ``members`` of it."""
+    wire = _Wire(case, send, recv, rank, room, halfway, members or range(case.n))
+    start = start or (_batched if recv.device.type == "cuda" else _posted)
     parts = [[(start(messages, group), tuple(messages.local)) for messages in part] for part in wire.parts]
     numbered, finish = list(enumerate(parts)), wire.finish
     following = range(1, len(parts[0]) + 1)
@@ -94,8 +102,11 @@ def prepare(case: Case, send: Tensor, recv: Tensor, rank: int, group: Any, room:
 class _Wire:
     """Compiles one case for one rank."""
 
-    def __init__(self, case: Case, send: Tensor, recv: Tensor, rank: int, room: Room) -> None:
-        self._compiled = Compiled(case, HALFWAY, waits=False)
+    def __init__(
+        self, case: Case, send: Tensor, recv: Tensor, rank: int, room: Room, halfway: float, peers: Sequence[int]
+    ) -> None:
+        self._peers = peers
+        self._compiled = Compiled(case, halfway, waits=False)
         self.name = self._compiled.name
         self._has_data = self._compiled.schedule.has_data
         self._rank, self._device, self._room = rank, recv.device, room
@@ -115,11 +126,11 @@ class _Wire:
         cell = row // self._compiled.schedule.width
         return 1 if self._device.type != "cpu" else max(1, min(MAX_PARTS, cell // PART_BYTES))
 
-    def _messages(self, step: Step, part: int, parts: int) -> _Messages:
-        messages = _Messages([], [], [])
+    def _messages(self, step: Step, part: int, parts: int) -> Messages:
+        messages = Messages([], [], [])
         for to, bank, cell, cells in step.sends:
             spots = self._compiled.spots(Term(self._rank, bank, cell), cells, part, parts)
-            messages.sends.extend((self._at(spot), to) for spot in spots if self._travels(spot))
+            messages.sends.extend((self._at(spot), self._peers[to]) for spot in spots if self._travels(spot))
         for action in step.actions:
             self._receive(action, part, parts, messages)
         return messages
@@ -130,7 +141,7 @@ class _Wire:
     def _at(self, spot: Spot) -> Tensor:
         return self._banks[spot.bank][spot.start : spot.stop] if self._has_data else self._token
 
-    def _receive(self, action: Action, part: int, parts: int, messages: _Messages) -> None:
+    def _receive(self, action: Action, part: int, parts: int, messages: Messages) -> None:
         """Values that are only copied arrive in place, those to be combined in a landing buffer."""
         bank, cell, cells, terms = action
         places = list(self._compiled.spots(Term(self._rank, bank, cell), cells, part, parts))
@@ -145,7 +156,7 @@ class _Wire:
                 landing = (part, len(messages.recvs)), place.stop - place.start
                 mine.append(self._room.get(*landing) if apart else self._at(place))
                 if self._travels(place):
-                    messages.recvs.append((mine[-1], term.rank))
+                    messages.recvs.append((mine[-1], self._peers[term.rank]))
         if self._has_data:
             for place, mine in zip(places, values, strict=True):
                 messages.local.extend(fold(self._arithmetic, self._at(place), mine))

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 
 import torch
 
+from collbench import environment
 from collbench.backends import Base, Call, _memory
 from collbench.compiled import Compiled
-from collbench.control import Control
+from collbench.control import Control, world
 from collbench.errors import CannotRun
 from collbench.program import Action, Bank, Term
 from collbench.reducers import Operation, arithmetic, fold, mean
@@ -63,10 +64,11 @@ class SharedMemory(Base):
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if missing := why_not_here():
             raise CannotRun(missing, "--backend gloo runs here")
-        self._rank, self._control = rank, Control(rank, n)
+        self._rank, self._control = rank, self.control or Control(rank, n)
+        everyone = world().collect([environment.host(), sorted(os.sched_getaffinity(0))])
+        near = [cores for host, cores in everyone if host == environment.host()]  # of any group
+        self._patience = PATIENCE if len(near) <= len({core for cores in near for core in cores}) else 0
         _memory.one_host(self._control, "shm", "--backend gloo joins hosts")
-        cores = {core for mine in self._control.collect(sorted(os.sched_getaffinity(0))) for core in mine}
-        self._patience = PATIENCE if n <= len(cores) else 0
         self._counters = _memory.share(self._control, n * LINE * 8)[0].numpy().data.cast("q")
 
     def allocate(self, nbytes: int) -> Tensor:

@@ -6,8 +6,7 @@ the call is a copy followed by the in-place collective, and the record's note sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,8 +16,9 @@ import torch.distributed as dist
 from collbench import ncclog
 from collbench.backends import Base, Call, _cuda, _wire
 from collbench.collectives import premul_factor
-from collbench.control import Control
+from collbench.control import Control, world
 from collbench.errors import CannotRun
+from collbench.groups import placed
 from collbench.lines import Choice
 from collbench.stream import Cuda
 from collbench.suite import Case
@@ -43,11 +43,16 @@ Tensor = torch.Tensor
 
 
 class _Site(NamedTuple):
-    """Where a collective is issued from."""
+    """Where a collective is issued from; ranks are the group's, which may be some ``members`` of a process group."""
 
     rank: int
     n: int
     group: Any
+    members: Sequence[int] = ()
+
+    def globally(self, rank: int) -> int:
+        """As the world counts: torch names roots and peers so, whatever the group."""
+        return self.members[rank] if self.members else dist.get_global_rank(self.group, rank)
 
 
 class _Joined:
@@ -72,11 +77,11 @@ def _all_reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[.
 
 
 def _reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(dist.reduce, recv, case.root, op=_op(case, at.rank), group=at.group)
+    return partial(dist.reduce, recv, at.globally(case.root), op=_op(case, at.rank), group=at.group)
 
 
 def _broadcast(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    return partial(dist.broadcast, recv, case.root, group=at.group)
+    return partial(dist.broadcast, recv, at.globally(case.root), group=at.group)
 
 
 def _gathering(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
@@ -99,17 +104,18 @@ def _exchange_v(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[.
 
 def _gather(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
     parts = list(recv.chunk(at.n)) if at.rank == case.root else None
-    return partial(dist.gather, send, parts, case.root, group=at.group)
+    return partial(dist.gather, send, parts, at.globally(case.root), group=at.group)
 
 
 def _scatter(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
     parts = list(send.chunk(at.n)) if at.rank == case.root else None
-    return partial(dist.scatter, recv, parts, case.root, group=at.group)
+    return partial(dist.scatter, recv, parts, at.globally(case.root), group=at.group)
 
 
 def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
-    ahead, behind = (at.rank + 1) % at.n, (at.rank - 1) % at.n
-    pair = [dist.P2POp(dist.isend, send, ahead, at.group), dist.P2POp(dist.irecv, recv, behind, at.group)]
+    ahead, behind = (at.globally((at.rank + step) % at.n) for step in (1, -1))
+    # receiving first: between two ranks that share a link, word that one waits for data would queue behind its own
+    pair = [dist.P2POp(dist.irecv, recv, behind, at.group), dist.P2POp(dist.isend, send, ahead, at.group)]
 
     def issue(async_op: bool = False) -> Any:
         works = _Joined(dist.batch_isend_irecv(pair))
@@ -146,6 +152,7 @@ class TorchDistributed(Base):
         self.device = torch.device("cpu")
         self.premultiplies = name == "nccl"
         self.library = f"torch {torch.__version__} {name}"
+        self._everyone: Any = None  # the process group of all ranks, where this rank's is but one of several
         self._registered: _cuda.Registered | None = None
         self._listener: ncclog.Listener | None = None
 
@@ -170,14 +177,16 @@ class TorchDistributed(Base):
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         if self.name == "nccl":
-            self._take_seat(Control(rank, n), local_rank)
+            self._take_seat(world() if self.control else Control(rank, n), local_rank)
         try:
-            self._at = _Site(rank, n, dist.new_group(backend=self.name, timeout=timedelta(days=1)))
+            self._at = _Site(rank, n, (self.control or Control(rank, n)).joined(self.name))
         except (RuntimeError, ValueError, AttributeError) as e:
             reason = str(e).splitlines()[0]
             raise CannotRun(
                 f"backend {self.name} cannot be opened: {reason}", "collbench doctor says what runs here"
             ) from e
+        if self.stream and self.control:
+            self._everyone = world().joined(self.name)
         if level := self.policy.register:
             self._registered = _cuda.Registered(self._at.group, Control(rank, n), self.device, level)
 
@@ -200,17 +209,20 @@ class TorchDistributed(Base):
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
+        at = self._at
+        if self.control and placed(case.groups):
+            at = at._replace(rank=self.control.rank, n=case.n, members=self.control.members)
         if case.algorithm != "native":
-            return _wire.prepare(case, send, recv, self._at.rank, self._at.group, self._room)
-        issue = CALLS[case.collective](case, send, recv, self._at)
+            return _wire.prepare(case, send, recv, at.rank, at.group, self._room, members=at.members)
+        issue = CALLS[case.collective](case, send, recv, at)
         submit = partial(issue, async_op=True)
-        if self.copies_first(case) and (case.collective != "broadcast" or self._at.rank == case.root):
+        if self.copies_first(case) and (case.collective != "broadcast" or at.rank == case.root):
             return _after_copy(send, recv, issue, submit)  # of a broadcast only the root's input counts
         return Call(issue, submit, waits=case.collective in WAITING)
 
     def align(self) -> None:
         if self.stream:
-            dist.all_reduce(self._token, group=self._at.group)
+            dist.all_reduce(self._token, group=self._everyone or self._at.group)
 
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         def done() -> None:
@@ -230,7 +242,8 @@ class TorchDistributed(Base):
     def close(self) -> None:
         if self._registered:
             self._registered.release()
-        dist.destroy_process_group(self._at.group)
+        for group in filter(None, (self._at.group, self._everyone)):
+            dist.destroy_process_group(group)
         if self._listener:
             self._listener.close()
 

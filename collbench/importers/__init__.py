@@ -21,7 +21,8 @@ from collbench.collectives import COLLECTIVES, OPS, collective
 from collbench.dtypes import DTYPES, dtype
 from collbench.errors import UsageError
 from collbench.records import End, RankInfo, Record, Run, Told, World
-from collbench.suite import MOST_RANKS, Axes, Case, Mode, Policy, Suite, why_not
+from collbench.selection import why_not
+from collbench.suite import MOST_RANKS, Axes, Case, Mode, Policy, Suite
 
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 MOST_NS = 1e15  # of a call, eleven days

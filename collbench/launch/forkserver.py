@@ -22,9 +22,9 @@ from collbench.launch.board import Board
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that made it ends, however it ends (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(by: int = signal.SIGKILL) -> None:
+    """Have the kernel end this process by a signal when the one that made it ends, however it ends (Linux)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by))
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""Joining ranks that torchrun, srun or mpirun started: the same command line, run once per rank.
+"""Joining ranks that torchrun, srun, mpirun or another launcher started: the same command line, run once per rank.
 
 Every process runs the whole command; rank 0 plans, prints and records, and the others follow the plan it sends.
 """
@@ -6,136 +6,113 @@ Every process runs the whole command; rank 0 plans, prints and records, and the 
 from __future__ import annotations
 
 import os
-import re
-import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import psutil
 
 from collbench import environment
-from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError, first_line, says_peer_is_gone
+from collbench.errors import CannotRun, CollbenchError, Exit, RunBroken, first_line, says_peer_is_gone
+from collbench.launch import doors, environments, told
 from collbench.launch.board import Board
+from collbench.launch.environments import Membership
+from collbench.launch.meeting import Host, listener, who
+from collbench.records import HostInfo, World
 
 if TYPE_CHECKING:
     from collbench.control import Control
-    from collbench.plan import Plan
-    from collbench.records import Record, World
+    from collbench.launch.guest import Guest
+    from collbench.plan import Job, Plan
+    from collbench.records import Record
+    from collbench.worker import Place
 
+# who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
+DAEMONS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted", "mpiexec.hydra", "hydra_pmi_proxy",
+           "hydra_bstrap_proxy", "pbs_attach", "aprun", "palsd", "flux-shell")  # fmt: skip
+_MOMENT = 0.05
+_SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
 
+OnLine = Callable[["World | Record"], None]
 OnLost = Callable[["Plan", RunBroken], None]
 OnHang = Callable[[RunBroken], None]
 
 
-class Membership(NamedTuple):
-    """What a launcher's environment says of this process; ``local_n`` 0 where it does not say who shares the host."""
+def detect(wanted: str = "auto") -> Membership | None:
+    """The launcher this process was started by, or None when it should start its own ranks.
 
-    launcher: str
-    rank: int
-    n: int
-    local_rank: int
-    local_n: int
-
-
-# launcher, a variable that only it sets, then rank, world size, rank on the host, ranks on the host
-_LAUNCHERS = (
-    ("torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("mpirun (MPICH)", "PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("srun", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"),
-    ("environment", "MASTER_ADDR", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-)  # fmt: skip
-
-
-def detect(variables: Mapping[str, str] = os.environ) -> Membership | None:
-    """The launcher this process was started by, or None when it should start its own ranks."""
-    for launcher, sign, *names in _LAUNCHERS:
-        if sign not in variables or not all(name in variables for name in names[:2]):
-            continue
-        rank, n = (_number(variables, name) for name in names[:2])
-        local_rank, local_n = (
-            _number(variables, name) if name in variables else default
-            for name, default in zip(names[2:], (0, 0), strict=True)
-        )
-        if launcher == "srun" and n == 1:
-            continue  # one task is an interactive step: it starts ranks of its own
-        return Membership(launcher, rank, n, local_rank, local_n)
-    return None
-
-
-def _number(variables: Mapping[str, str], name: str) -> int:
-    digits = variables[name].split("(")[0].split(",")[0]  # SLURM_TASKS_PER_NODE reads 4(x2)
-    try:
-        return int(digits)
-    except ValueError:
-        raise UsageError(
-            f"{name}={variables[name]} is not a number", "is this shell inside a job that set it?"
-        ) from None
-
-
-@contextmanager
-def rendezvous(member: Membership) -> Iterator[Any]:
-    """A store all ranks of the world reach; None where torch finds it by MASTER_ADDR itself.
-
-    Ranks of one host meet in a private folder named after the launcher's process, so that nothing listens; elsewhere
-    MASTER_ADDR and MASTER_PORT must name a place.
+    Raises UsageError where ``wanted`` is not it, CannotRun where processes started together each believe to be alone.
     """
-    import torch.distributed as dist
+    member = environments.detect(wanted)
+    if wanted == "auto" and (member is None or member.n == 1):
+        _refuse_strangers()
+    return member
 
-    if member.launcher in ("torchrun", "environment"):
-        yield None
-    elif member.n == member.local_n:
-        with _private_folder(member) as folder:
-            yield dist.FileStore(str(folder / "store"), member.n)  # type: ignore[attr-defined]
-    elif "MASTER_ADDR" in os.environ:
-        os.environ.setdefault("MASTER_PORT", "29511")
-        os.environ.update(RANK=str(member.rank), WORLD_SIZE=str(member.n))
-        yield None
-    else:
-        raise CannotRun(
-            f"{member.launcher} started ranks on several hosts and nothing says where they meet",
-            "set MASTER_ADDR to the first host's name for every rank (mpirun -x MASTER_ADDR=host1 …)",
-        )
+
+def _refuse_strangers() -> None:
+    """A launcher whose variables nobody here knows leaves as many worlds as it has started processes."""
+    me = psutil.Process()
+    with suppress(psutil.Error):
+        parent = me.parent()
+        if parent is None or parent.name() not in DAEMONS:
+            return
+        alike = sum(process.cmdline() == me.cmdline() for process in parent.children())
+        if alike > 1:
+            raise CannotRun(
+                f"{parent.name()} started {alike} processes like this one on {environment.host()}, but each believes "
+                "that it is alone",
+                "is it another MPI's? set RANK, WORLD_SIZE and MASTER_ADDR, or --launcher local for a world each",
+            )
+
+
+class Meeting(NamedTuple):
+    """Ranks that have come together: this one's connection to rank 0, and at rank 0 who keeps them all."""
+
+    guest: Guest
+    host: Host | None
+
+    def gone(self) -> str:
+        """At rank 0, ranks that left without saying so, and their hosts; those first that left first."""
+        return ", ".join(map(who, self.host.gone if self.host else []))
+
+    def silent(self, seconds: float) -> str:
+        """At rank 0, ranks of which nothing has been heard for so long, and their hosts."""
+        return ", ".join(map(who, self.host.silent(seconds) if self.host else []))
 
 
 @contextmanager
-def _private_folder(member: Membership) -> Iterator[Path]:
-    """A folder that only ranks of this launch on this host, of this user, know and may open."""
-    folder = Path(tempfile.gettempdir()) / f"collbench-{os.getuid()}-{_job()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise CannotRun(f"{folder} is not a folder of this user alone", "remove it, or set TMPDIR to a private folder")
+def rendezvous(member: Membership, seconds: float) -> Iterator[Meeting]:
+    """All ranks of the launch, met within ``seconds``; libraries then keep to the interface that they met on.
+
+    Raises RunBroken or CannotRun, with who came and who did not.
+    """
+    from collbench.launch.guest import Guest
+
+    host = None
     try:
-        yield folder
+        with doors.of(member) as (places, key):
+            if member.rank == 0:
+                host = Host(listener(places), member.n, key, seconds)
+            guest = Guest(member, places, key, seconds)
+        keep_to(doors.interface(guest.address))
+        yield Meeting(guest, host)
+        guest.close()
     finally:
-        if member.rank == 0:
-            (folder / "store").unlink(missing_ok=True)
-            with suppress(OSError):
-                folder.rmdir()
+        if host:
+            host.close()
 
 
-def _job() -> str:
-    """A name that all ranks of this launch on this host agree on: the launcher's job, else their parent process."""
-    for names in (("PMIX_NAMESPACE",), ("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMI_JOBID",)):
-        if all(name in os.environ for name in names):
-            return re.sub(r"\W", "-", "-".join(os.environ[name] for name in names))
-    parent = psutil.Process(os.getppid())
-    return f"{parent.pid}-{int(parent.create_time() * 100)}"
-
-
-def only_loopback(member: Membership) -> None:
-    """Keep libraries off the network when all ranks share this host and nobody asked for an interface."""
-    if member.n == member.local_n:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, "lo")
+def keep_to(interface: str) -> None:
+    """Gloo listens there alone, unless the user has said where; NCCL keeps off the network where no rank needs it."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if interface == doors.LOOPBACK:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
 
 
 def shared_board(member: Membership, control: Control) -> Board:
@@ -161,15 +138,21 @@ def shared_board(member: Membership, control: Control) -> Board:
 class Watchdog(threading.Thread):
     """Ends this process with exit code 4 when no rank that it can see has moved for ``limit`` seconds."""
 
-    def __init__(self, board: Board, member: Membership, plan: Plan, on_lost: OnLost, on_hang: OnHang) -> None:
+    def __init__(
+        self, board: Board, member: Membership, meeting: Meeting, plan: Plan, on_lost: OnLost, on_hang: OnHang
+    ) -> None:
         super().__init__(daemon=True, name="collbench-watchdog")
-        self._board, self._member, self._plan = board, member, plan
+        self._board, self._member, self._meeting, self._plan = board, member, meeting, plan
         self._on_lost, self._on_hang = on_lost, on_hang
         self._stop = threading.Event()
 
     def run(self) -> None:
         beats, moved = self._board.beats(), time.monotonic()
+        due, pause = moved, self._plan.timeout * _SILENT / 3
         while not self._stop.wait(1.0):
+            if time.monotonic() >= due:
+                due = time.monotonic() + pause
+                self._meeting.guest.beat()
             latest = self._board.beats()
             if latest != beats:
                 beats, moved = latest, time.monotonic()
@@ -183,6 +166,12 @@ class Watchdog(threading.Thread):
                     os._exit(Exit.TIMEOUT)
 
     def _verdict(self, beats: list[int]) -> RunBroken:
+        """Of a rank that rank 0 has not heard of as long, stopped or cut off, else of one that it can see."""
+        silent = self._meeting.silent(self._plan.timeout * _SILENT)
+        if silent and self._member.n != self._member.local_n:
+            doing = self._plan.doing(self._board.where(0)[0].words, self._board.job(0))
+            hint = "is the host up, its network, and the rank not stopped?"
+            return RunBroken(f"nothing is heard of {silent} while {doing}", hint, self._board.job(0))
         rank = (
             min(range(len(beats)), key=beats.__getitem__)
             if self._member.n == self._member.local_n
@@ -196,63 +185,97 @@ class Watchdog(threading.Thread):
 
 def _gave_up(member: Membership, seconds: float, on_hang: OnHang) -> None:
     who = f"rank {member.rank} of {member.n} on {environment.host()}"
-    hint = "did all ranks start, with the same command line? -T sets the limit"
+    where = f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}"
     try:
-        on_hang(RunBroken(f"{who}: not all ranks came together within {seconds:g} s ({member.launcher}); {hint}"))
+        on_hang(RunBroken(f"{who}: ranks met, but not all reached each other within {seconds:g} s more; {where}"))
     finally:
         os._exit(Exit.TIMEOUT)
 
 
 def run(
-    member: Membership, make_plans: Callable[[], list[Plan]], on_line: Callable[[World | Record], None],
-    on_lost: OnLost, on_hang: OnHang, seconds: float,
+    member: Membership, make_plans: Callable[[], list[Plan]], on_line: OnLine,
+    on_lost: OnLost, on_hang: OnHang, seconds: float, further: Callable[[], list[Job]] = list,
 ) -> None:  # fmt: skip
-    """This rank's part of a whole run: ``make_plans`` is asked at rank 0 only, and its plans followed by all.
+    """This rank's part of a whole run: ``make_plans`` is asked at rank 0 only, and its plans followed by all; so is
+    ``further`` where a plan is open.
 
     ``seconds`` limit how long ranks may take to come together. Raises RunBroken when a rank fails, this or another;
     ``on_lost`` is told before, and ``on_hang`` from another thread when nothing moves, just before the process ends.
     """
-    import msgspec
-
     from collbench import worker
+    from collbench.launch.guest import Store
     from collbench.plan import Plan
 
-    only_loopback(member)
-    timer = threading.Timer(seconds, _gave_up, (member, seconds, on_hang))
-    timer.daemon = True
-    timer.start()
-    with rendezvous(member) as store:
-        control = worker.connect(worker.Place(*member[1:], launcher=member.launcher), store)
-        hosts = control.collect(environment.host())
-        member = member._replace(
-            local_rank=hosts[: member.rank].count(environment.host()), local_n=hosts.count(environment.host())
+    with rendezvous(member, seconds) as meeting:
+        timer = threading.Timer(seconds, _gave_up, (member, seconds, on_hang))
+        timer.daemon = True
+        timer.start()
+        hosts = meeting.guest.hosts
+        here = hosts[member.rank]
+        place = worker.Place(
+            member.rank, member.n, hosts[: member.rank].count(here), hosts.count(here), member.launcher
         )
+        store = Store(meeting.guest)
+        control = worker.connect(place, store)
+        member = member._replace(local_rank=place.local_rank, local_n=place.local_n)
         board = shared_board(member, control)
+        on_line = _with(_hosts(control, place, hosts), on_line)
         plans = msgspec.convert(
             control.broadcast(msgspec.to_builtins(make_plans()) if member.rank == 0 else None), list[Plan]
         )
         timer.cancel()
-        place = worker.Place(*member[1:], launcher=member.launcher)
         for plan in plans:
             os.environ.update(plan.env)
-            watchdog = Watchdog(board, member, plan, on_lost, on_hang)
+            watchdog = Watchdog(board, member, meeting, plan, on_lost, on_hang)
             watchdog.start()
             try:
-                worker.Worker(place, plan, control, board, on_line).run()
+                worker.Worker(place, plan, control, board, on_line, further).run()
             except Exception as e:
                 if isinstance(e, CollbenchError):
                     raise
-                lost = says_peer_is_gone(first_line(e))
-                what = (
-                    "lost another rank (the launcher says which)"
-                    if lost
-                    else f"raised {type(e).__name__}: {first_line(e)}"
-                )
-                error = _broken(what, member.rank, board, plan)
+                error = _broken(_blame(e, meeting), member.rank, board, plan)
                 on_lost(plan, error)
                 raise error from e
             finally:
                 watchdog.end()
+    told.leave()
+
+
+def follow(member: Membership, seconds: float) -> None:
+    """The part of a rank that has nothing to plan, print or keep. Where ``run`` raises, so does this."""
+    nothing = lambda *_: None  # noqa: E731
+    try:
+        run(member, list, nothing, nothing, lambda e: print(e.message, file=sys.stderr), seconds)
+    except KeyboardInterrupt:
+        os._exit(Exit.INTERRUPTED)  # libraries under a collective abort when Python takes itself down around them
+
+
+def _hosts(control: Control, place: Place, names: list[str]) -> list[HostInfo]:
+    """Each host and by what it differs, as its first rank finds; nothing where there is but one host."""
+    if len(set(names)) == 1:
+        return []
+    found = control.collect(environment.host_facts() if place.local_rank == 0 else None)
+    facts = {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
+    return [
+        HostInfo(host=name, fingerprint=environment.digest(facts[name]), differs=apart)
+        for name, apart in zip(facts, environment.apart(list(facts.values())), strict=True)
+    ]
+
+
+def _with(hosts: list[HostInfo], on_line: OnLine) -> OnLine:
+    """``on_line``, told also of the hosts of each world."""
+    return lambda line: on_line(msgspec.structs.replace(line, hosts=hosts) if isinstance(line, World) else line)
+
+
+def _blame(error: Exception, meeting: Meeting) -> str:
+    """What happened to a rank. That another is gone may be known a moment later only; more than that and the launcher
+    ends this one, too, before it could tell."""
+    if not says_peer_is_gone(first_line(error)):
+        return f"raised {type(error).__name__}: {first_line(error)}"
+    until = time.monotonic() + _MOMENT
+    while meeting.host and not meeting.host.gone and time.monotonic() < until:
+        time.sleep(0.001)
+    return f"lost {meeting.gone() or 'another rank'} (the launcher says why)"
 
 
 def _broken(what: str, rank: int, board: Board, plan: Plan) -> RunBroken:

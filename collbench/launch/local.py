@@ -18,11 +18,14 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
-from collbench import environment
+from collbench import environment, room
+from collbench.backends import UNDER_MPIRUN
 from collbench.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.launch.board import Board, Phase
-from collbench.plan import Plan
+from collbench.launch.mpirun import Mpirun
+from collbench.plan import Job, Plan
 from collbench.records import Record, World
+from collbench.suite import Policy
 
 LINE_LIMIT = 256 << 20
 _TICK = 0.25
@@ -32,6 +35,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_
 
 OnLine = Callable[[World | Record], None]
 OnTick = Callable[[int, Phase], None]
+Further = Callable[[], list[Job]]  # what an open plan goes on with
 
 
 class _Death(NamedTuple):
@@ -47,6 +51,8 @@ class _Death(NamedTuple):
 
 class ForkServer:
     """A process with torch loaded, under a given interpreter and environment; ``spawn`` makes worlds of ranks."""
+
+    name = "the fork server"
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,10 +95,11 @@ class ForkServer:
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    def death(self) -> _Death:
-        """The next end of a rank (wait for the descriptor to be readable first). EOFError if the server itself died."""
+    def death(self) -> tuple[int, int]:
+        """The next rank to end, and its wait status (wait for the descriptor to be readable first). EOFError if the
+        server itself died."""
         note, _ = self._receive()
-        return _Death(note["exit"], note["status"])
+        return note["exit"], note["status"]
 
     def close(self) -> None:
         """End the server, and with it every rank it still has."""
@@ -117,30 +124,47 @@ class Launcher:
     def warm(self, env: tuple[tuple[str, str], ...] = ()) -> ForkServer:
         """Start loading torch under ``env`` now; returns at once."""
         if env not in self._servers:
-            settings = {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
-            self._servers[env] = ForkServer(settings, self._python)
+            self._servers[env] = ForkServer(self._environment(env), self._python)
         return self._servers[env]
 
-    def run(self, plan: Plan, on_line: OnLine, on_tick: OnTick) -> None:
+    def _environment(self, env: tuple[tuple[str, str], ...]) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
+
+    def run(self, plan: Plan, on_line: OnLine, on_tick: OnTick, further: Further = list) -> None:
         """One world, from start to end. Raises RunBroken with the culprit, or CannotRun with the backend's reason."""
-        server = self.warm(plan.env)
         folder = Path(tempfile.mkdtemp(prefix="collbench-"))
+        server: ForkServer | Mpirun | None = None
         broken = True
         try:
+            if plan.backend in UNDER_MPIRUN:
+                server = Mpirun(self._environment(plan.env), self._python, folder)
+            else:
+                server = self.warm(plan.env)
             board, pids, channels = server.spawn(plan.processes)
-            watch = _Watch(plan, server, board, pids, channels, on_line, on_tick)
+            watch = _Watch(plan, server, board, pids, channels, on_line, on_tick, further)
             watch.start(str(folder / "store"))
             watch.until_done()
             broken = False
         finally:
-            if broken:
+            if isinstance(server, Mpirun):
+                server.close()
+            elif broken and server:
                 server.close()
                 del self._servers[plan.env]
             shutil.rmtree(folder, ignore_errors=True)
 
+    def room(self, backend: str, n: int, policy: Policy) -> room.Room:
+        """What n ranks share on this machine."""
+        return room.of(backend, n, policy)
+
+    def environment(self) -> dict[str, Any]:
+        """Of this machine, and of the git repository that the command runs in."""
+        return environment.gather(Path.cwd())
+
     def release(self, env: tuple[tuple[str, str], ...]) -> None:
         """End the fork server of an environment that no plan needs any more."""
-        self._servers.pop(env).close()
+        if env in self._servers:
+            self._servers.pop(env).close()
 
     def close(self) -> None:
         for server in self._servers.values():
@@ -152,11 +176,11 @@ class _Watch:
     """Follows one world: passes lines on, notices deaths, errors and standstill, and says who is to blame."""
 
     def __init__(
-        self, plan: Plan, server: ForkServer, board: Board, pids: list[int], channels: list[socket.socket],
-        on_line: OnLine, on_tick: OnTick,
+        self, plan: Plan, server: ForkServer | Mpirun, board: Board, pids: list[int], channels: list[socket.socket],
+        on_line: OnLine, on_tick: OnTick, further: Further,
     ) -> None:  # fmt: skip
         self._plan, self._server, self._board, self._pids = plan, server, board, pids
-        self._channels, self._on_line, self._on_tick = channels, on_line, on_tick
+        self._channels, self._on_line, self._on_tick, self._further = channels, on_line, on_tick, further
         self._partial = [b""] * plan.processes
         self._done: set[int] = set()
         self._gone: set[int] = set()
@@ -201,10 +225,12 @@ class _Watch:
 
     def _note_death(self) -> None:
         try:
-            death = self._server.death()
+            death = _Death(*self._server.death())
         except EOFError:
+            if self._deaths or self._errors:  # of which mpirun took notice too
+                raise self._blame() from None
             raise RunBroken(
-                "the fork server was killed, and with it all ranks", "is the machine out of memory? see dmesg"
+                f"{self._server.name} was killed, and with it all ranks", "is the machine out of memory? see dmesg"
             ) from None
         self._gone.add(death.rank)
         if death.rank not in self._done and death.rank not in self._errors:
@@ -230,10 +256,19 @@ class _Watch:
         message = msgspec.json.decode(line)
         if "line" in message:
             self._on_line(msgspec.convert(message["line"], World | Record))
+        elif "further" in message:
+            self._go_on(self._channels[rank])
         elif "error" in message:
             self._errors[rank] = message["error"]
         elif "done" in message:
             self._done.add(rank)
+
+    def _go_on(self, channel: socket.socket) -> None:
+        more = self._further()
+        self._plan.jobs.extend(more)
+        channel.setblocking(True)
+        channel.sendall(msgspec.json.encode(more) + b"\n")
+        channel.setblocking(False)
 
     def _blame(self) -> CannotRun | RunBroken:
         """Who broke the run: a rank that was killed before one that fell over, before those that noticed."""

@@ -75,13 +75,17 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("--format", "xml"), "not one of"),
         (("--precision", "200%"), "not a share"),
         (("--max-time", "soon"), "not a duration"),
-        (("--budget", "1ms"), "not a duration"),
+        (("--budget", "1day"), "not a duration"),
         (("-J", "out.txt"), ".json"),
         (("-b", "1e400"), "more than any machine holds"),
         (("-T", "inf"), "no time limit"),
         (("-n", "5", "--budget", "1m"), "-n fixes"),
         (("-n", "5", "--max-time", "1s"), "-n fixes"),
         (("--env", "MY_TOKEN=x"), "kept in the run's file"),
+        (("--address", "node1:6379"), "add --launcher ray"),
+        (("--placement", "spread"), "add --launcher ray"),
+        (("--launcher", "ray", "--placement", "anywhere"), "not one of pack, spread"),
+        (("--launcher", "ray", "--address", "ray://node1:10001"), "cannot be streamed through Ray Client"),
     ],
 )
 def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...], words: str) -> None:
@@ -90,6 +94,13 @@ def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def test_without_ray_its_launcher_says_what_to_install(cli, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError('not here')\n")
+    done = cli("all_reduce", "--launcher", "ray", "-g", "2", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == "collbench: --launcher ray: Ray is not installed\n  hint: pip install 'collbench[ray]'\n"
 
 
 def test_unknown_options_and_commands_exit_2(bare) -> None:

@@ -58,7 +58,7 @@ def test_gpus_are_shared_where_it_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "detect", lambda: join.Membership)
+    monkeypatch.setattr(join, "detect", lambda wanted: join.Membership)
     assert [job.case.n for job in session.prepare(order(8)).jobs] == [8]
 
 

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from collbench import backends, worker
 from collbench.backends import torchdist
 from collbench.launch import join
+from collbench.launch.environments import Membership
+from collbench.launch.guest import Store
 from collbench.measure import Sampler, Sync
 from collbench.suite import Case
 from collbench.trial import allocate
@@ -30,9 +32,13 @@ SIZE = 20
 def main() -> None:
     member = join.detect()
     assert member is not None
-    join.only_loopback(member)
+    with join.rendezvous(member, 60) as meeting:
+        measure(member, Store(meeting.guest))
+
+
+def measure(member: Membership, store: Store) -> None:
     place = worker.Place(*member[1:], launcher=member.launcher)
-    control = worker.connect(place, None)
+    control = worker.connect(place, store)
     board = join.shared_board(member, control)
     worker.settle(place, control, wanted=True)
     backend = backends.find("gloo")

@@ -242,8 +242,9 @@ def tried(
     case = Case(collective=collective, backend="fake", n=1, nbytes=nbytes, op=op, mode=mode, env=env)  # type: ignore[arg-type]
     settled = Policy(warmup=2, batch=5, **{"iters": 4} | policy).resolved(False)
     backend: Any = FakeGpu(stream)
-    bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", True, watch)
-    return Trial(bench, Job(case, 3, "cold")).run()
+    bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
+    (fields,) = Trial(bench, Job(case, 3, "cold")).run()
+    return fields
 
 
 def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:

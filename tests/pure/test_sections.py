@@ -255,6 +255,21 @@ def test_a_planted_late_rank_is_shown() -> None:
     assert line.cells[:3] == ("rank 1 of 2 (gloo)", "slow-host", "CPU 1") and line.cells[-1] == "3 of 3"
 
 
+def test_a_slow_transfer_is_no_late_rank_where_clocks_tell() -> None:
+    rng = np.random.default_rng(1)
+    starts = rng.integers(0, 20, (2, 60)).tolist()
+    told = {"per_rank": [[1400] * 60, [1000] * 60]}
+    known, unknown = ok(per_rank=told["per_rank"], starts_ns=starts), ok(**told)
+    (late, slow) = (
+        section(sections.document([run(record, worlds=[world(host="there")])]), "skew").tables
+        for record in (unknown, known)
+    )
+    assert [(t.name, [line.cells[0] for line in t.lines]) for t in late] == [("late", ["rank 1 of 2 (gloo)"])]
+    assert [(t.name, [line.cells[:2] for line in t.lines]) for t in slow] == [
+        ("slow", [("rank 0 of 2 (gloo)", "there")])
+    ]
+
+
 @pytest.mark.parametrize(("record", "there"), [
     (ok(case("broadcast", root=0), per_rank=[[1000] * 40, [400] * 40]), world()),
     (ok(per_rank=[[1000] * 40, [400] * 40]), world(oversubscribed=True)),

@@ -180,3 +180,19 @@ def test_the_table_is_that_of_nvidia_smi(machine: Any) -> None:
     heads, lines = wiring.matrix(machine(fake_nvml.gpu(0), fake_nvml.gpu(3), ancestors={(0, 1): 50}))
     assert heads == ("", "GPU 0", "GPU 1", "CPUs", "NUMA node")
     assert lines == [Line(("GPU 0", "X", "SYS", "0-3", "0")), Line(("GPU 1", "SYS", "X", "0-3", "1"))]
+
+
+def test_errors_of_ports_are_read_by_name_and_what_is_no_number_is_left_out(root: Path) -> None:
+    one, two = (f"mlx5_{index}/ports/1" for index in range(2))
+    counters = {f"{one}/counters/symbol_error": "12", f"{two}/hw_counters/out_of_sequence": "3",
+                f"{two}/counters/link_downed": "N/A", f"{two}/counters/port_rcv_data": "99"}  # fmt: skip
+    for name, text in counters.items():
+        (root / "sys/class/infiniband" / name).parent.mkdir(exist_ok=True)
+        (root / "sys/class/infiniband" / name).write_text(f"{text}\n")
+    for name in ("eth0", "veth1"):
+        (root / f"sys/class/net/{name}/statistics").mkdir(parents=True)
+        (root / f"sys/class/net/{name}/statistics/rx_errors").write_text("4\n")
+    (root / "sys/class/net/eth0/device").mkdir()
+    assert topology.counters(root) == {
+        "eth0 rx_errors": 4, "mlx5_0:1 symbol_error": 12, "mlx5_1:1 out_of_sequence": 3
+    }  # fmt: skip

@@ -139,7 +139,7 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
 
 
 def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> None:
-    with started("--suite", suite('"4M"', "gloo", "native", 150), "--aa", "--rounds", "30,6") as process:
+    with started("--suite", suite('"4M"', "gloo", "native", 60), "--aa", "--rounds", "30,6") as process:
         victim = head_after(process, 3).worlds[-1].ranks[1].pid
         os.kill(victim, signal.SIGKILL)
         _, err = process.communicate(timeout=60)
@@ -171,9 +171,10 @@ def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
         path.read_text() + '[[include]]\ncollectives = ["broadcast"]\nbackends = ["shm"]\nalgorithms = ["binomial"]\n'
     )
     path.write_text(text)
-    done = cli("ab", "--suite", str(path), "--head", "backend:shm", "--rounds", "6,6", "--format", "json", timeout=200)
+    done = cli("ab", "--suite", str(path), "--head", "backend:shm", "--rounds", "6,6", "--tau", "99%",
+               "--format", "json", timeout=200)  # fmt: skip
     rows = {row["case"]["collective"]: row["pairs"] for row in json.loads(done.stdout)["rows"]}
-    assert rows == {"all_reduce": 6, "broadcast": 6} or set(rows.values()) <= {6, 12}, done.stderr
+    assert rows.keys() == {"all_reduce", "broadcast"} and set(rows.values()) <= {6, 12}, done.stderr
     assert {r.case.backend for r in sides()[1].records} == {"shm"}
 
 
@@ -196,14 +197,14 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signal.Signals) -> None:
     with started("--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
-        head_after(process, 8)
+        head_after(process, 4)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(how)
         out, err = process.communicate(timeout=60)
     assert process.returncode == Exit.INTERRUPTED, err
     assert "all_reduce" in out
     base, head = sides()
-    assert min(len(launches(base, 1)), len(launches(head, 1))) >= 7
+    assert min(len(launches(base, 1)), len(launches(head, 1))) >= 3
     assert base.end.note == "interrupted"
     assert not psutil.wait_procs(children, timeout=5)[1]
 

@@ -30,7 +30,7 @@ sizes = ["1K", "4K", "16K", "64K"]
 ranks = 2
 in_place = false
 [policy]
-iters = 100
+iters = 40
 """
 
 

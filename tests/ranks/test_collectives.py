@@ -36,7 +36,7 @@ def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> N
 
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
     swept = cases(collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"), sizes=(120,), ranks=(3,),
-                  dtypes=tuple(DTYPES), ops=tuple(OPS))  # fmt: skip
+                  dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))  # fmt: skip
     for record in measure(swept, iters=1):
         case = record.case
         refused = (
@@ -86,6 +86,34 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
             assert (record.first_wrong.rank, record.first_wrong.when) == (rank, when)
             assert record.first_wrong.index == case.counts[1] - 1
             assert record.first_wrong.got != record.first_wrong.expected
+
+
+def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
+    """Call by call and launch by launch; in place, too. Of what is exact in any order nothing is kept."""
+    swept = cases(collectives=("all_reduce", "reduce", "reduce_scatter", "all_gather"), sizes=(70_000,), ranks=(3,),
+                  dtypes=("float", "bfloat16", "int32"), ops=("sum", "max"))  # fmt: skip
+    first, second = (measure(swept, iters=1, bitwise=True) for _ in range(2))
+    assert [record.bits for record in first] == [record.bits for record in second]
+    kept = [record for record in first if record.bits]
+    assert {record.case for record in kept} == {
+        case for case in swept if case.row.reduces and case.dtype != "int32" and case.op == "sum"
+    }
+    assert all(len(record.bits) == 1 and record.wrong == 0 for record in kept)
+    assert len({record.bits[0] for record in kept}) == len(kept)  # no two cases share data
+
+
+def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
+    """The saboteur flips a bit in each call in turn. Those compared with what is expected are wrong; of the last two,
+    which are compared with each other, either shows."""
+    (case,) = cases(collectives=("all_reduce",), sizes=(1024,), ranks=(2,), backends=("saboteur",), in_place=(False,))
+    told = []
+    for call in range(1, 20):
+        settings = {"rotation": 1, "iters": 2, "warmup": 1, "env": (("SABOTAGE", f"corrupt:1:{call}"),)}
+        (record,) = measure([case], bitwise=True, **settings)
+        told.append((record.status, len(record.bits)))
+        if told[-1] == ("ok", 1) and ("ok", 2) in told:
+            break
+    assert told[0] == ("wrong", 0) and told[-3:] == [("ok", 2), ("ok", 2), ("ok", 1)]
 
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,30 +26,32 @@ def cases(collective: str, **axes: object) -> list[Case]:
     return expand(Axes(collectives=(collective,), algorithms=names, **axes))[0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("backend", EXECUTORS)
+@pytest.mark.parametrize(("backend", "n"), [("shm", 1), ("shm", 4), ("shm", 5), ("gloo", 1), ("gloo", 4)])
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(measure, backend: str, n: int) -> None:
-    ran = set()
+    swept: list[Case] = []
     for collective in COLLECTIVES:
-        sizes = (8, 3 * 4, 4 * 1003 * n) if not COLLECTIVES[collective].total else (4 * n, 4 * 1003 * n)
-        swept = cases(collective, backends=(backend,), ranks=(n,), sizes=sizes, roots=(n - 1,))
-        for record in measure(swept, **QUICK) if swept else []:
-            assert (record.status, record.note) == ("ok", record.note), record.case.key
-            assert record.wrong == 0 if record.case.size else record.times_ns
-            ran.add((collective, record.case.algorithm))
+        sizes = (8, 4 * 1003 * n) if not COLLECTIVES[collective].total else (4 * n, 4 * 1003 * n)
+        swept += cases(collective, backends=(backend,), ranks=(n,), sizes=sizes, roots=(n - 1,))
+    found = measure(swept, **QUICK)
+    for record in found:
+        assert (record.status, record.note) == ("ok", record.note), record.case.key
+        assert record.wrong == 0 if record.case.size else record.times_ns
+    ran = {(record.case.collective, record.case.algorithm) for record in found}
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
     assert ran == wanted
 
 
-@pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("backend", EXECUTORS)
-def test_every_algorithm_is_right_for_every_datatype(measure, backend: str, n: int) -> None:
-    found = []
+def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, backend: str) -> None:
+    """One of each width where data is only moved."""
+    n, widths = 3, {kind.size: name for name, kind in DTYPES.items()}
+    swept: list[Case] = []
     for collective in sorted(set(COLLECTIVES) - {"barrier"}):
         size = 8 * 11 * (n if COLLECTIVES[collective].total else 1)
-        axes = {"sizes": (size,), "dtypes": tuple(DTYPES), "in_place": (False,), "roots": (n - 1,)}
-        swept = cases(collective, backends=(backend,), ranks=(n,), **axes)
-        found += measure(swept, **QUICK) if swept else []
+        dtypes = tuple(DTYPES) if COLLECTIVES[collective].reduces else tuple(widths.values())
+        axes = {"sizes": (size,), "dtypes": dtypes, "in_place": (False,), "roots": (n - 1,)}
+        swept += cases(collective, backends=(backend,), ranks=(n,), **axes)
+    found = measure(swept, **QUICK)
     assert [(r.case.key, r.note) for r in found if (r.status, r.wrong) != ("ok", 0)] == []
     assert {r.case.dtype for r in found} == set(DTYPES)
 
@@ -56,8 +59,8 @@ def test_every_algorithm_is_right_for_every_datatype(measure, backend: str, n: i
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
     swept = expand(
-        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(3,),
-             sizes=(8 * 33,), dtypes=tuple(DTYPES), ops=tuple(OPS))
+        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(2,),
+             sizes=(8 * 33,), dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))
     )[0]  # fmt: skip
     for record in measure(swept, **QUICK):
         if record.case.op == "premul_sum":
@@ -71,11 +74,11 @@ def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend
 def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> None:
     """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in parts."""
     names = ("ring", "two_shot", "halving_doubling", "recursive_doubling", "chain", "pairwise", "bruck")
-    for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "scan"):
-        swept = [case for case in cases(collective, backends=(backend,), ranks=(3,), sizes=((9 << 20) + 12,))
-                 if case.algorithm in names]  # fmt: skip
-        for record in measure(swept, **QUICK):
-            assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
+    axes = {"backends": (backend,), "ranks": (3,), "sizes": ((9 << 20) + 12,)}
+    collectives = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "scan")
+    swept = [case for one in collectives for case in cases(one, **axes) if case.algorithm in names]
+    for record in measure(swept, **QUICK):
+        assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
 def test_uneven_blocks_arrive_whole(measure) -> None:
@@ -87,7 +90,7 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
-@pytest.mark.parametrize("extra", [{"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}])
+@pytest.mark.parametrize("extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}])
 def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
     for backend in EXECUTORS:
         swept = expand(Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,),
@@ -114,10 +117,11 @@ def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
 
 
 def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
+    others = re.compile("vader|sm_segment|mpich|ray|plasma|pym-|sem\\.")  # of MPI, Ray and Python, in other tests
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
     assert record.status == "ok"
-    assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if not others.match(name)]  # noqa: PTH208
 
 
 def collbench(*words: str) -> str:

@@ -33,13 +33,13 @@ def wrong(records: list[Record]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 3])
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(measure, n: int) -> None:
     swept = []
     for collective, row in COLLECTIVES.items():
-        sizes = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
-        sizes = sizes[n == 4 :]  # what is smaller than the number of ranks has been seen by then
-        swept += cases(collective, ranks=(n,), sizes=sizes, roots=(n - 1,))
+        few, many = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
+        swept += cases(collective, ranks=(n,), sizes=(few,), roots=(n - 1,))
+        swept += cases(collective, ranks=(n,), sizes=(many,), roots=(n - 1,), in_place=(False,))
     found = measure(swept, **QUICK)
     assert wrong(found) == []
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
@@ -47,7 +47,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
 
 
 def test_every_reduction_is_right_for_every_datatype(measure) -> None:
-    axes = {"ranks": (3,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
+    axes = {"ranks": (2,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
     found = measure(cases("all_reduce", ("one_shot",), in_place=(False,), **axes), **QUICK)
     skipped = [r for r in found if r.status == "skipped"]
     assert {(r.case.dtype, r.case.op) for r in skipped} == {("bfloat16", "avg")}  # which the interpreter cannot

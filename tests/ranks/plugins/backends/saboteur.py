@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from collbench.backends import Call
 from collbench.backends.torchdist import TorchDistributed
@@ -29,7 +30,7 @@ class Sabotage:
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
-        self._mine = rank == self._at_rank
+        self._mine = dist.get_rank() == self._at_rank
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         call = super().prepare(case, send, recv)

@@ -1,0 +1,246 @@
+"""The database of nights: SQLite and a real PostgreSQL, several writers, killed ones, old and newer versions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sql
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "pure"))
+
+from judged import case
+from planted import night, nights, suite
+
+from collbench import history, selection
+from collbench.errors import CannotRun, UsageError
+from collbench.history import baselines, storage
+from collbench.history.storage import Book
+from collbench.records import RunFile
+
+FORK = multiprocessing.get_context("fork")
+VERSION_1 = """
+CREATE TABLE collbench_schema (version INTEGER PRIMARY KEY);
+CREATE TABLE runs (id TEXT PRIMARY KEY, machine TEXT NOT NULL, night TEXT NOT NULL, started TEXT NOT NULL,
+  fingerprint TEXT NOT NULL, tag TEXT NOT NULL, file TEXT NOT NULL);
+CREATE TABLE cases (key TEXT PRIMARY KEY, spec TEXT NOT NULL);
+CREATE TABLE rows (run TEXT REFERENCES runs (id), key TEXT REFERENCES cases (key), launch INTEGER,
+  median DOUBLE PRECISION NOT NULL, samples INTEGER NOT NULL, PRIMARY KEY (run, key, launch));
+CREATE TABLE environments (fingerprint TEXT PRIMARY KEY, facts TEXT NOT NULL);
+CREATE TABLE baselines (id TEXT PRIMARY KEY, machine TEXT NOT NULL, made TEXT NOT NULL, content TEXT NOT NULL);
+INSERT INTO collbench_schema VALUES (1)"""
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'h.sqlite'}"
+    return request.getfixturevalue("postgresql")(f"t{time.monotonic_ns()}")
+
+
+def raw(url: str, *statements: str) -> list[Any]:
+    """What the last of some statements answers, without any of our code but the driver's name."""
+    engine = sql.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as to:
+        for statement in statements:
+            answer = to.exec_driver_sql(statement)
+        rows = [tuple(row) for row in answer] if answer.returns_rows else []
+    engine.dispose()
+    return rows
+
+
+def begun(work: Callable[..., None], *args: Any) -> Any:
+    process = FORK.Process(target=work, args=args)
+    process.start()
+    return process
+
+
+def test_a_run_is_kept_once_however_often_it_is_added(url: str) -> None:
+    cases = suite("all_reduce", "broadcast")
+    with history.book(url) as kept:
+        assert [kept.add(file) for file in nights(cases, 3) for _ in range(2)] == [True, False] * 3
+        assert kept.machines() == ["node1"]
+    with history.book(url) as kept:
+        rows = kept.series("node1")
+        assert [(row.case.collective, row.case.nbytes) for row in rows] == [(c.collective, c.nbytes) for c in cases]
+        assert [[night.day for night in row.nights] for row in rows] == [
+            ["2026-01-01", "2026-01-02", "2026-01-03"]
+        ] * len(cases)
+        assert all(night.valid and night.launches == 3 and night.samples == 21 for row in rows for night in row.nights)
+        direct = next(nights(cases, 3))
+        assert {row.key: row.nights[0] for row in rows} == history.nights_of([direct])
+        part = selection.Part(collectives=("broadcast",), min_size=1 << 20, max_size=2 << 20)
+        assert [row.case.nbytes for row in kept.series("node1", part)] == [1 << 20, 2 << 20]
+    assert raw(url, "SELECT count(*) FROM rows") == [(3 * 3 * len(cases),)]
+
+
+def test_what_a_resumed_run_adds_is_kept_too(url: str) -> None:
+    one, two = case(1 << 20), case(2 << 20)
+    with history.book(url) as kept:
+        assert kept.add(night(0, {one: 1e6})) and kept.add(night(0, {one: 1e6, two: 2e6}))
+        assert not kept.add(night(0, {one: 1e6, two: 2e6}))
+        assert [len(row.nights) for row in kept.series("node1")] == [1, 1]
+
+
+def _adds(url: str, files: list[RunFile], ready: Any) -> None:
+    ready.wait()
+    with history.book(url) as kept:
+        for file in files:
+            kept.add(file)
+    os._exit(0)
+
+
+def test_many_processes_make_the_tables_and_add_the_same_and_other_runs_at_once(url: str) -> None:
+    files, ready = list(nights(suite("all_reduce"), 12)), FORK.Event()
+    shares = [files[:8], files[4:], files[::-1], files[::2]]
+    writers = [begun(_adds, url, share, ready) for share in shares]
+    ready.set()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    with history.book(url) as kept:
+        assert [len(row.nights) for row in kept.series("node1")] == [12] * 9
+    assert raw(url, "SELECT count(*) FROM rows") == [(12 * 9 * 3,)]
+    assert raw(url, "SELECT version FROM collbench_schema") == [(storage.SCHEMA,)]
+
+
+def _stops_midway(url: str, file: RunFile, there: Any) -> None:
+    """Adds a run, but comes no farther than having written some of it."""
+    with history.book(url) as kept:
+
+        @sql.event.listens_for(kept._engine, "after_cursor_execute")
+        def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if statement.startswith("INSERT INTO rows"):
+                there.set()
+                time.sleep(60)
+
+        kept.add(file)
+
+
+def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) -> None:
+    first, second = nights(suite("all_reduce"), 2)
+    with history.book(url) as kept:
+        kept.add(first)
+    there = FORK.Event()
+    writer = begun(_stops_midway, url, second, there)
+    assert there.wait(30)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join(30)
+    assert raw(url, "SELECT id FROM runs") == [(first.run.id,)]
+    with history.book(url) as kept:
+        assert [len(row.nights) for row in kept.series("node1")] == [1] * 9
+        assert kept.add(second)
+        assert [len(row.nights) for row in kept.series("node1")] == [2] * 9
+
+
+def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
+    first, second = nights(suite("all_reduce", sizes=[1 << 20]), 2)
+    with history.book(url) as kept:  # what the fingerprint and the case are written as
+        kept.add(first)
+    old = {table: raw(url, f"SELECT * FROM {table}") for table in ("runs", "cases")}
+    raw(url, *(f"DROP TABLE {table.name}" for table in reversed(storage.TABLES.sorted_tables)))
+    raw(url, *VERSION_1.split(";"))
+    for table, lines in old.items():
+        raw(url, *(f"INSERT INTO {table} VALUES ({', '.join(map(repr, line))})" for line in lines))
+    key = old["cases"][0][0]
+    raw(url, *(f"INSERT INTO rows VALUES ('{first.run.id}', '{key}', {n}, 1e6, 7)" for n in range(3)))
+    for _ in range(2):
+        with history.book(url) as kept:
+            kept.add(second)
+            (row,) = kept.series("node1")
+            assert [(n.day, n.launches, n.valid) for n in row.nights] == [
+                ("2026-01-01", 3, True),
+                ("2026-01-02", 3, True),
+            ]
+            assert len(row.segments) == 1  # how old nights were measured is not known, and no difference
+    assert raw(url, "SELECT version FROM collbench_schema") == [(storage.SCHEMA,)]
+
+
+def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:
+    history.book(url).close()
+    raw(url, "UPDATE collbench_schema SET version = 99")
+    with pytest.raises(CannotRun, match="version 99, and this collbench knows") as refused:
+        history.book(url)
+    assert "newer" in refused.value.hint
+    assert raw(url, "SELECT version FROM collbench_schema") == [(99,)]
+
+
+def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) -> None:
+    with history.book(url) as kept:
+        for file in nights(suite("all_reduce", sizes=[1 << 20, 2 << 20]), 12):
+            kept.add(file)
+        rows = kept.series("node1")
+        learned = baselines.learned(rows, "as delivered", "")
+        taken = baselines.accepted(rows[:1], "2026-01-08", "new switch", "abc")
+        assert [kept.accept(one) for one in (learned, taken, taken)] == [True, True, False]
+        first, second = kept.series("node1")
+        assert [part.why for part in first.segments] == ["first night", "accepted: new switch"]
+        assert [len(part.nights) for part in first.segments] == [7, 5] and len(second.segments) == 1
+        assert kept.anchors("node1").keys() == {first.key, second.key}
+        assert sorted(one.reason for one in kept.baselines("node1")) == ["as delivered", "new switch"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"schema": 1, "rows": {"a": {"median": 0, "nights": 3}}}'])
+def test_a_kept_level_that_cannot_be_read_is_told_with_its_line(url: str, content: str) -> None:
+    with history.book(url) as kept:
+        for file in nights(suite("all_reduce", sizes=[1 << 20]), 5):
+            kept.add(file)
+        kept.accept(baselines.learned(kept.series("node1"), "as delivered", ""))
+        (line,) = raw(url, f"UPDATE baselines SET content = '{content}'", "SELECT id FROM baselines")[0]
+        for ask in (kept.baselines, kept.anchors, kept.series):
+            with pytest.raises(CannotRun, match=f"line {line} of baselines: ") as refused:
+                ask("node1")
+            assert "delete that line" in refused.value.hint
+
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (f"postgresql://me:{SECRET}@127.0.0.1:1/db", CannotRun),
+        (f"postgresql://me@127.0.0.1:1/db?password={SECRET}", CannotRun),
+        (f"postgresql://me:{SECRET}@127.0.0.1:port/db", UsageError), (f"mysql://me:{SECRET}@host/db", UsageError),
+        (f"nothing at all://me:{SECRET}@", UsageError), ("sqlite:////proc/none/h.sqlite", CannotRun),
+        ("{file}", CannotRun), ("{file}/below.sqlite", CannotRun),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
+    given: str, error: type[Exception], tmp_path: Path, cli: Any
+) -> None:
+    if "postgresql" in given:
+        pytest.importorskip("psycopg")
+    (tmp_path / "f").write_text("this is no database, and long enough to be seen not to be one" * 20)
+    given = given.format(file=tmp_path / "f")
+    with pytest.raises(error) as refused:
+        history.book(given)
+    said = f"{refused.value} {refused.value.hint}"
+    assert SECRET not in said and "\n" not in said and refused.value.hint
+    if "127.0.0.1:1/db?" in given:
+        done = cli("history", "list", "--history", given, "--debug")
+        assert SECRET not in done.stdout + done.stderr and done.returncode
+
+
+def test_without_psycopg_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(CannotRun, match="needs psycopg") as refused:
+        history.book("postgresql://me@host/db")
+    assert "collbench[postgresql]" in refused.value.hint
+
+
+def test_the_file_is_beside_the_runs_or_where_the_variable_says_and_private(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history.book().close()
+    assert stat.S_IMODE((home / "history.sqlite").stat().st_mode) == 0o600
+    monkeypatch.setenv("COLLBENCH_HISTORY", str(tmp_path / "other.sqlite"))
+    assert isinstance(Book(), Book) and (tmp_path / "other.sqlite").is_file()

@@ -1,0 +1,405 @@
+"""`collbench health`: what it writes, how it exits, whom it calls, and what it makes of earlier nights."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "pure"))
+from judged import ENVIRONMENT
+from made_night import cases, night, saved
+
+from collbench import checkup, environment, rerun
+from collbench import cli as commands
+from collbench.errors import CannotRun, Exit, RunBroken
+from collbench.health import night as judging
+from collbench.health.night import Night
+from collbench.records import RunFile
+from collbench.suite import Case
+
+ROWS = [case for case in cases() if case.collective in ("all_reduce", "all_gather", "reduce_scatter", "sendrecv")]
+ROW = ROWS[2]  # all_reduce 1 MiB
+replace = msgspec.structs.replace
+
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Said:
+    """Runs the command in this process: its exit code, standard output and standard error."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["collbench", "health", *args])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        told = capfd.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def kept(home: Path, name: str = "20260102-night", **fields: Any) -> RunFile:
+    """A night among the saved runs."""
+    made = night(rows=ROWS, **fields)
+    made = replace(made, run=replace(made.run, id=name))
+    saved(made, home)
+    return made
+
+
+def test_a_healthy_night_exits_0_and_writes_every_file(said: Said, home: Path, tmp_path: Path) -> None:
+    kept(home)
+    files = [tmp_path / f"night{suffix}" for suffix in checkup.SUFFIXES]
+    code, out, _ = said("@last", "--no-history", "--title", "Rack 7", *(f"-o{path}" for path in files))
+    assert code == Exit.OK and "healthy: " in out and "no data" in out
+    text = {path.suffix: path.read_text() for path in files}
+    assert json.loads(text[".json"])["state"] == "healthy"
+    assert ElementTree.fromstring(text[".xml"])[0].get("failures") == "0"
+    assert 'collbench_health_state{state="healthy"} 1' in text[".prom"]
+    assert "# Rack 7" in text[".md"] and "<h1>Rack 7</h1>" in text[".html"] and 'id="bandwidth"' in text[".html"]
+
+
+def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
+    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    code, out, _ = said("--no-history", "--format", "json")
+    assert code == Exit.BAD and json.loads(out)["exit"] == Exit.BAD
+    assert json.loads(out)["findings"][0]["severity"] == "critical"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "word"),
+    [
+        ({}, 0, "OK"), ({"launches": 2}, 3, "UNKNOWN"), ({"slower": {ROW: 20.0}}, 1, "WARNING"),
+        ({"change": lambda made: replace(made, status="failed", times_ns=[])}, 2, "CRITICAL"),
+    ],
+)  # fmt: skip
+def test_nagios_has_codes_of_its_own(said: Said, home: Path, fields: dict[str, Any], code: int, word: str) -> None:
+    kept(home, **fields)
+    ended, out, _ = said("--nagios", "--no-history")
+    assert ended == code and out.startswith(f"COLLBENCH {word} - ") and out.count("\n") == 1
+
+
+def test_no_verdict_exits_3_and_says_what_is_missing(said: Said, home: Path) -> None:
+    kept(home, launches=1)
+    code, out, _ = said("--no-history", "--format", "line")
+    assert code == Exit.NO_VERDICT and "fewer than 3 launches" in out
+
+
+def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collbench.health import checks
+
+    monkeypatch.setattr(checks, "injected", lambda files: "late:2:1ms")
+    kept(home)
+    code, out, _ = said("--format", "line")
+    assert code == Exit.OK and "TEST, fault injected (late:2:1ms)" in out
+    assert not (home / "history.sqlite").exists()  # a night like this is none to be remembered
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--format", "nonsense"), "--format: 'nonsense'"), (("-o", "night.txt"), "its ending: '.txt'"),
+        (("--nagios", "--format", "json"), "--nagios"), (("--budget", "1m"), "--rerun"),
+        (("--inject", "drop:1", "--rerun"), "of its own"), (("--inject", "drop:1", "@last"), "of its own"),
+        (("--no-history", "--rerun"), "--no-history"), (("--no-history", "--history", "x"), "--no-history"),
+        (("--tests", "9"), "--locate"), (("--inject", "drop:1", "--history", "x"), "of its own"),
+        (("-g", "2"), "--inject"), (("--inject", "melt:1"), "is no fault"),
+        (("--inject", "drop:999"), "there is no rank 999"),
+        (("--on-unhealthy", "'open"), "--on-unhealthy"), (("nowhere",), "no run called 'nowhere'"),
+        (("--history", "nonsense://x"), "nonsense"), (("--machine", "rack", "--no-history"), "--machine"),
+    ],
+)  # fmt: skip
+def test_usage_errors_are_one_line(said: Said, home: Path, args: Sequence[str], message: str) -> None:
+    kept(home)
+    code, _, err = said(*args)
+    assert code == Exit.USAGE and message in err.splitlines()[0] and "Traceback" not in err
+
+
+def test_a_plugin_that_cannot_judge_says_unknown(said: Said, home: Path) -> None:
+    code, out, _ = said("--nagios")
+    assert code == 3 and out.startswith("COLLBENCH UNKNOWN - ") and len(out.splitlines()) == 1
+
+
+def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path: Path) -> None:
+    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    command = [sys.executable, "-m", "collbench", "health", "--no-history", "--on-unhealthy"]
+    for last in ("@last", "--format=json"):
+        heard = tmp_path / last.strip("@-")
+        process = subprocess.Popen([*command, f"touch {heard}", last], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout
+        process.stdout.close()
+        assert (process.communicate()[1], process.returncode) == (b"", Exit.BAD) and heard.exists()
+
+
+def test_a_file_that_cannot_be_written_silences_nothing(
+    said: Said, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collbench import store
+
+    def full(path: Path, text: str) -> None:
+        raise CannotRun(f"{path}: No space left on device")
+
+    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    monkeypatch.setattr(store, "save", full)
+    words = ("--no-history", "-o", str(tmp_path / "night.prom"), "--on-unhealthy", f"touch {tmp_path}/heard")
+    code, out, err = said(*words)
+    assert code == Exit.CANNOT_RUN and "unhealthy: " in out and "No space left" in err
+    assert (tmp_path / "heard").exists()
+    code, out, err = said(*words, "--nagios")
+    assert code == 2 and out.startswith("COLLBENCH CRITICAL") and "No space left" in err
+
+
+# ---- whom it calls
+
+
+def test_on_unhealthy_gets_the_verdict(said: Said, home: Path, tmp_path: Path) -> None:
+    kept(home, slower={ROW: 20.0})
+    heard = tmp_path / "heard it.json"
+    hook = tmp_path / "hook"
+    hook.write_text(f'#!/bin/sh\ncat > "{heard}"\necho "$1" drained\nexit 3\n')
+    hook.chmod(0o755)
+    code, out, err = said("--no-history", "--on-unhealthy", f"'{hook}' 'this $HOME'", "--format", "line")
+    assert code == Exit.BAD and json.loads(heard.read_text())["state"] == "unhealthy"
+    assert "this $HOME drained" in err and "ended with 3" in err and "drained" not in out
+
+
+def test_on_unhealthy_is_not_called_without_need(said: Said, home: Path, tmp_path: Path) -> None:
+    for fields in ({}, {"launches": 1}):
+        kept(home, **fields)
+        said("--no-history", "--on-unhealthy", f"touch {tmp_path / 'called'}")
+        assert not (tmp_path / "called").exists()
+
+
+def test_a_hook_that_is_not_there_or_reads_nothing_changes_no_verdict(said: Said, home: Path) -> None:
+    kept(home, slower={ROW: 20.0})
+    code, _, err = said("--no-history", "--on-unhealthy", "/nowhere/hook")
+    assert code == Exit.BAD and "--on-unhealthy /nowhere/hook: No such file" in err
+    code, _, err = said("--no-history", "--on-unhealthy", "true")
+    assert code == Exit.BAD and "--on-unhealthy" not in err
+
+
+def test_a_hook_that_does_not_end_is_ended_with_all_it_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid = tmp_path / "pid"
+    checkup.run_hook(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], "{}", seconds=0.5)
+    assert "did not end in 0.5 s and was ended" in capfd.readouterr().err
+    for _ in range(100):  # a signal takes its time on a busy machine
+        with suppress(OSError):
+            if Path(f"/proc/{pid.read_text().strip()}/stat").read_text().split()[2] != "Z":
+                time.sleep(0.1)
+                continue
+        return
+    pytest.fail("what the hook started runs on")
+
+
+# ---- earlier nights
+
+
+def nights(home: Path, values: Sequence[float], rows: Sequence[Case] = ROWS[1:4], **last: Any) -> None:
+    """A night for each value, by which the rows' times are multiplied; all but the last are in the history."""
+    from collbench.history import book
+
+    for number, value in enumerate(values):
+        started = datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)
+        final = last if number == len(values) - 1 else {}
+        made = night(dict.fromkeys(rows, value), rows=ROWS, seed=number, **final)
+        made = replace(made, run=replace(made.run, id=f"{started:%Y%m%d}-n{number}", started=started.isoformat()))
+        saved(made, home)
+        with book() as all_of_them:
+            if number < len(values) - 1:
+                all_of_them.add(made)
+
+
+def history_of(out: str) -> tuple[str, list[dict[str, Any]]]:
+    verdict = json.loads(out)
+    (checked,) = (one for one in verdict["checks"] if one["check"] == "history")
+    return checked["outcome"], [one for one in verdict["findings"] if one["check"] == "history"]
+
+
+def test_the_first_nights_are_remembered_and_judge_nothing(said: Said, home: Path) -> None:
+    nights(home, [1.0, 1.0, 1.3])
+    code, out, _ = said("--format", "json")
+    outcome, found = history_of(out)
+    assert (code, outcome, found) == (Exit.OK, "no data", [])
+    _, out, _ = said("--format", "json")  # again: it is one night still
+    assert "3 are known" in next(c["note"] for c in json.loads(out)["checks"] if c["check"] == "history")
+
+
+def test_a_night_like_the_others_passes(said: Said, home: Path) -> None:
+    nights(home, [1.0] * 8)
+    code, out, _ = said("--format", "json")
+    assert (code, history_of(out)) == (Exit.OK, ("passed", []))
+
+
+@pytest.mark.parametrize(("factor", "code", "severity"), [(1.2, Exit.BAD, "warning"), (1.0, Exit.OK, "")])
+def test_only_fresh_launches_confirm_a_slow_night(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, factor: float, code: int, severity: str
+) -> None:
+    nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
+    ended, out, _ = said("--format", "json")
+    assert ended == Exit.OK and [one["severity"] for one in history_of(out)[1]] == ["hint"]
+    asked: list[Case] = []
+
+    def again(files: Any, seconds: float | None, wanted: Sequence[Case]) -> Night:
+        asked.extend(wanted)
+        return Night([night(dict.fromkeys(wanted, factor), rows=wanted, seed=99)])
+
+    monkeypatch.setattr(checkup, "again", again)
+    ended, out, _ = said("--rerun", "--format", "json")
+    assert asked == [ROW] and ended == code
+    assert [one["severity"] for one in history_of(out)[1]] == [severity] * bool(severity)
+
+
+@pytest.fixture
+def on_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the nights of made_night had been measured on this host."""
+    monkeypatch.setattr(environment, "host", lambda: "node0")
+    monkeypatch.setattr(judging, "placed", lambda file: {"node0"})
+
+
+def test_fresh_launches_elsewhere_confirm_nothing(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this host does in shared memory says nothing of a night of several."""
+    nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
+    monkeypatch.setattr(rerun, "launch", lambda *_: pytest.fail("it measures"))
+    code, out, err = said("--rerun", "--format", "json")
+    assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint"
+    assert "the night's ranks were on node0, node1, node2: nothing is confirmed" in err
+
+
+def test_fresh_launches_with_other_software_confirm_nothing(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
+) -> None:
+    nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
+
+    def launch(run: Any, wanted: Sequence[Case], path: Path, seconds: float | None) -> None:
+        fast = night(rows=wanted, environment={**ENVIRONMENT, "kernel": "6.2"})
+        path.parent.mkdir(parents=True)
+        saved(replace(fast, run=replace(fast.run, id="fast")), home).rename(path)
+
+    monkeypatch.setattr(rerun, "launch", launch)
+    code, out, err = said("--rerun", "--format", "json")
+    assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint" and "kernel" in err
+
+
+def test_interrupted_launches_are_no_verdict(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
+) -> None:
+    from collbench import session
+
+    nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
+    monkeypatch.setattr(session, "execute", lambda *_: Exit.INTERRUPTED)
+    for words in (("--rerun",), ("--inject", "drop:1", "-g", "2")):
+        code, out, _ = said(*words, "--format", "json")
+        assert (code, out) == (Exit.INTERRUPTED, "")
+
+
+def test_fresh_launches_that_break_confirm_nothing(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
+) -> None:
+    nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
+
+    def broken(*_: Any) -> None:
+        raise RunBroken("rank 1 stopped")
+
+    monkeypatch.setattr(rerun, "launch", broken)
+    code, out, err = said("--rerun", "--format", "json")
+    (found,) = history_of(out)[1]
+    assert code == Exit.OK and found["severity"] == "hint" and "with 0 launches" in found["what"]
+    assert "measuring again: rank 1 stopped" in err
+
+
+def test_a_level_that_rose_says_since_when(said: Said, home: Path) -> None:
+    nights(home, [1.0] * 12 + [1.12] * 8)
+    code, out, _ = said("--format", "json")
+    found = [one for one in history_of(out)[1] if one["severity"] == "warning"]
+    assert code == Exit.BAD and any(one["since"] == "2026-01-13" for one in found), found
+    assert "all_reduce" in found[0]["subject"]["name"]
+
+
+def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collbench import history
+
+    def closed(url: str = "") -> None:
+        raise CannotRun("cannot reach the database")
+
+    kept(home)
+    monkeypatch.setattr(history, "book", closed)
+    code, out, _ = said("--format", "json")
+    assert code == Exit.OK and history_of(out)[0] == "no data" and "cannot reach" in out
+
+
+def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> None:
+    from collbench import history
+
+    kept(home)
+    history.book().close()
+    with sqlite3.connect(home / "history.sqlite") as to:
+        to.execute("UPDATE collbench_schema SET version = 99")
+    to.close()
+    code, out, _ = said("--format", "json")
+    assert code == Exit.OK and history_of(out)[0] == "no data" and "of version 99" in out
+
+
+def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Path) -> None:
+    from collbench import history
+
+    with history.book() as book:
+        for number in range(8):
+            made = night(rows=ROWS[1:3], seed=number)
+            began = (datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)).isoformat()
+            book.add(replace(made, run=replace(made.run, id=f"n{number}", started=began)), "rack 7")
+    kept(home, started="2026-01-09T22:00:00+00:00")
+    code, out, _ = said("--machine", "rack 7", "--format", "json")
+    assert code == Exit.OK and history_of(out) == ("passed", [])
+    with history.book() as book:
+        assert book.machines() == ["rack 7"] and {len(one.nights) for one in book.series("rack 7")} == {1, 9}
+
+
+def test_reruns_are_refused_under_a_launcher(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(home)
+    told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    for name, value in {**told, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, _, err = said("--rerun")
+    assert code == Exit.USAGE and "torchrun" in err
+
+
+def test_a_case_is_measured_again_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The suite made for it expands to just these cases, three times, each in a world of its own."""
+    from collbench import plan, session
+
+    wanted = [ROW, replace(ROW, env=(("NCCL_ALGO", "Ring"),), align=16), cases()[-1], cases()[20]]
+    orders: list[session.Order] = []
+    monkeypatch.setattr(session, "execute", lambda order, _: orders.append(order))
+    rerun.launch(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
+    every, skips = orders[0].suite.expand()
+    assert not skips and orders[0].budget == 5.0
+    assert {(replace(case, cycle=0), case.cycle) for case in every} == {(case, i) for case in wanted for i in range(3)}
+    worlds = plan.worlds([plan.Job(case, 1, "") for case in every], orders[0].suite.policy)
+    assert len(worlds) == 6 and all(len({job.case.cycle for job in world.jobs}) == 1 for world in worlds)
+
+
+def test_suite_nightly_has_what_the_checks_need() -> None:
+    """Three launches, and for every guideline its rows."""
+    from collbench import catalogue, plan
+    from collbench.health import guidelines
+
+    suite = catalogue.load("nightly")
+    every, _ = replace(suite, axes=replace(suite.axes, ranks=(2,), backends=("gloo",))).expand()
+    assert len(plan.worlds([plan.Job(case, 1, "") for case in every], suite.policy)) == 3
+    names = {case.collective for case in every}
+    assert names >= {name for left, right in guidelines.COMPOSITIONS for name in (left, *right)} | {"sendrecv"}

@@ -1,0 +1,203 @@
+"""The mpi backend against MPI_Allreduce in a C loop and in a plain loop of mpi4py: what collbench and Python add.
+
+``python tests/perf/mpi_native.py --output reports/mpi.md``. Each side has two ranks of the same MPI, on the same two
+cores, all the time; they take turns case by case, so that what the machine does to one it does to the other a moment
+later. The loops follow what collbench chose for a size: buffers that take turns, calls to a sample, samples. The C loop
+is left out without a C compiler. Nothing here is asserted in CI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from collbench import environment, grammar, session, stats, suite
+from collbench.launch import mpirun
+from collbench.launch.board import Board
+from collbench.locating import listening
+from collbench.records import Record, Row, World
+from collbench.suite import Case
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+N = 2
+MOST, MICROSECOND = 0.05, 1.0  # either will do
+END, ANSWERED, MEDIAN = -1, 5, 6  # of the board's last line; see mpi_loop.c
+
+
+def compiled(folder: Path) -> bool:
+    """Whether there is ``folder / "loop"`` now, of C."""
+    mpicc = shutil.which("mpicc", path=str(BIN))
+    made = mpicc and subprocess.run([mpicc, "-O2", "-o", folder / "loop", HERE / "mpi_loop.c"], check=False)
+    return bool(made) and made.returncode == 0
+
+
+class Loop:
+    """Another side: answers what a call takes it. Sleeps between questions."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        path = folder / name
+        path.write_bytes(bytes(Board.size(N + 1)))
+        command = [folder / "loop"] if name == "C" else [sys.executable, __file__, "--rank"]
+        settings = {**mpirun.SETTINGS, **(mpirun.AS_ROOT if os.getuid() == 0 else {}), **os.environ}
+        self._process = subprocess.Popen([mpirun.find(), "-n", str(N), *command, path], env=settings)
+        self._words = Board.at(path, N + 1).words[-8:]
+        self._question = 0
+
+    def ask(self, nbytes: int, slots: int, inner: int, samples: int) -> float:
+        """Nanoseconds."""
+        self._question += 1
+        self._words[1:5] = array("q", [nbytes, slots, inner, samples])
+        self._words[0] = self._question
+        while self._words[ANSWERED] < self._question and self._process.poll() is None:
+            time.sleep(0.05)  # seldom, since whoever wakes takes a core from the ranks
+        if self._process.returncode:
+            raise SystemExit(f"the loop ended with {self._process.returncode}")
+        return float(self._words[MEDIAN])
+
+    def close(self) -> None:
+        self._words[1] = END
+        self._words[0] = self._question + 1
+        self._process.wait()
+
+
+def rank(path: Path) -> None:
+    """What mpi_loop.c does, by mpi4py, on memory as collbench has it (numpy would ask for huge pages)."""
+    import torch
+    from mpi4py import MPI
+
+    comm, board = MPI.COMM_WORLD, Board.at(path, N + 1)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[comm.rank]})
+    words, question, clock = board.words[-8:], 1, time.perf_counter_ns
+    meeting = Board.at(path, N)
+    while True:
+        while words[0] < question:
+            time.sleep(0.02)
+        nbytes, slots, inner, samples = words[1:5]
+        if nbytes == END:
+            return
+        pairs = [(torch.ones(nbytes // 4).numpy(), torch.ones(nbytes // 4).numpy()) for _ in range(slots)]
+        took, turn = [], 0
+        for i in range(-samples // 4 - 10, samples):
+            late = meeting.meet(comm.rank, 200_000)
+            begin = clock()
+            for _ in range(inner):
+                comm.Allreduce(*pairs[turn])
+                turn = (turn + 1) % slots
+            end = clock()
+            if i >= 0:
+                took.append(np.inf if late else (end - begin) / inner)
+        slowest = np.array(took)
+        comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+        if comm.rank == 0:
+            words[MEDIAN] = round(np.median(slowest[slowest < np.inf]))
+            words[ANSWERED] = question
+        question += 1
+
+
+class Turns:
+    """Each size once to choose by, then ``rounds`` times on all sides, sizes in an order of the round's own."""
+
+    def __init__(self, loops: Sequence[Loop], sizes: Sequence[int], rounds: int) -> None:
+        self._loops = loops
+        rng = np.random.default_rng(1)
+        self._left = [(size, cycle) for cycle in range(1, rounds + 1) for size in rng.permutation(sizes)]
+        self._like: dict[int, Record] = {}
+        self.library = ""
+        self.took: dict[int, list[list[float]]] = defaultdict(list)  # by size, of each turn: the loops', collbench's
+        self._theirs: list[float] = []
+
+    def world(self, world: World) -> None:
+        self.library = world.library
+
+    def record(self, record: Record, row: Row | None) -> None:
+        size = record.case.nbytes
+        if row is None:
+            raise SystemExit(f"not measured: {record.note}")
+        if size in self._like:
+            self.took[size].append([*self._theirs, row.median])
+        self._like[size] = record
+
+    def further(self) -> list[Case]:
+        if not self._left:
+            return []
+        size, cycle = self._left.pop(0)
+        like = self._like[size]
+        self._theirs = [loop.ask(size, like.rotation, like.inner, len(like.times_ns)) for loop in self._loops]
+        return [msgspec.structs.replace(like.case, cycle=cycle)]
+
+
+def line(size: int, took: Sequence[Sequence[float]]) -> str:
+    """A size's row: medians, and the medians of the turns' differences with their intervals."""
+    *loops, mine = np.array(took).T / 1e3
+    told = [f"{np.median(side):.2f}" for side in (mine, *loops)]
+    for plain in loops:
+        apart, low, high = stats.median_interval(sorted(mine - plain), len(mine))
+        most = max(MOST * float(np.median(plain)), MICROSECOND)
+        verdict = "yes" if -most <= low and high <= most else "no" if low > most or high < -most else "not shown"
+        told.append(f"{apart:+.2f} [{low:+.2f}, {high:+.2f}] ({apart / np.median(plain):+.1%}) {verdict}")
+    spread = [f"{np.percentile(side, 90) / np.percentile(side, 10):.1f}" for side in (mine, *loops)]
+    return f"| {size} | {' | '.join([*told, ', '.join(spread)])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--sizes", default="8,512,4K,32K,256K,2M,16M")
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.rank:
+        return rank(chosen.rank)
+    sizes = [grammar.parse_size(size, "--sizes") for size in chosen.sizes.split(",")]
+    axes = suite.Axes(collectives=("all_reduce",), sizes=tuple(sizes), ranks=(N,), backends=("mpi",), in_place=(False,))
+    policy = suite.Policy(iters=chosen.samples, sync="window", order="size")
+    with tempfile.TemporaryDirectory() as folder:
+        names = (["C"] if compiled(Path(folder)) else []) + ["mpi4py"]
+        loops = [Loop(Path(folder), name) for name in names]
+        turns = Turns(loops, sizes, chosen.rounds)
+        order = session.Order(suite=suite.Suite(name="mpi", axes=axes, policy=policy), command=sys.argv, save=False,
+                              further=turns.further)  # fmt: skip
+        try:
+            session.execute(order, lambda: listening(turns))
+        finally:
+            for loop in loops:
+                loop.close()
+    cpu = environment.gather()["cpu"].get("model")
+    heads = [*(f"{name} loop" for name in names), *(f"over the {name} loop" for name in names)]
+    lines = [
+        "# The mpi backend against plain loops",
+        "",
+        f"all_reduce, float, out of place, {N} ranks, isolated calls, {turns.library}, {cpu}, "
+        f"{environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us. Medians of {chosen.rounds} turns of "
+        f"{chosen.samples} samples of the slowest rank; all sides' ranks stay alive and take turns case by case. "
+        "Over a loop: the median of the turns' differences, its 95 % interval, and whether that is within 5 % or 1 us. "
+        "Turns differ, by 90th over 10th percentile: each side's. Made by `python tests/perf/mpi_native.py`.",
+        "",
+        f"| size | collbench | {' | '.join(heads)} | turns differ |",
+        f"|---|---|{'---|' * len(heads)}---|",
+        *(line(size, turns.took[size]) for size in sizes),
+    ]
+    if chosen.output:
+        chosen.output.write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    return None
+
+
+if __name__ == "__main__":
+    main()

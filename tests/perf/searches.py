@@ -1,0 +1,69 @@
+"""Searches one after another by one world of ranks, for confusion.py, which plants other faults in between.
+
+``python tests/perf/searches.py FOLDER SIZE SAMPLES [FAULTS]`` on every rank. Rank 0 begins search N once FOLDER/go.N is
+there, and then adds a line to FOLDER/told; FOLDER/end ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from collbench import pairing, session, suite
+from collbench.health import culprits, locate
+from collbench.locating import Searching, listening
+from collbench.records import World
+from collbench.suite import Case
+
+TIMEOUT = 20.0
+
+
+class Searches(Searching):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(locate.Rules())
+        self._folder, self._number = folder, 0
+        self.crowded = False
+
+    def world(self, world: World) -> None:
+        super().world(world)
+        self.crowded = world.oversubscribed
+
+    def further(self) -> list[Case]:
+        if self._search and (cases := super().further()):
+            return cases
+        if self.located:
+            self._tell(self.located)
+        while not (self._folder / f"go.{self._number}").exists():
+            if (self._folder / "end").exists():
+                return []
+            time.sleep(0.02)
+        self._number += 1
+        self._search = self.located = None
+        return super().further()
+
+    def _tell(self, found: locate.Located) -> None:
+        names = [unit.name for unit in self.units]
+        findings = culprits.findings(found, names, crowded=self.crowded)
+        told = {"named": [finding.subject.name for finding in findings], "open": found.open,
+                "words": culprits.words(found, names, self.crowded)}  # fmt: skip
+        with (self._folder / "told").open("a") as out:
+            out.write(json.dumps(told) + "\n")
+
+
+def main() -> None:
+    folder, size, samples, faults = [*sys.argv[1:], ""][:4]
+    searches = Searches(Path(folder))
+
+    policy = suite.Policy(iters=int(samples), warmup=1, timeout=TIMEOUT, inject=faults)
+    named = pairing.suite_of("locate", "", "gloo", [size], "", policy, "auto")
+    order = session.Order(suite=msgspec.structs.replace(named, policy=policy), command=sys.argv, save=False,
+                          further=searches.further)  # fmt: skip
+    session.execute(order, lambda: listening(searches))
+
+
+if __name__ == "__main__":
+    main()

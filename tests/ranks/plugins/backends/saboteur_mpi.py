@@ -1,0 +1,17 @@
+"""MPI with one planted fault, as saboteur.py describes."""
+
+from __future__ import annotations
+
+from collbench.backends.saboteur import Sabotage
+
+from collbench.backends.mpi import Mpi
+
+
+class Saboteur(Sabotage, Mpi):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan()
+
+
+def create(name: str) -> Saboteur:
+    return Saboteur()

@@ -1,0 +1,279 @@
+"""MPI on real ranks, started by mpirun or by collbench itself: every collective, its algorithms, and what breaks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from test_faults import Started, gone
+
+from collbench import algorithms, store
+from collbench.collectives import COLLECTIVES, OPS
+from collbench.dtypes import DTYPES
+from collbench.errors import CannotRun, Exit
+from collbench.launch import mpirun
+from collbench.store import RunFile
+from collbench.suite import Axes, Case, expand
+
+PLUGINS = Path(__file__).parent / "plugins"
+QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
+UNKNOWN = {"half", "bfloat16", "f8e4m3", "f8e5m2"}  # to MPI
+SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "3", "-N", "500", "-w", "1", "--place", "out", "--backend", "mpi")
+
+
+def why_not() -> str:
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py here: pip install 'collbench[mpi]'"
+    try:
+        mpirun.find()
+    except CannotRun as e:
+        return e.message
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+
+def cases(**axes: object) -> list[Case]:
+    return expand(Axes(**{"backends": ("mpi",), **axes}))[0]  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    begun: list[Started] = []
+
+    def start(*args: str, **env: str) -> Started:
+        (tmp_path / "tmp").mkdir()
+        begun.append(Started(tmp_path / "run.jsonl", *args, TMPDIR=str(tmp_path / "tmp"), **env))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.process.kill()
+
+
+def under_mpirun(path: Path, *args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], RunFile]:
+    """``mpirun -n 2 collbench ARGS`` with the settings of collbench's own worlds, and the run it kept."""
+    settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": str(PLUGINS), **env}
+    command = [mpirun.find(), "-n", "2", sys.executable, "-m", "collbench", *args, "--output", str(path)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+    return done, store.read(path)
+
+
+def test_every_collective_is_right_or_refused(measure) -> None:
+    n = 2
+    found = measure(cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,)))
+    for record in found:
+        case = record.case
+        refused = case.collective == "reduce_scatter" and case.in_place
+        assert record.status == ("skipped" if refused else "ok"), (case.key, record.note)
+        assert "start of the buffer" in record.note if refused else record.times_ns
+        if record.status == "ok" and case.size:
+            assert record.wrong == 0 and record.checked > 0
+    assert {r.case.collective for r in found if r.status == "ok"} == set(COLLECTIVES)
+    assert {r.case.root for r in found if r.case.row.rooted} == set(range(n))
+
+
+def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
+    swept = cases(collectives=("all_reduce", "reduce_scatter", "scan", "all_gather", "sendrecv"), sizes=(120,),
+                  ranks=(3,), dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))  # fmt: skip
+    for record in measure(swept, **QUICK):
+        case = record.case
+        if "saturates" in record.note:
+            assert (case.type.size, case.op, record.status) == (1, "sum", "skipped")
+            continue
+        unknown_op, unknown_type = case.op in ("avg", "premul_sum"), case.row.reduces and case.dtype in UNKNOWN
+        refused = unknown_op or unknown_type
+        assert record.status == ("skipped" if refused else "ok"), (case.key, record.note)
+        assert not refused or f"MPI has no {'reduction' if unknown_op else 'datatype'}" in record.note
+
+
+def test_uneven_blocks_arrive_whole_in_types_mpi_does_not_know_too(measure) -> None:
+    swept = cases(collectives=("all_to_allv",), sizes=(3000,), ranks=(3,), splits=("uniform", "zipf:1.2"),
+                  dtypes=("float", "half"))  # fmt: skip
+    assert [(r.status, r.wrong) for r in measure(swept, **QUICK)] == [("ok", 0)] * 4
+
+
+def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
+    n = 3
+    swept: list[Case] = []
+    for collective in COLLECTIVES:
+        names = tuple(row.name for row in algorithms.of(collective))
+        axes = {"dtypes": ("float", "half")} if collective != "barrier" else {}
+        swept += cases(collectives=(collective,), algorithms=names, sizes=(8 * n, 8 * 1003 * n), ranks=(n,),
+                       roots=(n - 1,), **axes)  # fmt: skip
+    found = measure(swept, **QUICK)
+    assert [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong] == []
+    wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
+    assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
+
+
+def test_large_messages_in_parts_are_right(measure) -> None:
+    swept: list[Case] = []
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
+        names = ("native", "ring", "pairwise", "chain", "halving_doubling")
+        known = {row.name for row in algorithms.of(collective)} | {"native"}
+        swept += cases(collectives=(collective,), algorithms=tuple(n for n in names if n in known), ranks=(3,),
+                       sizes=((9 << 20) + 12,), in_place=(False,))  # fmt: skip
+    assert {(r.status, r.wrong) for r in measure(swept, **QUICK)} == {("ok", 0)}
+
+
+@pytest.mark.parametrize("extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}])
+def test_calls_left_to_themselves_and_options_keep_data_right(measure, extra: dict[str, object]) -> None:
+    some = ("all_reduce", "all_gather", "reduce_scatter", "all_to_allv", "broadcast", "reduce", "barrier")
+    swept = cases(collectives=some, sizes=(4096,), ranks=(2,), modes=("isolated", "streaming"))
+    for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
+        if record.status != "skipped":
+            assert (record.status, record.wrong or 0) == ("ok", 0), (record.case.key, record.note)
+            assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
+
+
+IMPLEMENTATIONS = ["gloo", "ring@gloo", "mpi", "ring@mpi", "ring@shm"]
+COMPARED = ("all_reduce", "--backend", "gloo,mpi,shm", "--algo", "native,ring", "-b", "8", "-e", "64K", "-f", "8192",
+            "-n", "3", "-w", "1", "--order", "size", "--format", "csv")  # fmt: skip
+
+
+def whole(run: RunFile, text: str) -> None:
+    header, *rows = text.splitlines()
+    assert header not in rows and len(rows) == sum(r.status == "ok" for r in run.records)
+    assert list(dict.fromkeys(r.case.label for r in run.records if r.status == "ok")) == IMPLEMENTATIONS
+    assert {r.note for r in run.records if r.status != "ok"} == {
+        "shm is no library with a choice of its own: name an algorithm (--algo ring)"
+    }
+    assert [w.backend for w in run.worlds] == ["gloo", "mpi", "shm"]
+    assert run.worlds[1].library.startswith(("Open MPI ", "MPICH "))
+    assert run.end is not None and run.end.exit == 0
+
+
+def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(cli, tmp_path: Path) -> None:
+    done = cli(*COMPARED, "-g", "2", "--output", str(tmp_path / "run.jsonl"))
+    assert done.returncode == 0, done.stderr
+    run = store.read(tmp_path / "run.jsonl")
+    whole(run, done.stdout)
+    assert {w.launcher for w in run.worlds} == {"local"}
+
+
+def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(tmp_path: Path) -> None:
+    done, run = under_mpirun(tmp_path / "run.jsonl", *COMPARED)
+    assert done.returncode == 0, done.stderr
+    whole(run, done.stdout)
+    assert all(w.launcher.startswith("mpirun") for w in run.worlds)
+
+
+def test_ranks_of_another_launcher_are_told_apart_from_mpis(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+                "--rdzv-endpoint", "localhost:0", "-m", "collbench"]  # fmt: skip
+    command = [*torchrun, "all_reduce", "-b", "1K", "-e", "1K", "--backend", "mpi", "--no-save"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "of 1, the launcher rank 0 of 2" in done.stderr and "needs the mpirun of the MPI" in done.stderr
+
+
+def test_without_an_mpirun_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CannotRun) as caught:
+        mpirun.find(str(tmp_path / "python"))
+    assert "needs an mpirun" in caught.value.message and "collbench[mpi]" in caught.value.hint
+
+
+def test_the_mpirun_beside_python_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for place in ("near", "far"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "mpirun").write_text("#!/bin/sh\nexit 3\n")
+        (tmp_path / place / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "far"))
+    assert mpirun.find(str(tmp_path / "near" / "python")) == str(tmp_path / "near" / "mpirun")
+    assert mpirun.find(str(tmp_path / "python")) == str(tmp_path / "far" / "mpirun")
+
+
+def test_an_mpirun_that_starts_nothing_is_named(measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "mpirun"
+    fake.write_text("#!/bin/sh\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(mpirun, "find", lambda python: str(fake))
+    with pytest.raises(CannotRun, match=r"did not come up \(0 of 2 did\)"):
+        measure(cases(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (SIGSTOP)")],
+)  # fmt: skip
+def test_a_broken_rank_ends_the_run_and_is_named(started, tmp_path: Path, number: int, words: str) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    begun = started(*SWEEP, "-T", "3")
+    pids = begun.pids()
+    begun.wait_for("record")
+    mpiruns = psutil.Process(begun.process.pid).children(recursive=True)
+    os.kill(pids[1], number)
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert words in err and f"rank 1 on {os.uname().nodename} (pid {pids[1]})" in err and " on mpi (case " in err
+    assert begun.lines()[-1]["exit"] == 4
+    assert gone([*pids, *(process.pid for process in mpiruns)])
+    left = set(os.listdir("/dev/shm")) - before  # noqa: PTH208
+    assert [
+        name for name in left if not name.startswith("mpich_shm")
+    ] == []  # MPICH's own ones outlive its killed ranks
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+
+
+def test_ctrl_c_keeps_what_is_finished(started, tmp_path: Path) -> None:
+    begun = started(*SWEEP)
+    pids = begun.pids()
+    begun.wait_for("record")
+    begun.process.send_signal(signal.SIGINT)
+    code, _, _ = begun.end()
+    assert (code, begun.lines()[-1]["exit"]) == (Exit.INTERRUPTED, 130)
+    assert gone(pids)
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+
+
+@pytest.mark.parametrize("victim", ["parent", "mpirun"])
+def test_no_rank_outlives_what_started_it(started, victim: str) -> None:
+    begun = started(*SWEEP)
+    pids = begun.pids()
+    begun.wait_for("record")
+    under = psutil.Process(begun.process.pid).children(recursive=True)
+    above = next(p for p in under if p.parent() == begun.process.pid or "-n" in p.cmdline())
+    (begun.process if victim == "parent" else above).kill()
+    _, _, err = begun.end()
+    assert gone([*pids, *(process.pid for process in under)])
+    assert victim == "parent" or "mpirun was killed" in err
+
+
+def test_ranks_listen_on_loopback_only(started) -> None:
+    """MPICH's mpirun lets its ranks inherit the socket on which it listens."""
+    begun = started(*SWEEP)
+    ranks = [psutil.Process(pid) for pid in begun.pids()]
+    above = psutil.Process(begun.process.pid).children()
+    listening, inherited = (
+        {c.laddr for one in some for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        for some in (ranks, above)
+    )
+    assert {address.ip for address in listening - inherited} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("what", ["corrupt", "raise"])
+def test_a_fault_under_mpirun_is_seen_and_ends_the_job(tmp_path: Path, what: str) -> None:
+    """Rank 1 gets a wrong element in the first call, or raises in the second case's."""
+    sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:16"}[what]
+    done, run = under_mpirun(
+        tmp_path / "run.jsonl", *SWEEP[:3], "-n", "5", "-w", "1", "--order", "size", "--place", "out", "--backend",
+        "saboteur_mpi", "-T", "20", SABOTAGE=sabotage,
+    )  # fmt: skip
+    if what == "corrupt":
+        assert done.returncode == Exit.WRONG_DATA
+        assert [r.status for r in run.records] == ["wrong", "ok", "ok"]
+        return
+    assert done.returncode != 0
+    assert "raised ArithmeticError: planted" in done.stderr
+    assert run.records[0].status == "ok"
+    assert "ok" not in [r.status for r in run.records[1:]]
