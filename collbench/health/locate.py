@@ -312,10 +312,11 @@ def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequen
         if not round_:
             return  # nobody is known to be well, and nobody can be told from anybody
         shares = yield from state.measured([group for _, _, group, _ in round_])
-        for (line, _, _, other), share in zip(round_, shares, strict=True):
+        for (line, ask, _, other), share in zip(round_, shares, strict=True):
             try:
                 later.append((line, line.send(_Told(share, other))))
             except StopIteration as ended:
+                state.suspects -= set() if ask.partner else set(ask.group)  # a link's ends are well without it
                 if ended.value:
                     state.culprits.append(ended.value)
         waiting = later

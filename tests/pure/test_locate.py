@@ -110,6 +110,19 @@ def test_who_was_slow_for_a_while_is_cleared() -> None:
     assert [len(groups) for groups in rounds] == [3] * 5 + [1, 1]
 
 
+@pytest.mark.parametrize("odd", [{0, 1}, {0, 3}, {1, 3}])
+def test_ends_of_a_link_that_was_slow_once_are_partners(odd: set[int]) -> None:
+    """Of four hosts one is slow, and the link of two others was at first: nobody else is left to be measured with."""
+    count = iter(range(10**6))
+
+    def rate(group: Group) -> float:
+        first = next(count) < 6
+        return HEALTHY * (0.17 if 2 in group else 0.3 if first and odd == set(group) else 1.0)
+
+    found, _ = searched(4, rate, Rules(tau=0.6))
+    assert named(found) == {(2,)} and not found.open
+
+
 def test_what_is_less_slow_than_tau_is_not_looked_at() -> None:
     found, rounds = searched(6, ring({3: 0.7}, {(0, 1): 0.6}), Rules(tau=0.5))
     assert not found.culprits and not found.open and len(rounds) == 5
