@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -327,15 +324,15 @@ def main() -> None:
         _leave(e.exit)
     except KeyboardInterrupt:
         _leave(Exit.INTERRUPTED)
+    except SystemExit as e:
+        _leave(e.code if isinstance(e.code, int) else bool(e.code))
 
 
-def _leave(code: Exit) -> None:
-    """Ends this process; at once where it is a rank: around others that are gone, libraries may abort while Python takes
-    itself down, and the exit code would be lost."""
+def _leave(code: int) -> None:
+    """Ends this process; at once where it is a rank."""
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized():
-        with suppress(BrokenPipeError):
-            sys.stdout.flush(), sys.stderr.flush()
-        atexit._run_exitfuncs()
-        os._exit(code)
+        from collbench.launch.forkserver import leave
+
+        leave(code)
     sys.exit(code)

@@ -7,13 +7,17 @@ ends, ``{"exit": rank, "status": wait status}`` follows. When the parent goes aw
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import os
 import select
 import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
+from typing import NoReturn
 
 import msgspec
 
@@ -25,6 +29,15 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent(by: int = signal.SIGKILL) -> None:
     """Have the kernel end this process by a signal when the one that made it ends, however it ends (Linux)."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by))
+
+
+def leave(status: int) -> NoReturn:
+    """End this process at once, its exit handlers run and all printed. Python would take torch down part by part first,
+    for a quarter of a second, in which libraries may abort around ranks that are gone."""
+    with suppress(BrokenPipeError):
+        atexit._run_exitfuncs()
+        sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status)
 
 
 class Server:
@@ -97,13 +110,17 @@ def main() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle: it ends the ranks
     control = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()
     import collbench.worker  # noqa: F401  (the reason this process exists: torch is loaded before the forks)
 
+    gc.freeze()  # of what all ranks share none is to be looked at, and so copied, by each
+    gc.enable()
     try:
         control.send(b'{"up":true}')
         Server(control).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has found a reason not to run, and is gone
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import msgspec
 from collbench.errors import CannotRun
 from collbench.launch import join
 from collbench.launch.board import Board
-from collbench.launch.forkserver import die_with_parent
+from collbench.launch.forkserver import die_with_parent, leave
 
 LOAD_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
 _PATIENCE = 10.0  # for mpirun to end its ranks and remove what it made
@@ -146,7 +146,7 @@ def _guard(place: str, board: str) -> None:
         shared = Board.at(Path(board), member.n)
         socket.send_fds(notes, [msgspec.json.encode({"rank": member.rank, "pid": os.getpid()})], [ours.fileno()])
         ours.close()
-        sys.exit(worker.local_rank(member.rank, shared, theirs))
+        leave(worker.local_rank(member.rank, shared, theirs))
     ours.close()
     events = select.poll()
     events.register(os.pidfd_open(pid), select.POLLIN)
