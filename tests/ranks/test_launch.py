@@ -16,7 +16,7 @@ import pytest
 from collbench import store
 
 PLUGINS = Path(__file__).parent / "plugins"
-ARGS = ["all_reduce", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "2", "--format", "nccl"]
+ARGS = ["all_reduce", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "2", "--cache", "hot", "--format", "nccl"]
 
 
 def joined(command: list[str], tmp_path: Path, *more: str) -> tuple[subprocess.CompletedProcess[str], Path]:
@@ -81,6 +81,31 @@ def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
     assert many.oversubscribed
     cli("barrier", "-g", "1", "-n", "3", "-w", "0", "--no-pin")
     assert len(store.read(store.find("@last")).worlds[0].ranks[0].cpus) == cores
+
+
+THREADS = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from collbench.worker import Place, connect
+rank = int(sys.argv[1])
+connect(Place(rank, 2, rank, 2, "local"), dist.FileStore(sys.argv[2], 2))
+dist.barrier(dist.new_group(backend="gloo"))
+tasks = Path("/proc/self/task").iterdir()
+print(sorted(os.sched_getscheduler(int(t.name)) for t in tasks if "gloo_tcp" in (t / "comm").read_text()))
+dist.barrier()
+"""
+
+
+def test_only_the_thread_of_the_control_group_stands_back(tmp_path: Path) -> None:
+    """What is measured has its group's thread as the library made it."""
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", THREADS, str(rank), str(tmp_path / "store")], env=env,
+                         stdout=subprocess.PIPE, text=True) for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert said == [f"{sorted([os.SCHED_OTHER, os.SCHED_BATCH])}\n"] * 2
 
 
 @pytest.mark.parametrize("what", ["kill", "raise", "stop"])
