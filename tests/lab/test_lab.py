@@ -19,7 +19,8 @@ from collbench.networks import FatTree, Link
 from collbench.records import RunFile
 
 pytestmark = pytest.mark.usefixtures("possible")
-ARGS = ["all_reduce", "--sizes", "64K,1M", "-n", "6", "-w", "1", "--place", "out", "--algo", "native,ring"]
+ARGS = ["all_reduce", "--sizes", "64K,1M", "-n", "6", "-w", "1", "--place", "out", "--cache", "hot",
+        "--algo", "native,ring"]  # fmt: skip
 # what only worlds of several hosts, or only those of one clock, have to say
 SEVERAL = {"hosts", "same_clock", "clock_error_ns", "clock_hidden_ns", "glob_ns", "skew_ns", "starts_ns", "note",
            "counters"}  # fmt: skip
@@ -117,7 +118,7 @@ def test_racks_carry_between_them_what_the_model_says() -> None:
     found, names = [], ("ring", "hierarchical:group=2")
     for name in names:
         with Lab(hosts=4, racks=2, uplink=10**9) as lab:
-            options = ("--sizes", "1M", "-n", "12", "-w", "0", "--place", "in", "--no-save", "-T", "40")
+            options = ("--sizes", "1M", "-n", "12", "-w", "0", "--place", "in", "--cache", "hot", "--no-save")
             done = launching.run(lab, launching.by_environment, "all_reduce", "--algo", name, *options)
             assert done[0].returncode == 0, done[0].stderr
             found.append(lab.counted("rack1up"))

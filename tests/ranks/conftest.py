@@ -18,22 +18,30 @@ Measure = Callable[..., list[Record]]
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    """One fork server for the whole session: each world costs only its forks."""
-    found = Launcher()
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where saboteurs of ``launcher`` read what to do: a setting in the environment would need a server of its own."""
+    return tmp_path_factory.mktemp("sabotage") / "fault"
+
+
+@pytest.fixture(scope="session")
+def launcher(fault: Path) -> Iterator[Launcher]:
+    """One fork server for the whole session, with the plugins: each world costs only its forks."""
+    path = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+    found = Launcher(settings={**os.environ, "PYTHONPATH": path, "SABOTAGE_FILE": str(fault)})
     yield found
     found.close()
 
 
 @pytest.fixture
-def measure(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Measure:
+def measure(launcher: Launcher, fault: Path) -> Measure:
     """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told otherwise, without
-    a deadline that a busy machine may miss."""
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
+    a deadline that a busy machine may miss. ``sabotage`` is for saboteurs."""
 
     def run(
-        cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), **policy: object
-    ) -> list[Record]:
+        cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), sabotage: str = "",
+        **policy: object,
+    ) -> list[Record]:  # fmt: skip
+        fault.write_text(sabotage)
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
         jobs = [Job(case, rotation, "small") for case in cases]
         plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)

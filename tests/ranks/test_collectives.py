@@ -78,8 +78,7 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
     swept = cases(collectives=(collective,), sizes=(1024,), ranks=(2,), backends=("saboteur",))
     for call, when in ((1, "before timing"), (2, "after timing")):
         for case in swept:
-            env = (("SABOTAGE", f"corrupt:{rank}:{call}"),)
-            (record,) = measure([case], rotation=1, iters=1, env=env)
+            (record,) = measure([case], rotation=1, iters=1, sabotage=f"corrupt:{rank}:{call}")
             assert (record.status, record.wrong) == ("wrong", 1)
             assert record.times_ns == []
             assert record.first_wrong is not None
@@ -108,8 +107,8 @@ def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
     (case,) = cases(collectives=("all_reduce",), sizes=(1024,), ranks=(2,), backends=("saboteur",), in_place=(False,))
     told = []
     for call in range(1, 20):
-        settings = {"rotation": 1, "iters": 2, "warmup": 1, "env": (("SABOTAGE", f"corrupt:1:{call}"),)}
-        (record,) = measure([case], bitwise=True, **settings)
+        settings = {"rotation": 1, "iters": 2, "warmup": 1, "bitwise": True}
+        (record,) = measure([case], sabotage=f"corrupt:1:{call}", **settings)
         told.append((record.status, len(record.bits)))
         if told[-1] == ("ok", 1) and ("ok", 2) in told:
             break
@@ -122,8 +121,7 @@ def test_a_library_that_stops_delivering_is_caught(measure, mode: str) -> None:
     swept = cases(collectives=("all_reduce", "all_gather"), sizes=(1024,), ranks=(2,), backends=("saboteur",),
                   ops=("sum", "max"), modes=(mode,))  # fmt: skip
     for case in swept:
-        settings = {"rotation": 2, "iters": 10, "max_seconds": 0.2, "env": (("SABOTAGE", "lazy:0:6"),)}
-        (record,) = measure([case], **settings)
+        (record,) = measure([case], rotation=2, iters=10, max_seconds=0.2, sabotage="lazy:0:6")
         assert record.status == "wrong", case.key
         assert record.times_ns == []
 

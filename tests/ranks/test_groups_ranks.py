@@ -26,9 +26,8 @@ Divided = Callable[..., Lines]
 
 
 @pytest.fixture
-def divided(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> Divided:
+def divided(launcher: Launcher) -> Divided:
     """``divided(cases, **policy)``: the world and the records of cases, of which the first groups' stand for all."""
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
 
     def run(cases: Sequence[Case], **policy: object) -> Lines:
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
@@ -105,17 +104,9 @@ def test_groups_however_calls_are_made(divided: Divided, policy: dict[str, objec
 
 
 @pytest.mark.parametrize("call", [1, 5])  # before timing, and the last one timed
-def test_wrong_data_is_told_of_its_group_and_rank(
-    divided: Divided, launcher: Launcher, monkeypatch: pytest.MonkeyPatch, call: int
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
-    settings = {**os.environ, "SABOTAGE": f"corrupt:3:{call}"}
-    fresh = Launcher(settings=settings)
-    try:
-        monkeypatch.setattr(launcher, "run", fresh.run)
-        _, (second, first) = divided(swept(backends=("saboteur",)), iters=4)
-    finally:
-        fresh.close()
+def test_wrong_data_is_told_of_its_group_and_rank(divided: Divided, fault: Path, call: int) -> None:
+    fault.write_text(f"corrupt:3:{call}")
+    _, (second, first) = divided(swept(backends=("saboteur",)), iters=4)
     assert (second.case.group, second.status, second.times_ns) == (1, "wrong", [])
     assert second.wrong == 1 and second.first_wrong is not None and second.first_wrong.rank == 3
     assert "first on rank 3 of group 1 at" in second.note

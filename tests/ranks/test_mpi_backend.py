@@ -137,6 +137,7 @@ def test_calls_left_to_themselves_and_options_keep_data_right(measure, extra: di
 
 IMPLEMENTATIONS = ["gloo", "ring@gloo", "mpi", "ring@mpi", "ring@shm"]
 COMPARED = ("all_reduce", "--backend", "gloo,mpi,shm", "--algo", "native,ring", "-b", "8", "-e", "64K", "-f", "8192",
+            "--cache", "hot",
             "-n", "3", "-w", "1", "--order", "size", "--format", "csv")  # fmt: skip
 
 

@@ -38,8 +38,8 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
     swept = []
     for collective, row in COLLECTIVES.items():
         few, many = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
-        swept += cases(collective, ranks=(n,), sizes=(few,), roots=(n - 1,))
-        swept += cases(collective, ranks=(n,), sizes=(many,), roots=(n - 1,), in_place=(False,))
+        swept += cases(collective, ranks=(n,), sizes=(few,), roots=(n - 1,), in_place=(False,))
+        swept += cases(collective, ranks=(n,), sizes=(many,), roots=(n - 1,), in_place=(row.in_place is not None,))
     found = measure(swept, **QUICK)
     assert wrong(found) == []
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
@@ -97,7 +97,7 @@ def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
     swept = expand(Axes(collectives=("all_reduce",), algorithms=("one_shot",), backends=("saboteur_symm",), ranks=(3,),
                         sizes=(4096,)))[0]  # fmt: skip
     with pytest.raises(RunBroken, match="waited in vain for rank 1: progress 1 awaited, 0 seen"):
-        measure(swept, **{**QUICK, "env": (*INTERPRETED, ("SABOTAGE", "sleep:1:2"))})
+        measure(swept, **QUICK, sabotage="sleep:1:2")
 
 
 def alone(script: str) -> list[str]:

@@ -1,5 +1,5 @@
 """Gloo (saboteur_shm: shared memory) with one planted fault:
-$SABOTAGE is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
+$SABOTAGE, or what stands in $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
 ``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call on.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class Sabotage:
     """What goes before a backend in a class's bases."""
 
     def plan(self) -> None:
-        what, rank, call = os.environ["SABOTAGE"].split(":")
+        told = os.environ.get("SABOTAGE") or Path(os.environ["SABOTAGE_FILE"]).read_text()
+        what, rank, call = told.split(":")
         self._what, self._at_rank, self._at_call = what, int(rank), int(call)
         self._calls = 0
 
