@@ -90,12 +90,6 @@ def busiest(counts: np.ndarray) -> int:
     return int(max(remote.sum(0).max(), remote.sum(1).max()))
 
 
-def imbalance(counts: np.ndarray) -> float:
-    """Busiest rank's received elements over the mean; 1 is even."""
-    received = counts.sum(0)
-    return float(received.max() / received.mean()) if received.any() else 1.0
-
-
 def _eye(n: int) -> np.ndarray:
     import numpy as np
 

@@ -264,26 +264,6 @@ def _beyond(n: int, p: float, count: int) -> float:
     return float(_binomial(n, p)[count:].sum())
 
 
-def variance_split(launches: Sequence[Samples]) -> tuple[float, float]:
-    """Variances (within, between) launches of log medians: what more cycles, and what more launches, average out.
-
-    ``launches[l]`` holds the medians that launch l found, one per cycle; unequal numbers may stand together. Their
-    square roots are relative standard deviations. One-way random effects by moments, a negative between set to 0.
-    ValueError with fewer than two launches or one median in each, which nothing can split.
-    """
-    groups = [np.log(np.asarray(launch, dtype=float)) for launch in launches if len(launch)]
-    sizes = np.array([len(g) for g in groups], dtype=float)
-    total, k = float(sizes.sum()), len(groups)
-    if k < 2 or total <= k:
-        raise ValueError("a variance split needs two launches, and two medians in one of them")
-    means = np.array([g.mean() for g in groups])
-    within = sum(float(((g - m) ** 2).sum()) for g, m in zip(groups, means, strict=True)) / (total - k)
-    grand = float(sizes @ means) / total
-    among = float(sizes @ (means - grand) ** 2) / (k - 1)
-    typical = (total - float((sizes**2).sum()) / total) / (k - 1)
-    return within, max(0.0, (among - within) / typical)
-
-
 def holm(pvalues: Sequence[float]) -> list[float]:
     """Adjusted p-values, in the order given: reject those at most α to err anywhere with a chance of at most α."""
     adjusted = [1.0] * len(pvalues)

@@ -104,6 +104,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server, and with it every rank it still has."""
         self._ours.close()
+        if not self._up:  # it may be loading torch yet, and has no ranks
+            self._process.kill()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

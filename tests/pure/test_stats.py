@@ -312,28 +312,6 @@ def test_of_two_late_ranks_the_one_last_more_often_is_named() -> None:
     assert stats.straggler(both) == 2
 
 
-def test_variance_split_against_analysis_of_variance() -> None:
-    rng = np.random.default_rng(21)
-    launches = [list(noise(rng, 5, 0.02) * np.exp(0.05 * rng.normal())) for _ in range(6)]
-    within, between = stats.variance_split(launches)
-    logs = [np.log(launch) for launch in launches]
-    assert within == pytest.approx(np.mean([np.var(x, ddof=1) for x in logs]))
-    assert between == pytest.approx((scipy.stats.f_oneway(*logs).statistic - 1) * within / 5)
-
-
-def test_variance_split_finds_what_was_planted_in_unequal_launches() -> None:
-    rng = np.random.default_rng(22)
-    sizes = (2, 10, 3, 6, 1, 8)
-    planted = [[noise(rng, n, 0.03) * np.exp(0.02 * rng.normal()) for n in sizes] for _ in range(300)]
-    within, between = np.mean([stats.variance_split(launches) for launches in planted], axis=0)
-    assert within == pytest.approx(0.03**2, rel=0.05)
-    assert between == pytest.approx(0.02**2, rel=0.2)
-    assert stats.variance_split([[100, 102], [102, 100]])[1] == 0
-    for unsplittable in ([[100, 101, 102]], [[100], [101]]):
-        with pytest.raises(ValueError, match="needs two launches"):
-            stats.variance_split(unsplittable)
-
-
 def test_holm_by_hand_and_its_promise() -> None:
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert (stats.holm([0.9, 0.6]), stats.holm([])) == ([1.0, 1.0], [])
