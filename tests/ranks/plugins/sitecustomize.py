@@ -36,6 +36,7 @@ if "CLOCKS" in os.environ and "RANK" in os.environ:
     rank, true = int(os.environ["RANK"]), time.perf_counter_ns
     began = true()
     socket.gethostname = environment.host = lambda: f"host{rank}"
+    global_clock.WINDOW_NS = 20_000_000  # ranks that share cores with other tests come to an earlier start late
 if os.environ.get("CLOCKS", "one") != "one" and "RANK" in os.environ:
     time.perf_counter_ns = lambda: true() + rank * (900 * 10**9 + (true() - began) * 30 // 10**6)
     environment.same_clock_domain_key = environment.boot_id = lambda root=None: f"clock{rank}"
