@@ -1,3 +1,43 @@
-"""Measures collective communication (NCCL, Gloo, MPI, reference algorithms) and shows how far to trust the numbers."""
+"""Measures collective communication (NCCL, Gloo, MPI, reference algorithms) and shows how far to
+trust the numbers."""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collbench.core.version import __version__
+from collbench.records.columns import documented
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    import pandas as pd
+
+    from collbench.records.types import RunFile
+
+__all__ = ["__version__", "frame"]
+
+
+def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
+    from collbench.records import rows, store
+    from collbench.records.types import RunFile
+
+    files = [
+        run if isinstance(run, RunFile) else store.digest(store.find(str(run)))
+        for run in runs or ("@last",)
+    ]
+    return rows.frame(files)
+
+
+frame.__doc__ = f"""The one table of what runs measured, a row for every run, case and launch.
+
+``runs`` are named as everywhere (a path, an id or its beginning, a tag, "@last", "@last~1"), or
+read already; without any it is the last one. Times and bandwidths are missing where a row is
+unfit. As in
+
+    collbench.frame("@last").query("size >= 1e6").groupby("implementation").busbw.max()
+
+Raises UsageError for a name that no run has, CannotRun for what cannot be read. Columns:
+
+{documented()}
+"""

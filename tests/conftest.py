@@ -35,7 +35,11 @@ def cli() -> Cli:
     def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "collbench", *args],
-            env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout, check=False,
-        )  # fmt: skip
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
 
     return run

@@ -1,4 +1,5 @@
-"""Pages in a real browser: headless Chromium, in which nothing may go wrong and nothing may be fetched."""
+"""Pages in a real browser: headless Chromium, in which nothing may go wrong and nothing may be
+fetched."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 Visit = Callable[..., Any]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 
 
 @pytest.fixture(scope="session")
@@ -26,13 +29,16 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Visit]:
-    """Open a file. No console message, error, or request for anything but files may have come when the test ends."""
+    """Open a file. No console message, error, or request for anything but files may have come when
+    the test ends."""
     troubles: list[str] = []
     asked: list[str] = []
     contexts = []
 
     def opened(path: Path, *, width: int = 1000, scheme: str = "light", hash: str = "") -> Any:
-        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme))
+        contexts.append(
+            browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        )
         tab = contexts[-1].new_page()
         tab.on("console", lambda message: troubles.append(message.text))
         tab.on("pageerror", lambda error: troubles.append(str(error)))

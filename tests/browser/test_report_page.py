@@ -16,8 +16,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from collbench import cli, figures, records, report, store
-from collbench.document import Document, Figure, Line, Section, Table
+from collbench.cli import main
+from collbench.records import store, types
+from collbench.show import figures, html
+from collbench.show.document import Document, Figure, Line, Section, Table
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -31,30 +33,56 @@ def curve(collective: str, backend: str, ranks: int, number: int) -> dict[str, A
     chance = random.Random(number)
     speed = [(1 + number) * size / (size + 2e5) * chance.uniform(0.95, 1.05) for size in SIZES]
     return {
-        "type": "scatter", "mode": "lines+markers", "x": SIZES, "y": speed, "name": f"{collective} {backend} n={ranks}",
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": SIZES,
+        "y": speed,
+        "name": f"{collective} {backend} n={ranks}",
         "line": {"color": COLOURS[number % 4], "dash": ("solid", "dash", "dot")[number % 3]},
         "marker": {"symbol": ("circle", "square", "diamond")[number % 3], "size": 7},
-        "meta": {"collective": collective, "backend": backend, "dtype": "float", "ranks": str(ranks)},
-    }  # fmt: skip
+        "meta": {
+            "collective": collective,
+            "backend": backend,
+            "dtype": "float",
+            "ranks": str(ranks),
+        },
+    }
 
 
 def rich() -> Document:
-    """Two collectives on two backends with two numbers of ranks; tables of 44 and 3 lines, one of them folded."""
-    both = [(c, b, n) for c in ("all_reduce", "all_gather") for b in ("gloo", "shm") for n in (2, 4)]
+    """Two collectives on two backends with two numbers of ranks; tables of 44 and 3 lines, one of
+    them folded."""
+    both = [
+        (c, b, n) for c in ("all_reduce", "all_gather") for b in ("gloo", "shm") for n in (2, 4)
+    ]
     traces = [curve(*one, number) for number, one in enumerate(both)]
     axes = {
-        "xaxis": {"type": "log", "title": {"text": "size"}, "tickvals": SIZES[::2],
-                  "ticktext": ["8 B", "128 B", "2 KiB", "32 KiB", "512 KiB", "8 MiB"]},
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "size"},
+            "tickvals": SIZES[::2],
+            "ticktext": ["8 B", "128 B", "2 KiB", "32 KiB", "512 KiB", "8 MiB"],
+        },
         "yaxis": {"type": "log", "title": {"text": "busbw, GB/s"}},
-    }  # fmt: skip
+    }
     heat = {
-        "type": "heatmap", "z": [[abs(math.sin(i * 3 + j)) for j in range(6)] for i in range(4)],
-        "colorscale": "Cividis", "x": [f"{s} B" for s in SIZES[:6]], "y": [f"rank {i}" for i in range(4)],
+        "type": "heatmap",
+        "z": [[abs(math.sin(i * 3 + j)) for j in range(6)] for i in range(4)],
+        "colorscale": "Cividis",
+        "x": [f"{s} B" for s in SIZES[:6]],
+        "y": [f"rank {i}" for i in range(4)],
         "meta": {"collective": "all_reduce", "ranks": "4"},
-    }  # fmt: skip
+    }
     lines = [
         Line(
-            (c, b, str(n), f"{10 ** (i % 4) * 1.27:.3g} {('ns', 'µs', 'ms')[i % 3]}", f"±{i}.{n}%", f"{n * i / 7:.2f}"),
+            (
+                c,
+                b,
+                str(n),
+                f"{10 ** (i % 4) * 1.27:.3g} {('ns', 'µs', 'ms')[i % 3]}",
+                f"±{i}.{n}%",
+                f"{n * i / 7:.2f}",
+            ),
             {"collective": c, "backend": b, "dtype": "float", "ranks": str(n)},
             "bad" if i == 3 else "good" if i == 5 else "notice" if i == 6 else "",
         )
@@ -65,33 +93,106 @@ def rich() -> Document:
         title="all_reduce, all_gather on node17",
         verdict="Two of 44 rows are slower by more than 5 %, none is faster; 3 have no verdict.",
         weight="bad",
-        runs=["20261121-043348-all_reduce-443f · node17 · AMD EPYC, 2 cores · torch 2.13.0+cpu gloo · tag base",
-              "20261121-044512-all_reduce-91ac · node17 · AMD EPYC, 2 cores · torch 2.13.0+cpu gloo · tag head"],
+        runs=[
+            (
+                "20261121-043348-all_reduce-443f · node17 · AMD EPYC, 2 cores · torch 2.13.0+cpu"
+                " gloo · tag base"
+            ),
+            (
+                "20261121-044512-all_reduce-91ac · node17 · AMD EPYC, 2 cores · torch 2.13.0+cpu"
+                " gloo · tag head"
+            ),
+        ],
         sections=[
             Section(
-                name="bandwidth", title="Bandwidth by size",
-                words=["busbw is algbw scaled to what the busiest port carries. Bands are 95 % intervals."],
-                figures=[
-                    Figure(name="busbw", title="Bus bandwidth", words="Bandwidth rises with size; shm leads.",
-                           data=traces, layout=axes),
-                    Figure(name="time", title="Time", words="Time is flat below 32 KiB.", data=traces[:4], layout=axes),
+                name="bandwidth",
+                title="Bandwidth by size",
+                words=[
+                    "busbw is algbw scaled to what the busiest port carries. Bands are 95 %"
+                    " intervals."
                 ],
-                tables=[Table(name="rows", title="All rows", align="ll", lines=lines, note="Times are medians.",
-                              heads=("collective", "backend", "ranks", "median", "interval", "busbw GB/s"))],
+                figures=[
+                    Figure(
+                        name="busbw",
+                        title="Bus bandwidth",
+                        words="Bandwidth rises with size; shm leads.",
+                        data=traces,
+                        layout=axes,
+                    ),
+                    Figure(
+                        name="time",
+                        title="Time",
+                        words="Time is flat below 32 KiB.",
+                        data=traces[:4],
+                        layout=axes,
+                    ),
+                ],
+                tables=[
+                    Table(
+                        name="rows",
+                        title="All rows",
+                        align="ll",
+                        lines=lines,
+                        note="Times are medians.",
+                        heads=(
+                            "collective",
+                            "backend",
+                            "ranks",
+                            "median",
+                            "interval",
+                            "busbw GB/s",
+                        ),
+                    )
+                ],
             ),
-            Section(name="skew", title="Skew of ranks", words=["Rank 3 comes last."],
-                    figures=[Figure(name="skew", title="Start skew", words="Rank by size.", data=[heat], height=300)]),
             Section(
-                name="skipped", title="Skipped and failed", words=["3 cases did not run."],
-                tables=[Table(name="skips", title="Reasons", folded=True, heads=("reason", "cases"), align="l",
-                              lines=[Line(("no in-place form", "12")), Line(("needs a power of two", "8")),
-                                     Line(("gloo has no reduce_scatter", "2"), {"backend": "gloo"})])],
+                name="skew",
+                title="Skew of ranks",
+                words=["Rank 3 comes last."],
+                figures=[
+                    Figure(
+                        name="skew",
+                        title="Start skew",
+                        words="Rank by size.",
+                        data=[heat],
+                        height=300,
+                    )
+                ],
+            ),
+            Section(
+                name="skipped",
+                title="Skipped and failed",
+                words=["3 cases did not run."],
+                tables=[
+                    Table(
+                        name="skips",
+                        title="Reasons",
+                        folded=True,
+                        heads=("reason", "cases"),
+                        align="l",
+                        lines=[
+                            Line(("no in-place form", "12")),
+                            Line(("needs a power of two", "8")),
+                            Line(("gloo has no reduce_scatter", "2"), {"backend": "gloo"}),
+                        ],
+                    )
+                ],
             ),
             Section(name="pairs", title="Pair matrix", words=["No run has pairs."]),
         ],
-        data=[{"size": s, "median": s / 3, "root": -1, "env": "A=1", "flags": "n<6 +copy", "p99": None,
-               "note": '=cmd|"x"!A1, and;=1+1'} for s in SIZES],
-    )  # fmt: skip
+        data=[
+            {
+                "size": s,
+                "median": s / 3,
+                "root": -1,
+                "env": "A=1",
+                "flags": "n<6 +copy",
+                "p99": None,
+                "note": '=cmd|"x"!A1, and;=1+1',
+            }
+            for s in SIZES
+        ],
+    )
 
 
 @pytest.fixture
@@ -100,14 +201,14 @@ def page(visit: Open, tmp_path: Path) -> Open:
 
     def opened(document: Document | None = None, **how: Any) -> Any:
         path = tmp_path / "report.html"
-        path.write_text(report.page(document or rich()), encoding="utf-8")
+        path.write_text(html.page(document or rich()), encoding="utf-8")
         return visit(path, **how)
 
     return opened
 
 
 def invoked(*args: str) -> Any:
-    return CliRunner().invoke(cli.app, args)
+    return CliRunner().invoke(main.app, args)
 
 
 def drawn(tab: Any, number: int = 3) -> list[int]:
@@ -136,7 +237,9 @@ def test_figures_are_drawn_when_they_are_near(page: Open) -> None:
     assert drawn(tab) == [8, 4, 1]
     assert tab.locator(".figure").nth(1).locator(".scatterlayer .trace").count() == 4
     assert tab.locator(".figure").nth(2).locator(".heatmaplayer image").count() == 1
-    with tab.expect_download() as waiting:  # plotly's own button, which the page's policy must allow
+    with (
+        tab.expect_download() as waiting
+    ):  # plotly's own button, which the page's policy must allow
         tab.locator(".figure").first.hover()
         tab.locator(".figure").first.locator("[data-title*=ownload]").click()
     assert Path(waiting.value.path()).read_bytes().startswith(b"\x89PNG")
@@ -176,12 +279,25 @@ def test_a_link_keeps_the_filters_and_the_place(page: Open) -> None:
 
 def test_a_filter_that_leaves_a_table_empty_says_so(page: Open) -> None:
     table = Table(
-        name="t", title="T", heads=("a",), lines=[Line(("x",), {"ranks": "2"}), Line(("y",), {"ranks": "10"})]
+        name="t",
+        title="T",
+        heads=("a",),
+        lines=[Line(("x",), {"ranks": "2"}), Line(("y",), {"ranks": "10"})],
     )
     other = msgspec.structs.replace(table, lines=table.lines[:1])
-    tab = page(Document(title="T", verdict="V", weight="", runs=[],
-                        sections=[Section(name="s", title="S", words=[], tables=[table, other])]))  # fmt: skip
-    assert tab.locator("#filters input").evaluate_all("all => all.map(one => one.value)") == ["2", "10"]
+    tab = page(
+        Document(
+            title="T",
+            verdict="V",
+            weight="",
+            runs=[],
+            sections=[Section(name="s", title="S", words=[], tables=[table, other])],
+        )
+    )
+    assert tab.locator("#filters input").evaluate_all("all => all.map(one => one.value)") == [
+        "2",
+        "10",
+    ]
     box(tab, "10").check()
     assert lines(tab) == [1, 0]
     expect(tab.locator(".none").nth(0)).to_be_hidden()
@@ -189,9 +305,15 @@ def test_a_filter_that_leaves_a_table_empty_says_so(page: Open) -> None:
 
 
 def ink(tab: Any) -> list[str]:
-    """Colours of the page's paper and ink, and of the figures' font, once a figure has been drawn anew."""
-    page, figure = "getComputedStyle(document.body)", "getComputedStyle(document.querySelector('.xtick text'))"
-    tab.wait_for_function(f"() => document.querySelector('.xtick text') && {figure}.fill === {page}.color")
+    """Colours of the page's paper and ink, and of the figures' font, once a figure has been drawn
+    anew."""
+    page, figure = (
+        "getComputedStyle(document.body)",
+        "getComputedStyle(document.querySelector('.xtick text'))",
+    )
+    tab.wait_for_function(
+        f"() => document.querySelector('.xtick text') && {figure}.fill === {page}.color"
+    )
     return tab.evaluate(f"[{page}.backgroundColor, {page}.color, {figure}.fill]")
 
 
@@ -224,7 +346,9 @@ def test_tables_sort_by_value_and_back(page: Open) -> None:
     head = tab.locator("#bandwidth th").nth(3)
     head.get_by_role("button").press("Enter")
     expect(head).to_have_attribute("aria-sort", "ascending")
-    assert column(tab, 4)[:12] == ["1.27 ns"] * 8 + ["1.27 µs"] * 4 or column(tab, 4)[0] == "1.27 ns"
+    assert (
+        column(tab, 4)[:12] == ["1.27 ns"] * 8 + ["1.27 µs"] * 4 or column(tab, 4)[0] == "1.27 ns"
+    )
     scale = {"ns": 1, "µs": 1e3, "ms": 1e6}
     values = [float(number) * scale[unit] for number, unit in map(str.split, column(tab, 4))]
     assert values == sorted(values) != [float(n) * scale[u] for n, u in map(str.split, before)]
@@ -235,7 +359,8 @@ def test_tables_sort_by_value_and_back(page: Open) -> None:
     tab.locator("#bandwidth th").first.get_by_role("button").click()
     assert tab.locator("#bandwidth [aria-sort]").count() == 1
     words = [
-        text.split()[-1].removeprefix("bad").removeprefix("good").removeprefix("notice") for text in column(tab, 1)
+        text.split()[-1].removeprefix("bad").removeprefix("good").removeprefix("notice")
+        for text in column(tab, 1)
     ]
     assert words == sorted(words)
     for _ in range(2):
@@ -254,11 +379,23 @@ ORDERED = (
 
 def test_cells_are_ordered_by_what_they_mean(page: Open) -> None:
     tables = [
-        Table(name="t", title="T", heads=("a",), lines=[Line((text,)) for text in (*texts[1:], texts[0])])
+        Table(
+            name="t",
+            title="T",
+            heads=("a",),
+            lines=[Line((text,)) for text in (*texts[1:], texts[0])],
+        )
         for texts in ORDERED
     ]
-    tab = page(Document(title="T", verdict="V", weight="", runs=[],
-                        sections=[Section(name="s", title="S", words=[], tables=tables)]))  # fmt: skip
+    tab = page(
+        Document(
+            title="T",
+            verdict="V",
+            weight="",
+            runs=[],
+            sections=[Section(name="s", title="S", words=[], tables=tables)],
+        )
+    )
     for table, texts in zip(tab.locator("table").all(), ORDERED, strict=True):
         table.locator("thead button").click()
         assert table.locator("tbody th").all_text_contents() == list(texts)
@@ -272,9 +409,13 @@ def test_paper_shows_everything(page: Open) -> None:
     for table in tab.locator("table").all():
         expect(table).to_be_visible()
     expect(tab.locator("aside")).to_be_hidden()
-    boxes = tab.evaluate("[...document.querySelectorAll('.table')].map(one => one.scrollHeight - one.clientHeight)")
+    boxes = tab.evaluate(
+        "[...document.querySelectorAll('.table')].map(one => one.scrollHeight - one.clientHeight)"
+    )
     assert boxes == [0, 0]
-    widths = tab.evaluate("[...document.querySelectorAll('.figure')].map(one => one.querySelector('svg').clientWidth)")
+    widths = tab.evaluate(
+        "[...document.querySelectorAll('.figure')].map(one => one.querySelector('svg').clientWidth)"
+    )
     assert widths == [680] * 3
     tab.emulate_media(media="screen")
     expect(tab.locator("#skipped table")).to_be_hidden()
@@ -300,11 +441,22 @@ def test_the_keyboard_reaches_everything(page: Open) -> None:
     reached = []
     for _ in range(40):
         tab.keyboard.press("Tab")
-        reached.append(tab.evaluate(
-            "(one => one.value ? one.name + '=' + one.value : one.className || one.textContent.trim())"
-            "(document.activeElement)"
-        ))  # fmt: skip
-    order = ["skip", "Contents", "Bandwidth by size", "backend=gloo", "CSV", "Dark", "table", "median"]
+        reached.append(
+            tab.evaluate(
+                "(one => one.value ? one.name + '=' + one.value : one.className ||"
+                " one.textContent.trim())(document.activeElement)"
+            )
+        )
+    order = [
+        "skip",
+        "Contents",
+        "Bandwidth by size",
+        "backend=gloo",
+        "CSV",
+        "Dark",
+        "table",
+        "median",
+    ]
     assert [one for one in reached if one in order] == order
     tab.locator(".skip").focus()
     outline = tab.locator(".skip").evaluate(
@@ -327,8 +479,9 @@ def test_screen_readers_find_landmarks_headings_and_names(page: Open) -> None:
     expect(tab.get_by_role("table", name="All rows")).to_be_visible()
     expect(tab.get_by_role("columnheader", name="median")).to_have_attribute("scope", "col")
     expect(tab.get_by_role("region", name="Bandwidth by size")).to_be_visible()
-    expect(tab.locator(".verdict")).to_have_text("✗bad Two of 44 rows are slower by more than 5 %, none is faster; "
-                                                 "3 have no verdict.")  # fmt: skip
+    expect(tab.locator(".verdict")).to_have_text(
+        "✗bad Two of 44 rows are slower by more than 5 %, none is faster; 3 have no verdict."
+    )
 
 
 def saved(tab: Any, kind: str) -> str:
@@ -342,18 +495,39 @@ def test_raw_data_is_saved_as_csv_and_json(page: Open) -> None:
     tab = page()
     table = list(csv.DictReader(io.StringIO(saved(tab, "CSV"), newline="")))
     assert len(table) == len(SIZES)
-    assert table[0] == {"size": "8", "median": "2.66667", "root": "-1", "env": "A=1", "flags": "n<6 +copy", "p99": "",
-                        "note": """'=cmd|"x"!A1, and;'=1+1"""}  # fmt: skip
-    assert all(line.endswith('"\'=cmd|""x""!A1, and;\'=1+1"') for line in saved(tab, "CSV").split("\r\n")[1:-1])
+    assert table[0] == {
+        "size": "8",
+        "median": "2.66667",
+        "root": "-1",
+        "env": "A=1",
+        "flags": "n<6 +copy",
+        "p99": "",
+        "note": """'=cmd|"x"!A1, and;'=1+1""",
+    }
+    assert all(
+        line.endswith('"\'=cmd|""x""!A1, and;\'=1+1"')
+        for line in saved(tab, "CSV").split("\r\n")[1:-1]
+    )
     rows = json.loads(saved(tab, "JSON"))
     assert [row["size"] for row in rows] == SIZES
-    assert rows[0]["note"] == '=cmd|"x"!A1, and;=1+1' and rows[0]["env"] == "A=1" and rows[0]["p99"] is None
+    assert (
+        rows[0]["note"] == '=cmd|"x"!A1, and;=1+1'
+        and rows[0]["env"] == "A=1"
+        and rows[0]["p99"] is None
+    )
 
 
 HOSTILE = (
-    "<script>alert(1)</script>", "</script><script>alert(2)</script>", '"onmouseover="alert(3)', "{{7*7}}",
-    "<img src=x onerror=alert(4)>", "javascript:alert(5)", "<!--", "]]>", "\u2028\x1b[31m&lt;",
-)  # fmt: skip
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    '"onmouseover="alert(3)',
+    "{{7*7}}",
+    "<img src=x onerror=alert(4)>",
+    "javascript:alert(5)",
+    "<!--",
+    "]]>",
+    "\u2028\x1b[31m&lt;",
+)
 
 
 def hostile(number: int, text: str) -> Section:
@@ -361,7 +535,9 @@ def hostile(number: int, text: str) -> Section:
     meta = dict.fromkeys(("collective", "backend"), text)
     rows = [Line((text, text), meta, "bad"), Line(("x", "y"), {"backend": "gloo"})]
     table = Table(name="t", title=text, heads=(text, "b"), lines=rows, note=text)
-    data = [{"type": "scatter", "x": [1], "y": [1], "name": "x", "meta": meta, "customdata": [text]}]
+    data = [
+        {"type": "scatter", "x": [1], "y": [1], "name": "x", "meta": meta, "customdata": [text]}
+    ]
     figure = Figure(name="f", title=text, words=text, data=data, layout={"meta": text})
     return Section(name=f"s{number}", title=text, words=[text], figures=[figure], tables=[table])
 
@@ -369,13 +545,31 @@ def hostile(number: int, text: str) -> Section:
 def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
     text = " ".join(HOSTILE)
     sections = [hostile(number, each) for number, each in enumerate(HOSTILE)]
-    tab = page(Document(title=text, verdict=text, weight="bad", runs=[text], sections=sections, data=[{text: text}]))
+    tab = page(
+        Document(
+            title=text,
+            verdict=text,
+            weight="bad",
+            runs=[text],
+            sections=sections,
+            data=[{text: text}],
+        )
+    )
     assert drawn(tab, len(HOSTILE)) == [1] * len(HOSTILE)
     for place in ("h1", ".runs li", "title"):
         assert tab.locator(place).text_content() == text
-    for place in ("h2", "h3", ".words", "caption", "main tbody tr:first-child td", "section > .soft"):
+    for place in (
+        "h2",
+        "h3",
+        ".words",
+        "caption",
+        "main tbody tr:first-child td",
+        "section > .soft",
+    ):
         assert tab.locator(place).all_text_contents() == list(HOSTILE)
-    assert [one.get_attribute("aria-label") for one in tab.locator(".figure").all()] == list(HOSTILE)
+    assert [one.get_attribute("aria-label") for one in tab.locator(".figure").all()] == list(
+        HOSTILE
+    )
     assert tab.evaluate("document.querySelectorAll('script').length") == 4
     assert tab.locator("main img, main a, [onmouseover], [onerror]").count() == 0
     tab.locator("th button").first.hover()
@@ -386,17 +580,36 @@ def test_hostile_text_is_shown_and_does_nothing(page: Open) -> None:
 
 
 def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
-    assert invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
+    assert (
+        invoked("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4").exit_code == 0
+    )
     run = store.read(store.find("@last"))
     text = '<a href="https://evil.test">x</a>' + " ".join(HOSTILE[:-1])
-    ranks = [records.RankInfo(rank=rank, host=text, pid=1, cpus=[0]) for rank in range(4)]
-    world = records.World(index=0, backend="model", n=4, env=(("NCCL_ALGO", text),), launcher=text, ranks=ranks,
-                          oversubscribed=False, same_clock=True, library=text)  # fmt: skip
-    seen = [msgspec.structs.replace(one, world=0, note=text, case=msgspec.structs.replace(one.case, env=world.env))
-            for one in run.records]  # fmt: skip
-    seen += [msgspec.structs.replace(one, status=status, times_ns=[])
-             for one, status in zip(seen, ("skipped", "failed", "wrong"), strict=False)]  # fmt: skip
-    head = msgspec.structs.replace(run.run, tag=text, command=[text], environment={"host": text, "cpu": text})
+    ranks = [types.RankInfo(rank=rank, host=text, pid=1, cpus=[0]) for rank in range(4)]
+    world = types.World(
+        index=0,
+        backend="model",
+        n=4,
+        env=(("NCCL_ALGO", text),),
+        launcher=text,
+        ranks=ranks,
+        oversubscribed=False,
+        same_clock=True,
+        library=text,
+    )
+    seen = [
+        msgspec.structs.replace(
+            one, world=0, note=text, case=msgspec.structs.replace(one.case, env=world.env)
+        )
+        for one in run.records
+    ]
+    seen += [
+        msgspec.structs.replace(one, status=status, times_ns=[])
+        for one, status in zip(seen, ("skipped", "failed", "wrong"), strict=False)
+    ]
+    head = msgspec.structs.replace(
+        run.run, tag=text, command=[text], environment={"host": text, "cpu": text}
+    )
     path = tmp_path / "run.jsonl"
     path.write_bytes(msgspec.json.Encoder().encode_lines([head, world, *seen]))
     done = invoked("report", str(path), "-o", str(tmp_path / "report.html"))
@@ -414,7 +627,9 @@ def test_hostile_records_do_nothing(visit: Open, tmp_path: Path) -> None:
 
 
 def test_the_policy_stops_what_is_not_the_pages_own(browser: Any, tmp_path: Path) -> None:
-    text = report.page(rich()).replace("Rank 3 comes last.", "<script>document.title = 'taken'</script>")
+    text = html.page(rich()).replace(
+        "Rank 3 comes last.", "<script>document.title = 'taken'</script>"
+    )
     (tmp_path / "bad.html").write_text(text, encoding="utf-8")
     tab = browser.new_page()
     told: list[str] = []
@@ -429,8 +644,15 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
     def heat(n: int) -> Figure:
         cells = [[float(i + j) for j in range(n)] for i in range(n)]
         names = [f"rank {i}" for i in range(n)]
-        matrix = figures.Matrix(x=names, y=names, z=cells, text=[[f"{v:.1f}" for v in row] for row in cells],
-                                labels=("to", "from"), legend="GB/s", good=True)  # fmt: skip
+        matrix = figures.Matrix(
+            x=names,
+            y=names,
+            z=cells,
+            text=[[f"{v:.1f}" for v in row] for row in cells],
+            labels=("to", "from"),
+            legend="GB/s",
+            good=True,
+        )
         return figures.heat(f"m{n}", "Pairs", "words", matrix, {})
 
     both = [Section(name="s", title="S", words=[], figures=[heat(4), heat(17)])]
@@ -442,16 +664,18 @@ def test_a_small_matrix_has_its_values_in_its_cells(page: Open) -> None:
 
 
 def test_plotlyjs_beside_the_page(visit: Open, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(report.page(rich(), "directory"), encoding="utf-8")
-    (tmp_path / report.LIBRARY).write_text(report.library(), encoding="utf-8")
+    (tmp_path / "report.html").write_text(html.page(rich(), "directory"), encoding="utf-8")
+    (tmp_path / html.LIBRARY).write_text(html.library(), encoding="utf-8")
     assert (tmp_path / "report.html").stat().st_size < 200_000
     assert drawn(visit(tmp_path / "report.html")) == [8, 4, 1]
 
 
 def test_plotlyjs_from_the_network_is_one_pinned_script() -> None:
-    text = report.page(rich(), "cdn")
+    text = html.page(rich(), "cdn")
     (tag,) = re.findall(r"<script[^>]* src=.*?>", text)
-    assert re.search(r'src="https://cdn\.plot\.ly/plotly-[\d.]+\.min\.js" integrity="sha256-[\w+/=]{44}"', tag)
+    assert re.search(
+        r'src="https://cdn\.plot\.ly/plotly-[\d.]+\.min\.js" integrity="sha256-[\w+/=]{44}"', tag
+    )
     assert 'crossorigin="anonymous"' in tag
     assert len(text) < 200_000
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from collbench import cli
+from collbench.cli import main
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -23,7 +23,7 @@ def page(visit: Callable[..., Any], tmp_path: Path) -> Open:
 
     def opened(*args: str, width: int = 1000, scheme: str = "light") -> Any:
         path = tmp_path / "page.html"
-        done = CliRunner().invoke(cli.app, ["show", *args, "--html", str(path)])
+        done = CliRunner().invoke(main.app, ["show", *args, "--html", str(path)])
         assert done.exit_code == 0, done.output
         tab = visit(path, width=width, scheme=scheme)
         tab.locator(CELLS).first.wait_for(state="attached")
@@ -46,7 +46,11 @@ def test_the_slider_leads_to_the_result(page: Open) -> None:
     expect_words(tab, "Before the first step")
     tab.locator("#slider").fill("2")
     expect_cells(tab, 7, 12, 6, 1, 14, 9, 5, 8, 21)
-    expect_words(tab, "Step 2 of 4. 0 to 1: +1; 1 to 2: +2; 2 to 0: +0. Now each cell is whole on exactly one rank.")
+    expect_words(
+        tab,
+        "Step 2 of 4. 0 to 1: +1; 1 to 2: +2; 2 to 0: +0. Now each cell is whole on exactly one"
+        " rank.",
+    )
     tab.locator("#slider").fill("4")
     expect_cells(tab, *[7, 14, 21] * 3)
     expect_words(tab, "Step 4 of 4.")
@@ -61,7 +65,9 @@ def test_arrows_are_drawn_where_cells_move(page: Open) -> None:
     for step, first in ((1, "1"), (4, "16")):
         tab.locator("#slider").fill(str(step))
         sync_api.expect(tab.locator(CELLS).first).to_have_text(first)
-        boxes = heads.evaluate_all("all => all.map(one => [one.getBoundingClientRect().width, one.style.fill])")
+        boxes = heads.evaluate_all(
+            "all => all.map(one => [one.getBoundingClientRect().width, one.style.fill])"
+        )
         drawn = [fill for width, fill in boxes if width > 4]
         assert len(drawn) == 4
         colours.append(set(drawn))
@@ -90,11 +96,17 @@ def test_a_narrow_screen_scrolls_the_drawing_and_not_the_page(page: Open, scheme
     tab = page("all_reduce", "ring", "-n", "12", width=400, scheme=scheme)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
     assert tab.evaluate("document.getElementById('scroll').scrollWidth") > 400
-    ink, paper = (tab.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor"))
+    ink, paper = (
+        tab.evaluate(f"getComputedStyle(document.body).{name}")
+        for name in ("color", "backgroundColor")
+    )
     label = tab.locator("#drawing .ytick text").first.evaluate("one => getComputedStyle(one).fill")
     assert label == ink != paper
 
 
 def test_the_page_says_what_is_undefined(page: Open) -> None:
     tab = page("gather", "linear", "-n", "4", "--root", "2")
-    assert "gather leaves the output of ranks other than 2 undefined" in tab.locator("ul").text_content()
+    assert (
+        "gather leaves the output of ranks other than 2 undefined"
+        in tab.locator("ul").text_content()
+    )

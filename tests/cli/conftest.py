@@ -1,4 +1,5 @@
-"""The command line inside this process, and a PostgreSQL of the machine's own packages for the tests of a session."""
+"""The command line inside this process, and a PostgreSQL of the machine's own packages for the
+tests of a session."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import Server
 
 Databases = Callable[[str], str]
 Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
-def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def inside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
     """As ``cli``, without a process for each command."""
-    from collbench.cli import main
+    from collbench.cli.main import main
 
     def run(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["collbench", *args])
@@ -35,6 +39,15 @@ def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Done(args, code, told.out, told.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """As ``cli``, where torch cannot be imported. Each command is a process of its own, but
+    collbench is imported once for all of them."""
+    server = Server(tmp_path_factory.mktemp("bare"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +65,26 @@ def postgresql() -> Iterator[Databases]:
         who = {"user": "postgres", "group": "postgres", "extra_groups": []} if root else {}
         quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, **who}
         binary = found[-1].parent
-        made = [binary / "initdb", "-D", folder / "data", "-U", "tester", "-A", "trust", "--no-sync", "-N"]
+        made = [
+            binary / "initdb",
+            "-D",
+            folder / "data",
+            "-U",
+            "tester",
+            "-A",
+            "trust",
+            "--no-sync",
+            "-N",
+        ]
         subprocess.run(made, check=True, **quiet)
-        options = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+        options = [
+            "-c",
+            "listen_addresses=",
+            "-c",
+            f"unix_socket_directories={folder}",
+            "-c",
+            "fsync=off",
+        ]
         server = subprocess.Popen([binary / "postgres", "-D", folder / "data", *options], **quiet)
         _wait(folder, server)
         yield lambda name: _database(folder, name)

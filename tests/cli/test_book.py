@@ -1,4 +1,5 @@
-"""The database of nights: SQLite and a real PostgreSQL, several writers, killed ones, old and newer versions."""
+"""The database of nights: SQLite and a real PostgreSQL, several writers, killed ones, old and newer
+versions."""
 
 from __future__ import annotations
 
@@ -14,17 +15,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
+from factories import case, dated, nights, swept
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "pure"))
-
-from judged import case
-from planted import night, nights, suite
-
-from collbench import history, selection
-from collbench.errors import CannotRun, UsageError
-from collbench.history import baselines, storage
-from collbench.history.storage import Book
-from collbench.records import RunFile
+from collbench.core.errors import CannotRun, UsageError
+from collbench.judge import history
+from collbench.judge.history import baselines, storage
+from collbench.judge.history import nights as nights_
+from collbench.judge.history.storage import Book
+from collbench.records.types import RunFile
+from collbench.suite import sweep
 
 FORK = multiprocessing.get_context("fork")
 VERSION_1 = """
@@ -36,7 +35,7 @@ CREATE TABLE rows (run TEXT REFERENCES runs (id), key TEXT REFERENCES cases (key
   median DOUBLE PRECISION NOT NULL, samples INTEGER NOT NULL, PRIMARY KEY (run, key, launch));
 CREATE TABLE environments (fingerprint TEXT PRIMARY KEY, facts TEXT NOT NULL);
 CREATE TABLE baselines (id TEXT PRIMARY KEY, machine TEXT NOT NULL, made TEXT NOT NULL, content TEXT NOT NULL);
-INSERT INTO collbench_schema VALUES (1)"""
+INSERT INTO collbench_schema VALUES (1)"""  # noqa: E501
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -64,20 +63,26 @@ def begun(work: Callable[..., None], *args: Any) -> Any:
 
 
 def test_a_run_is_kept_once_however_often_it_is_added(url: str) -> None:
-    cases = suite("all_reduce", "broadcast")
+    cases = swept("all_reduce", "broadcast")
     with history.book(url) as kept:
         assert [kept.add(file) for file in nights(cases, 3) for _ in range(2)] == [True, False] * 3
         assert kept.machines() == ["node1"]
     with history.book(url) as kept:
         rows = kept.series("node1")
-        assert [(row.case.collective, row.case.nbytes) for row in rows] == [(c.collective, c.nbytes) for c in cases]
+        assert [(row.case.collective, row.case.nbytes) for row in rows] == [
+            (c.collective, c.nbytes) for c in cases
+        ]
         assert [[night.day for night in row.nights] for row in rows] == [
             ["2026-01-01", "2026-01-02", "2026-01-03"]
         ] * len(cases)
-        assert all(night.valid and night.launches == 3 and night.samples == 21 for row in rows for night in row.nights)
+        assert all(
+            night.valid and night.launches == 3 and night.samples == 21
+            for row in rows
+            for night in row.nights
+        )
         direct = next(nights(cases, 3))
-        assert {row.key: row.nights[0] for row in rows} == history.nights_of([direct])
-        part = selection.Part(collectives=("broadcast",), min_size=1 << 20, max_size=2 << 20)
+        assert {row.key: row.nights[0] for row in rows} == nights_.nights_of([direct])
+        part = sweep.Part(collectives=("broadcast",), min_size=1 << 20, max_size=2 << 20)
         assert [row.case.nbytes for row in kept.series("node1", part)] == [1 << 20, 2 << 20]
     assert raw(url, "SELECT count(*) FROM rows") == [(3 * 3 * len(cases),)]
 
@@ -85,8 +90,8 @@ def test_a_run_is_kept_once_however_often_it_is_added(url: str) -> None:
 def test_what_a_resumed_run_adds_is_kept_too(url: str) -> None:
     one, two = case(1 << 20), case(2 << 20)
     with history.book(url) as kept:
-        assert kept.add(night(0, {one: 1e6})) and kept.add(night(0, {one: 1e6, two: 2e6}))
-        assert not kept.add(night(0, {one: 1e6, two: 2e6}))
+        assert kept.add(dated(0, {one: 1e6})) and kept.add(dated(0, {one: 1e6, two: 2e6}))
+        assert not kept.add(dated(0, {one: 1e6, two: 2e6}))
         assert [len(row.nights) for row in kept.series("node1")] == [1, 1]
 
 
@@ -99,7 +104,7 @@ def _adds(url: str, files: list[RunFile], ready: Any) -> None:
 
 
 def test_many_processes_make_the_tables_and_add_the_same_and_other_runs_at_once(url: str) -> None:
-    files, ready = list(nights(suite("all_reduce"), 12)), FORK.Event()
+    files, ready = list(nights(swept("all_reduce"), 12)), FORK.Event()
     shares = [files[:8], files[4:], files[::-1], files[::2]]
     writers = [begun(_adds, url, share, ready) for share in shares]
     ready.set()
@@ -126,7 +131,7 @@ def _stops_midway(url: str, file: RunFile, there: Any) -> None:
 
 
 def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) -> None:
-    first, second = nights(suite("all_reduce"), 2)
+    first, second = nights(swept("all_reduce"), 2)
     with history.book(url) as kept:
         kept.add(first)
     there = FORK.Event()
@@ -142,7 +147,7 @@ def test_a_writer_killed_midway_loses_nothing_and_leaves_nothing_half(url: str) 
 
 
 def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
-    first, second = nights(suite("all_reduce", sizes=[1 << 20]), 2)
+    first, second = nights(swept("all_reduce", sizes=[1 << 20]), 2)
     with history.book(url) as kept:  # what the fingerprint and the case are written as
         kept.add(first)
     old = {table: raw(url, f"SELECT * FROM {table}") for table in ("runs", "cases")}
@@ -151,7 +156,10 @@ def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
     for table, lines in old.items():
         raw(url, *(f"INSERT INTO {table} VALUES ({', '.join(map(repr, line))})" for line in lines))
     key = old["cases"][0][0]
-    raw(url, *(f"INSERT INTO rows VALUES ('{first.run.id}', '{key}', {n}, 1e6, 7)" for n in range(3)))
+    raw(
+        url,
+        *(f"INSERT INTO rows VALUES ('{first.run.id}', '{key}', {n}, 1e6, 7)" for n in range(3)),
+    )
     for _ in range(2):
         with history.book(url) as kept:
             kept.add(second)
@@ -160,7 +168,9 @@ def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
                 ("2026-01-01", 3, True),
                 ("2026-01-02", 3, True),
             ]
-            assert len(row.segments) == 1  # how old nights were measured is not known, and no difference
+            assert (
+                len(row.segments) == 1
+            )  # how old nights were measured is not known, and no difference
     assert raw(url, "SELECT version FROM collbench_schema") == [(storage.SCHEMA,)]
 
 
@@ -175,7 +185,7 @@ def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:
 
 def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) -> None:
     with history.book(url) as kept:
-        for file in nights(suite("all_reduce", sizes=[1 << 20, 2 << 20]), 12):
+        for file in nights(swept("all_reduce", sizes=[1 << 20, 2 << 20]), 12):
             kept.add(file)
         rows = kept.series("node1")
         learned = baselines.learned(rows, "as delivered", "")
@@ -185,16 +195,23 @@ def test_accepted_levels_begin_segments_of_their_rows_and_are_anchors(url: str) 
         assert [part.why for part in first.segments] == ["first night", "accepted: new switch"]
         assert [len(part.nights) for part in first.segments] == [7, 5] and len(second.segments) == 1
         assert kept.anchors("node1").keys() == {first.key, second.key}
-        assert sorted(one.reason for one in kept.baselines("node1")) == ["as delivered", "new switch"]
+        assert sorted(one.reason for one in kept.baselines("node1")) == [
+            "as delivered",
+            "new switch",
+        ]
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '{"schema": 1, "rows": {"a": {"median": 0, "nights": 3}}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", '{"schema": 1, "rows": {"a": {"median": 0, "nights": 3}}}']
+)
 def test_a_kept_level_that_cannot_be_read_is_told_with_its_line(url: str, content: str) -> None:
     with history.book(url) as kept:
-        for file in nights(suite("all_reduce", sizes=[1 << 20]), 5):
+        for file in nights(swept("all_reduce", sizes=[1 << 20]), 5):
             kept.add(file)
         kept.accept(baselines.learned(kept.series("node1"), "as delivered", ""))
-        (line,) = raw(url, f"UPDATE baselines SET content = '{content}'", "SELECT id FROM baselines")[0]
+        (line,) = raw(
+            url, f"UPDATE baselines SET content = '{content}'", "SELECT id FROM baselines"
+        )[0]
         for ask in (kept.baselines, kept.anchors, kept.series):
             with pytest.raises(CannotRun, match=f"line {line} of baselines: ") as refused:
                 ask("node1")
@@ -209,17 +226,22 @@ SECRET = "hunter2"
     [
         (f"postgresql://me:{SECRET}@127.0.0.1:1/db", CannotRun),
         (f"postgresql://me@127.0.0.1:1/db?password={SECRET}", CannotRun),
-        (f"postgresql://me:{SECRET}@127.0.0.1:port/db", UsageError), (f"mysql://me:{SECRET}@host/db", UsageError),
-        (f"nothing at all://me:{SECRET}@", UsageError), ("sqlite:////proc/none/h.sqlite", CannotRun),
-        ("{file}", CannotRun), ("{file}/below.sqlite", CannotRun),
+        (f"postgresql://me:{SECRET}@127.0.0.1:port/db", UsageError),
+        (f"mysql://me:{SECRET}@host/db", UsageError),
+        (f"nothing at all://me:{SECRET}@", UsageError),
+        ("sqlite:////proc/none/h.sqlite", CannotRun),
+        ("{file}", CannotRun),
+        ("{file}/below.sqlite", CannotRun),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_opened_says_so_in_a_line_without_a_secret(
     given: str, error: type[Exception], tmp_path: Path, cli: Any
 ) -> None:
     if "postgresql" in given:
         pytest.importorskip("psycopg")
-    (tmp_path / "f").write_text("this is no database, and long enough to be seen not to be one" * 20)
+    (tmp_path / "f").write_text(
+        "this is no database, and long enough to be seen not to be one" * 20
+    )
     given = given.format(file=tmp_path / "f")
     with pytest.raises(error) as refused:
         history.book(given)

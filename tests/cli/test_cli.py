@@ -12,19 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench import store
-from collbench.collectives import COLLECTIVES
+from collbench.core.collectives import COLLECTIVES
+from collbench.records import store
 
 MODEL = ("--backend", "model", "-g", "4")
-
-
-@pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli):
-    """The command line in a Python where torch cannot be imported."""
-    blocker = tmp_path / "blocker"
-    blocker.mkdir()
-    (blocker / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
-    return lambda *args: cli(*args, PYTHONPATH=str(blocker))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -36,7 +27,9 @@ def test_every_collective_has_a_command_that_explains_itself_and_runs(bare, name
     assert row.factor in " ".join(helped.stdout.split()) or row.factor == "-"
     done = bare(name, "-b", "1K", "-e", "4K", *MODEL)
     assert done.returncode == 0, done.stderr
-    sizes = [line.split()[0] for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    sizes = [
+        line.split()[0] for line in done.stdout.splitlines() if line and not line.startswith("#")
+    ]
     assert sizes == (["0"] if name == "barrier" else ["1024", "2048", "4096"])
     (found,) = store.saved()
     assert {r.status for r in store.read(found).records} <= {"predicted", "skipped"}
@@ -85,10 +78,15 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("--address", "node1:6379"), "add --launcher ray"),
         (("--placement", "spread"), "add --launcher ray"),
         (("--launcher", "ray", "--placement", "anywhere"), "not one of pack, spread"),
-        (("--launcher", "ray", "--address", "ray://node1:10001"), "cannot be streamed through Ray Client"),
+        (
+            ("--launcher", "ray", "--address", "ray://node1:10001"),
+            "cannot be streamed through Ray Client",
+        ),
     ],
 )
-def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_line_a_hint_and_exit_code_2(
+    bare, args: tuple[str, ...], words: str
+) -> None:
     done = bare("all_reduce", *MODEL, *args)
     assert done.returncode == 2
     assert words in done.stderr
@@ -100,7 +98,10 @@ def test_without_ray_its_launcher_says_what_to_install(cli, tmp_path: Path) -> N
     (tmp_path / "ray.py").write_text("raise ImportError('not here')\n")
     done = cli("all_reduce", "--launcher", "ray", "-g", "2", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stdout) == (5, "")
-    assert done.stderr == "collbench: --launcher ray: Ray is not installed\n  hint: pip install 'collbench[ray]'\n"
+    assert (
+        done.stderr
+        == "collbench: --launcher ray: Ray is not installed\n  hint: pip install 'collbench[ray]'\n"
+    )
 
 
 def test_unknown_options_and_commands_exit_2(bare) -> None:
@@ -154,11 +155,27 @@ def test_a_bad_place_for_json_is_found_before_anything_runs(bare) -> None:
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(bare, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "collbench", "all_reduce", "-b", "8", "-e", "1G", "--format", "csv", *MODEL]
+    command = [
+        sys.executable,
+        "-m",
+        "collbench",
+        "all_reduce",
+        "-b",
+        "8",
+        "-e",
+        "1G",
+        "--format",
+        "csv",
+        *MODEL,
+    ]
     done = subprocess.run(
-        f"{' '.join(command)} | head -1", shell=True, capture_output=True, text=True, check=True,
+        f"{' '.join(command)} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "COLLBENCH_HOME": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert "Traceback" not in done.stderr and len(done.stdout.splitlines()) == 1
 
 
@@ -174,7 +191,20 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_the_product_of_its_lists(bare) -> None:
-    args = ("-d", "float,half", "-g", "2,4", "-o", "sum,max", "--env", "A=1,2", "-N", "2", "--place", "out")
+    args = (
+        "-d",
+        "float,half",
+        "-g",
+        "2,4",
+        "-o",
+        "sum,max",
+        "--env",
+        "A=1,2",
+        "-N",
+        "2",
+        "--place",
+        "out",
+    )
     bare("all_reduce", "--sizes", "1K,4K", "--backend", "model", *args)
     records = store.read(store.find("@last")).records
     assert len(records) == 2 * 2 * 2 * 2 * 2 * 2
@@ -184,14 +214,21 @@ def test_a_sweep_is_the_product_of_its_lists(bare) -> None:
 def test_secrets_of_the_environment_and_command_are_not_kept(cli, home: Path) -> None:
     secret = "hunter2hunter2"
     args = ("all_reduce", "--sizes", "1K", *MODEL, "--tag", f"http://me:{secret}@host")
-    cli(*args, NCCL_AUTH_TOKEN=secret, AWS_SECRET_ACCESS_KEY=secret, UCX_PROXY=f"http://me:{secret}@host")
+    cli(
+        *args,
+        NCCL_AUTH_TOKEN=secret,
+        AWS_SECRET_ACCESS_KEY=secret,
+        UCX_PROXY=f"http://me:{secret}@host",
+    )
     run = store.read(store.find("@last")).run
     assert "UCX_PROXY" in run.environment["variables"]
     assert secret not in json.dumps(run.environment) + json.dumps(run.command)
 
 
 def test_the_module_runs_like_the_script() -> None:
-    done = subprocess.run([sys.executable, "-m", "collbench", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "collbench", "--help"], capture_output=True, text=True, check=True
+    )
     assert "all_reduce" in done.stdout
 
 
@@ -199,7 +236,20 @@ def test_algorithms_are_studied_without_torch(bare, tmp_path: Path) -> None:
     """A run on the model, fitted; its link predicts larger worlds; and the rest needs no run."""
     for collective in ("all_reduce", "all_gather"):
         path = str(tmp_path / f"{collective}.jsonl")
-        done = bare(collective, "-b", "1K", "-e", "16M", "-g", "8", "--algo", "ring", *MODEL[:2], "--output", path)
+        done = bare(
+            collective,
+            "-b",
+            "1K",
+            "-e",
+            "16M",
+            "-g",
+            "8",
+            "--algo",
+            "ring",
+            *MODEL[:2],
+            "--output",
+            path,
+        )
         assert done.returncode == 0, done.stderr
     runs = sorted(map(str, tmp_path.glob("*.jsonl")))
     for words, shown in [
@@ -221,7 +271,17 @@ def test_algorithms_that_do_not_exist_or_do_not_fit_say_so(bare) -> None:
     done = bare("broadcast", "--sizes", "1K", "--algo", "chain:segment=4", *MODEL)
     assert done.returncode == 2 and "chain:segments=4" in done.stderr
     done = bare(
-        "all_reduce", "--sizes", "1K", "-g", "6", "--algo", "swing,ring", "--backend", "model", "--format", "nccl"
+        "all_reduce",
+        "--sizes",
+        "1K",
+        "-g",
+        "6",
+        "--algo",
+        "swing,ring",
+        "--backend",
+        "model",
+        "--format",
+        "nccl",
     )
     assert done.returncode == 0
     assert "swing: needs a power of two, and 6 ranks are none" in done.stdout

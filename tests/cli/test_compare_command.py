@@ -1,4 +1,5 @@
-"""`collbench compare` as a user runs it, on runs made up here: exit codes, outputs, names, GitHub Actions, README."""
+"""`collbench compare` as a user runs it, on runs made up here: exit codes, outputs, names, GitHub
+Actions, README."""
 
 from __future__ import annotations
 
@@ -16,10 +17,12 @@ import pytest
 import typer
 
 import collbench
-from collbench import cli as commands
-from collbench import store
-from collbench.records import End, Pairing, RankInfo, Record, Run, World
-from collbench.suite import Axes, Case, Policy, Suite
+from collbench.cli import main as commands
+from collbench.records import store
+from collbench.records.types import End, Pairing, RankInfo, Record, Run, World
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 SMALL, LARGE = 1 << 12, 1 << 20
 MACHINE = {"cpu": {"model": "A", "physical": 8}}
@@ -32,7 +35,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "blocker").mkdir()
-    (tmp_path / "blocker" / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+    (tmp_path / "blocker" / "torch.py").write_text(
+        "raise ImportError('torch must not be needed here')\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "blocker"))
 
 
@@ -50,29 +55,69 @@ def inside(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 
 def stored(
-    side: str, slower: float = 1.0, *, experiment: str = "20250101-e", sizes: tuple[int, ...] = (SMALL, LARGE),
-    machine: dict[str, Any] = MACHINE, paired: bool = True, noise: float = 0.003, tag: str = "", wrong: int = 0,
-) -> Path:  # fmt: skip
-    """A saved run: 8 launches of all sizes, 12 more of the large one, which takes ``slower`` times as long."""
-    suite = Suite(name="pr", axes=Axes(collectives=("all_reduce",), sizes=sizes, ranks=(2,), backends=("gloo",)))
+    side: str,
+    slower: float = 1.0,
+    *,
+    experiment: str = "20250101-e",
+    sizes: tuple[int, ...] = (SMALL, LARGE),
+    machine: dict[str, Any] = MACHINE,
+    paired: bool = True,
+    noise: float = 0.003,
+    tag: str = "",
+    wrong: int = 0,
+) -> Path:
+    """A saved run: 8 launches of all sizes, 12 more of the large one, which takes ``slower`` times
+    as long."""
+    suite = Suite(
+        name="pr",
+        axes=Axes(collectives=("all_reduce",), sizes=sizes, ranks=(2,), backends=("gloo",)),
+    )
     pairing = Pairing(experiment=experiment, side=side, variant=f"git:{side}1") if paired else None  # type: ignore[arg-type]
     path = store.home() / "runs" / f"{experiment}-{side}.jsonl"
-    run = Run(id=path.stem, started="2025-01-01T00:00:00+00:00", command=["collbench", "ab"], suite=suite,
-              policy=Policy(iters=20), environment=machine, pairing=pairing, tag=tag)  # fmt: skip
+    run = Run(
+        id=path.stem,
+        started="2025-01-01T00:00:00+00:00",
+        command=["collbench", "ab"],
+        suite=suite,
+        policy=Policy(iters=20),
+        environment=machine,
+        pairing=pairing,
+        tag=tag,
+    )
     writer = store.Writer(path, run)
     ranks = [RankInfo(rank=rank, host="h", pid=rank, cpus=[rank]) for rank in range(2)]
     launches = [(1, i) for i in range(8)] + [(2, i) for i in range(12)]
     for index, (stage, launch) in enumerate(launches):
         at = {"stage": stage, "round": launch} if paired else {}
-        writer.write(World(index=index, backend="gloo", n=2, env=(), launcher="local", ranks=ranks,
-                           oversubscribed=False, same_clock=True, **at))  # fmt: skip
+        writer.write(
+            World(
+                index=index,
+                backend="gloo",
+                n=2,
+                env=(),
+                launcher="local",
+                ranks=ranks,
+                oversubscribed=False,
+                same_clock=True,
+                **at,
+            )
+        )
         for nbytes in sizes if stage == 1 else [size for size in sizes if size == LARGE]:
             case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=nbytes, op="sum")
             shift = 1 + noise * ((launch * 7 + (5 if side == "head" else 0)) % 11 - 5) / 5
             median = 10 * nbytes * shift * (slower if nbytes == LARGE else 1)
             times = [int(median * (1 + 0.001 * (i % 5 - 2))) for i in range(20)]
-            writer.write(Record(case=case, status="wrong" if wrong else "ok", world=index, times_ns=times, stop="fixed",
-                                sync="window", wrong=wrong))  # fmt: skip
+            writer.write(
+                Record(
+                    case=case,
+                    status="wrong" if wrong else "ok",
+                    world=index,
+                    times_ns=times,
+                    stop="fixed",
+                    sync="window",
+                    wrong=wrong,
+                )
+            )
     writer.write(End(exit=0, ended="2025-01-01T00:01:00+00:00"))
     writer.close()
     return path
@@ -82,58 +127,68 @@ def pair(slower: float = 1.0, **more: Any) -> tuple[str, str]:
     return str(stored("base", **more)), str(stored("head", slower, **more))
 
 
-def test_nothing_slower_is_0(cli) -> None:
-    done = cli("compare", *pair(noise=0.001))
+def test_nothing_slower_is_0(bare) -> None:
+    done = bare("compare", *pair(noise=0.001))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 same" in done.stdout and "fingerprints identical" in done.stdout and "8+12 paired" in done.stdout
+    assert (
+        "2 same" in done.stdout
+        and "fingerprints identical" in done.stdout
+        and "8+12 paired" in done.stdout
+    )
 
 
-def test_a_row_that_regressed_is_1_and_said_on_stderr(cli) -> None:
-    done = cli("compare", *pair(1.15))
+def test_a_row_that_regressed_is_1_and_said_on_stderr(bare) -> None:
+    done = bare("compare", *pair(1.15))
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if "REGRESSED" in line)
     assert "1 MiB" in line and "+15." in line and "not shown: 1 SAME" in done.stdout
-    assert done.stderr.startswith("collbench: 1 of 2 rows is slower than base") and "1 MiB" in done.stderr
-    assert re.search(r"^4 KiB .* SAME ", cli("compare", *pair(1.15), "--all").stdout, re.MULTILINE)
+    assert (
+        done.stderr.startswith("collbench: 1 of 2 rows is slower than base")
+        and "1 MiB" in done.stderr
+    )
+    assert re.search(r"^4 KiB .* SAME ", bare("compare", *pair(1.15), "--all").stdout, re.MULTILINE)
 
 
-def test_a_faster_head_is_0(cli) -> None:
-    done = cli("compare", *pair(0.8))
+def test_a_faster_head_is_0(bare) -> None:
+    done = bare("compare", *pair(0.8))
     assert done.returncode == 0 and "1 improved" in done.stdout
 
 
-def test_a_row_that_is_gone_is_1(cli) -> None:
-    done = cli("compare", str(stored("base")), str(stored("head", sizes=(LARGE,))))
+def test_a_row_that_is_gone_is_1(bare) -> None:
+    done = bare("compare", str(stored("base")), str(stored("head", sizes=(LARGE,))))
     assert done.returncode == 1 and "1 gone" in done.stdout
 
 
-def test_tau_says_what_is_too_small_to_matter(cli) -> None:
-    assert cli("compare", *pair(1.15), "--tau", "30%").returncode == 0
+def test_tau_says_what_is_too_small_to_matter(bare) -> None:
+    assert bare("compare", *pair(1.15), "--tau", "30%").returncode == 0
 
 
-def test_other_machines_are_3_unless_accepted(cli) -> None:
-    names = str(stored("base")), str(stored("head", 1.15, machine={"cpu": {"model": "B", "physical": 8}}))
-    done = cli("compare", *names)
+def test_other_machines_are_3_unless_accepted(bare) -> None:
+    names = (
+        str(stored("base")),
+        str(stored("head", 1.15, machine={"cpu": {"model": "B", "physical": 8}})),
+    )
+    done = bare("compare", *names)
     assert done.returncode == 3 and done.stderr.startswith("collbench: ")
     assert done.stdout.index("differs: cpu.model: A → B") < done.stdout.index("incomparable")
-    assert cli("compare", *names, "--across-machines").returncode == 1
+    assert bare("compare", *names, "--across-machines").returncode == 1
 
 
-def test_unpaired_runs_fail_nothing_unless_told_to(cli) -> None:
+def test_unpaired_runs_fail_nothing_unless_told_to(bare) -> None:
     names = pair(1.15, paired=False)
-    done = cli("compare", *names)
+    done = bare("compare", *names)
     assert done.returncode == 0 and "unpaired" in done.stdout
-    assert cli("compare", *names, "--gate-unpaired").returncode == 1
+    assert bare("compare", *names, "--gate-unpaired").returncode == 1
 
 
-def test_rows_without_a_verdict_are_3_only_if_strict(cli) -> None:
+def test_rows_without_a_verdict_are_3_only_if_strict(bare) -> None:
     names = pair(noise=0.4)
-    assert cli("compare", *names).returncode == 0
-    assert cli("compare", *names, "--strict").returncode == 3
+    assert bare("compare", *names).returncode == 0
+    assert bare("compare", *names, "--strict").returncode == 3
 
 
-def test_wrong_results_of_head_are_7(cli) -> None:
-    done = cli("compare", str(stored("base")), str(stored("head", wrong=3)), "--format", "junit")
+def test_wrong_results_of_head_are_7(bare) -> None:
+    done = bare("compare", str(stored("base")), str(stored("head", wrong=3)), "--format", "junit")
     assert done.returncode == 7 and "wrong" in done.stderr and 'errors="1"' in done.stdout
 
 
@@ -180,13 +235,16 @@ def test_what_cannot_be_meant_is_2_with_a_hint(
 
 
 def test_runs_without_a_row_in_common_are_an_error(inside) -> None:
-    names = str(stored("base", sizes=(8,), paired=False)), str(stored("head", sizes=(16,), paired=False))
+    names = (
+        str(stored("base", sizes=(8,), paired=False)),
+        str(stored("head", sizes=(16,), paired=False)),
+    )
     done = inside("compare", *names)
     assert done.returncode == 2 and "no row in common" in done.stderr
 
 
-def test_an_output_that_cannot_be_written_is_5(cli, tmp_path: Path) -> None:
-    done = cli("compare", *pair(), "-o", str(tmp_path / "nowhere" / "out.md"))
+def test_an_output_that_cannot_be_written_is_5(bare, tmp_path: Path) -> None:
+    done = bare("compare", *pair(), "-o", str(tmp_path / "nowhere" / "out.md"))
     assert done.returncode == 5 and "choose another place" in done.stderr
 
 
@@ -199,10 +257,10 @@ def test_one_name_of_an_experiment_means_both_its_sides(inside, name: str) -> No
     assert "+15." in done.stdout
 
 
-def test_every_format_on_standard_output_and_in_files(cli, inside, tmp_path: Path) -> None:
+def test_every_format_on_standard_output_and_in_files(bare, inside, tmp_path: Path) -> None:
     names = pair(1.15)
     outputs = [tmp_path / f"out{suffix}" for suffix in (".md", ".json", ".html", ".xml")]
-    done = cli("compare", *names, *(word for path in outputs for word in ("-o", str(path))))
+    done = bare("compare", *names, *(word for path in outputs for word in ("-o", str(path))))
     assert done.returncode == 1 and "REGRESSED" in done.stdout
     text, data, page, xml = (path.read_text() for path in outputs)
     assert text.startswith("<!-- collbench:compare -->\n### collbench: ❌ 1 regressed")
@@ -215,13 +273,25 @@ def test_every_format_on_standard_output_and_in_files(cli, inside, tmp_path: Pat
         assert (printed.returncode, printed.stdout.strip()) == (1, file.strip())
 
 
-def test_in_github_actions_a_step_gets_annotations_and_a_summary(cli, tmp_path: Path) -> None:
+def test_in_github_actions_a_step_gets_annotations_and_a_summary(bare, tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
-    done = cli("compare", *pair(1.15), "--format", "json", "--marker", "mine",
-               GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))  # fmt: skip
+    done = bare(
+        "compare",
+        *pair(1.15),
+        "--format",
+        "json",
+        "--marker",
+        "mine",
+        GITHUB_ACTIONS="true",
+        GITHUB_STEP_SUMMARY=str(summary),
+    )
     assert json.loads(done.stdout)["exit"] == done.returncode == 1
     (command,) = [line for line in done.stderr.splitlines() if line.startswith("::")]
-    assert command.startswith("::error title=collbench%3A ") and "1 MiB" in command and "+15." in command
+    assert (
+        command.startswith("::error title=collbench%3A ")
+        and "1 MiB" in command
+        and "+15." in command
+    )
     assert summary.read_text().startswith("<!-- collbench:mine -->\n### collbench: ❌")
 
 
@@ -231,7 +301,9 @@ def workflow() -> str:
 
 
 def test_the_readmes_workflow_calls_commands_and_options_that_exist() -> None:
-    called = re.findall(r"^ *(?:run: )?collbench (.*)$", workflow().replace("\\\n", " "), re.MULTILINE)
+    called = re.findall(
+        r"^ *(?:run: )?collbench (.*)$", workflow().replace("\\\n", " "), re.MULTILINE
+    )
     assert {line.split()[0] for line in called} >= {"ab", "compare"}
     root = typer.main.get_command(commands.app)
     for line in called:
@@ -250,14 +322,17 @@ def test_the_readmes_workflow_is_what_github_reads() -> None:
         _read_strictly(text)
         return
     found = yaml.safe_load(text)
-    assert found[True] == {"pull_request": None} and found["permissions"] == {"contents": "read"}  # `on` is a boolean
+    assert found[True] == {"pull_request": None} and found["permissions"] == {
+        "contents": "read"
+    }  # `on` is a boolean
     measure, verdict = found["jobs"]["measure"], found["jobs"]["verdict"]
     assert "permissions" not in measure and verdict["permissions"] == {"pull-requests": "write"}
     assert verdict["needs"] == "measure" and verdict["steps"][-1]["run"] == 'exit "$CODE"'
 
 
 def _read_strictly(text: str) -> None:
-    """Every line is ``key: value``, ``key:`` or a list's item, two columns further in than what holds it."""
+    """Every line is ``key: value``, ``key:`` or a list's item, two columns further in than what
+    holds it."""
     block, depths = -1, [0]
     for line in text.splitlines():
         assert "\t" not in line and line == line.rstrip()
@@ -282,8 +357,11 @@ def test_the_readmes_marker_is_the_comments() -> None:
     assert "pull_request_target" not in text  # which would give a fork's code a token that writes
 
 
-def test_compare_is_listed_and_explains_itself(cli) -> None:
-    assert re.search(r"^  compare ", cli("--help").stdout, re.MULTILINE)
-    text = cli("compare", "--help").stdout
-    assert all(option in text for option in ("--strict", "--gate-unpaired", "--across-machines", "--tau", "--marker"))
+def test_compare_is_listed_and_explains_itself(bare) -> None:
+    assert re.search(r"^  compare ", bare("--help").stdout, re.MULTILINE)
+    text = bare("compare", "--help").stdout
+    assert all(
+        option in text
+        for option in ("--strict", "--gate-unpaired", "--across-machines", "--tau", "--marker")
+    )
     assert "HEAD" in text and os.environ["PYTHONPATH"]

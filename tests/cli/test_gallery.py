@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collbench import store
+from collbench.records import store
 
 REPORTS = Path(__file__).parents[2] / "reports"
 STORIES = sorted((REPORTS / "runs").glob("*/"))
@@ -17,7 +17,9 @@ STORIES = sorted((REPORTS / "runs").glob("*/"))
 
 def contents(page: str) -> tuple[Any, str]:
     """A page's figures, as data, and its text without tags, styles and scripts."""
-    (figures,) = re.findall(r'<script type="application/json"[^>]*id="content"[^>]*>(.*?)</script>', page, re.DOTALL)
+    (figures,) = re.findall(
+        r'<script type="application/json"[^>]*id="content"[^>]*>(.*?)</script>', page, re.DOTALL
+    )
     body = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
     return json.loads(figures), " ".join(re.sub(r"<[^>]*>", " ", body).split())
 
@@ -46,7 +48,9 @@ def test_there_are_stories() -> None:
 def test_reports_are_what_this_code_makes_of_their_runs(story: Path, cli, tmp_path: Path) -> None:
     runs = [str(path) for path in sorted(story.glob("*.jsonl"))]
     for suffix in ("html", "md"):
-        done = cli("report", *runs, "-o", str(tmp_path / f"made.{suffix}"), "--plotlyjs", "directory")
+        done = cli(
+            "report", *runs, "-o", str(tmp_path / f"made.{suffix}"), "--plotlyjs", "directory"
+        )
         assert done.returncode == 0, done.stderr
     kept, made = ((folder / name) for folder, name in ((REPORTS, story.name), (tmp_path, "made")))
     assert made.with_suffix(".md").read_text() == kept.with_name(f"{story.name}.md").read_text()
@@ -62,4 +66,6 @@ def test_recorded_runs_name_no_place_of_the_machine_they_come_from(story: Path) 
     for path in story.glob("*.jsonl"):
         run = store.read_run(path)
         assert run.command[0] == "collbench"
-        assert not re.search(r"/(home|root|tmp|work)/", path.read_text().replace("/tmp/collbench", ""))
+        assert not re.search(
+            r"/(home|root|tmp|work)/", path.read_text().replace("/tmp/collbench", "")
+        )

@@ -1,4 +1,5 @@
-"""Options that only GPUs give a meaning to, on machines without: each says what it lacks, and what to do instead."""
+"""Options that only GPUs give a meaning to, on machines without: each says what it lacks, and what
+to do instead."""
 
 from __future__ import annotations
 
@@ -9,20 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from collbench import catalogue, environment, session, store
-from collbench.errors import CannotRun, UsageError
-from collbench.formats import Reporter
-from collbench.launch import join
-from collbench.session import Order
-from collbench.suite import Axes, Policy, Suite
+from collbench.core.errors import CannotRun, UsageError
+from collbench.machine import environment
+from collbench.records import store
+from collbench.run import session
+from collbench.run.launch import environments, join
+from collbench.run.reporter import Reporter
+from collbench.run.session import Order
+from collbench.suite import toml
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 ROOT = Path(__file__).parents[2]
 no_gpu = pytest.mark.skipif(environment.gpu_count() > 0, reason="this machine has GPUs")
 
 
 def order(*ranks: int, backends: tuple[str, ...] = ("nccl",), **policy: object) -> Order:
-    axes = Axes(collectives=("all_reduce",), sizes=(64,), ranks=ranks, backends=backends, in_place=(False,))
-    return Order(suite=Suite(name="x", axes=axes, policy=Policy(**policy)), command=["x"], save=False)  # type: ignore[arg-type]
+    axes = Axes(
+        collectives=("all_reduce",), sizes=(64,), ranks=ranks, backends=backends, in_place=(False,)
+    )
+    return Order(
+        suite=Suite(name="x", axes=axes, policy=Policy(**policy)), command=["x"], save=False
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -35,9 +44,13 @@ def reporter() -> Reporter:
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_more_ranks_than_gpus_are_refused_before_any_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collbench.session.Launcher.warm", lambda *_: None)
-    with pytest.raises(CannotRun, match=r"8 ranks need a GPU each, and there is 1 \(.*--share-gpu.*--backend gloo"):
+def test_more_ranks_than_gpus_are_refused_before_any_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("collbench.run.session.Launcher.warm", lambda *_: None)
+    with pytest.raises(
+        CannotRun, match=r"8 ranks need a GPU each, and there is 1 \(.*--share-gpu.*--backend gloo"
+    ):
         session.execute(order(8), reporter)
 
 
@@ -58,39 +71,64 @@ def test_gpus_are_shared_where_it_is_asked_for() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "detect", lambda wanted: join.Membership)
+    monkeypatch.setattr(join, "detect", lambda wanted: environments.Membership)
     assert [job.case.n for job in session.prepare(order(8)).jobs] == [8]
 
 
 def test_registered_buffers_are_nccls() -> None:
-    prepared = session.prepare(order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True))
+    prepared = session.prepare(
+        order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True)
+    )
     assert [job.case.backend for job in prepared.jobs] == ["nccl"]
     assert {skip.reason for skip in prepared.skips} == {
-        "registered buffers (-R) are NCCL's; gloo has none", "registered buffers (-R) are NCCL's; model has none"
-    }  # fmt: skip
+        "registered buffers (-R) are NCCL's; gloo has none",
+        "registered buffers (-R) are NCCL's; model has none",
+    }
 
 
 def test_registered_buffers_on_a_cpu_backend_exit_5(cli) -> None:
     done = cli("all_reduce", "-R", "2", "--backend", "gloo", "-g", "2", "--sizes", "64")
-    assert done.returncode == 5 and "registered buffers (-R) are NCCL's; gloo has none" in done.stderr
+    assert (
+        done.returncode == 5 and "registered buffers (-R) are NCCL's; gloo has none" in done.stderr
+    )
     assert cli("all_reduce", "-R", "3", "--backend", "gloo").returncode == 2
 
 
 def test_options_reach_the_policy_and_explain_themselves(cli) -> None:
     helped = " ".join(cli("all_reduce", "--help").stdout.split())
-    assert "--local_register" in helped and "symmetric windows" in helped and "--share-gpu" in helped
-    done = cli("all_reduce", "-R", "1", "--share-gpu", "--backend", "nccl", "-g", "2", "--sizes", "64", "--dry-run")
+    assert (
+        "--local_register" in helped and "symmetric windows" in helped and "--share-gpu" in helped
+    )
+    done = cli(
+        "all_reduce",
+        "-R",
+        "1",
+        "--share-gpu",
+        "--backend",
+        "nccl",
+        "-g",
+        "2",
+        "--sizes",
+        "64",
+        "--dry-run",
+    )
     assert done.returncode == 0 and "2 cases" in done.stdout
     cli("all_reduce", "--share-gpu", "--backend", "model", "-g", "2", "--sizes", "64")
     assert store.read(store.find("@last")).run.policy.share_gpu
     with pytest.raises(UsageError, match="register"):
-        catalogue.POLICY["register"](3, "policy.register")
+        toml.POLICY["register"](3, "policy.register")
 
 
 @no_gpu
-@pytest.mark.parametrize(("backend", "options"), [("nccl", ()), ("nccl", ("--share-gpu",)), ("torch_one_shot", ())])
-def test_without_a_gpu_ranks_say_what_they_need(cli, backend: str, options: tuple[str, ...]) -> None:
-    done = cli("all_reduce", "-g", "2", "--sizes", "64", "--no-save", "--backend", backend, *options)
+@pytest.mark.parametrize(
+    ("backend", "options"), [("nccl", ()), ("nccl", ("--share-gpu",)), ("torch_one_shot", ())]
+)
+def test_without_a_gpu_ranks_say_what_they_need(
+    cli, backend: str, options: tuple[str, ...]
+) -> None:
+    done = cli(
+        "all_reduce", "-g", "2", "--sizes", "64", "--no-save", "--backend", backend, *options
+    )
     assert done.returncode == 5 and f"backend {backend} needs an NVIDIA GPU" in done.stderr
     assert "--backend gloo" in done.stderr and "Traceback" not in done.stderr
 
@@ -99,11 +137,17 @@ def test_without_a_gpu_ranks_say_what_they_need(cli, backend: str, options: tupl
 def test_gpu_check_without_a_gpu_exits_5(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests/perf/gpu.py"), "--output", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 5 and done.stderr.startswith("gpu-check: ") and "collbench doctor" in done.stderr
+    assert (
+        done.returncode == 5
+        and done.stderr.startswith("gpu-check: ")
+        and "collbench doctor" in done.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 
-def test_gpu_check_asks_for_what_the_command_line_takes(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_check_asks_for_what_the_command_line_takes(
+    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
     assert spec and spec.loader
     gpu = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -119,7 +163,13 @@ def test_gpu_check_asks_for_what_the_command_line_takes(cli, tmp_path: Path, mon
     monkeypatch.setattr(gpu, "_nccl_tests", lambda *_: [])
     monkeypatch.setenv("NCCL_TESTS", str(tmp_path))
     gpu.measured(check, {"copy_rate": 1.0, "graphs": [], "why_not": ""})
-    assert [name for name, _ in asked] == ["symm-graph", "symm-2", "nccl", "nccl-shared", "beside-nccl-tests-1-0"]
+    assert [name for name, _ in asked] == [
+        "symm-graph",
+        "symm-2",
+        "nccl",
+        "nccl-shared",
+        "beside-nccl-tests-1-0",
+    ]
     for name, options in asked:
         done = cli("all_reduce", *options, "--dry-run")
         assert done.returncode == 0, (name, done.stderr)

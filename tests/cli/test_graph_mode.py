@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from collbench import store
+from collbench.records import store
 
 SMALL = ("all_reduce", "--sizes", "1K", "--backend", "model", "-g", "4")
 
 
 @pytest.mark.parametrize(
-    ("args", "replays"), [(("-G", "3"), 3), (("--mode", "graph"), 1), (("-G1", "--mode", "graph"), 1)]
+    ("args", "replays"),
+    [(("-G", "3"), 3), (("--mode", "graph"), 1), (("-G1", "--mode", "graph"), 1)],
 )
 def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], replays: int) -> None:
     done = cli(*SMALL, *args)
@@ -21,11 +22,14 @@ def test_graph_mode_can_be_asked_for_in_two_ways(cli, args: tuple[str, ...], rep
     assert found.run.policy.graph == replays
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (("-G", "1", "--mode", "streaming"), "-G measures in graph mode, not streaming"),
-    (("-G", "1", "-z", "1"), "-z waits for each call"),
-    (("--mode", "graph", "-z", "2"), "-z waits for each call"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("-G", "1", "--mode", "streaming"), "-G measures in graph mode, not streaming"),
+        (("-G", "1", "-z", "1"), "-z waits for each call"),
+        (("--mode", "graph", "-z", "2"), "-z waits for each call"),
+    ],
+)
 def test_what_a_graph_cannot_hold_is_refused(cli, args: tuple[str, ...], words: str) -> None:
     done = cli(*SMALL, *args)
     assert done.returncode == 2

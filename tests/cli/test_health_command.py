@@ -1,4 +1,5 @@
-"""`collbench health`: what it writes, how it exits, whom it calls, and what it makes of earlier nights."""
+"""`collbench health`: what it writes, how it exits, whom it calls, and what it makes of earlier
+nights."""
 
 from __future__ import annotations
 
@@ -16,20 +17,22 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from factories import ENVIRONMENT, night, nightly, saved
 
-sys.path.append(str(Path(__file__).parents[1] / "pure"))
-from judged import ENVIRONMENT
-from made_night import cases, night, saved
+from collbench.cli import health, outputs
+from collbench.cli import main as commands
+from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.judge.health import night as judging
+from collbench.judge.health.night import Night
+from collbench.machine import environment
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
 
-from collbench import checkup, environment, rerun
-from collbench import cli as commands
-from collbench.errors import CannotRun, Exit, RunBroken
-from collbench.health import night as judging
-from collbench.health.night import Night
-from collbench.records import RunFile
-from collbench.suite import Case
-
-ROWS = [case for case in cases() if case.collective in ("all_reduce", "all_gather", "reduce_scatter", "sendrecv")]
+ROWS = [
+    case
+    for case in nightly()
+    if case.collective in ("all_reduce", "all_gather", "reduce_scatter", "sendrecv")
+]
 ROW = ROWS[2]  # all_reduce 1 MiB
 replace = msgspec.structs.replace
 
@@ -58,20 +61,31 @@ def kept(home: Path, name: str = "20260102-night", **fields: Any) -> RunFile:
     return made
 
 
-def test_a_healthy_night_exits_0_and_writes_every_file(said: Said, home: Path, tmp_path: Path) -> None:
+def test_a_healthy_night_exits_0_and_writes_every_file(
+    said: Said, home: Path, tmp_path: Path
+) -> None:
     kept(home)
-    files = [tmp_path / f"night{suffix}" for suffix in checkup.SUFFIXES]
-    code, out, _ = said("@last", "--no-history", "--title", "Rack 7", *(f"-o{path}" for path in files))
+    files = [tmp_path / f"night{suffix}" for suffix in outputs.SUFFIXES]
+    code, out, _ = said(
+        "@last", "--no-history", "--title", "Rack 7", *(f"-o{path}" for path in files)
+    )
     assert code == Exit.OK and "healthy: " in out and "no data" in out
     text = {path.suffix: path.read_text() for path in files}
     assert json.loads(text[".json"])["state"] == "healthy"
     assert ElementTree.fromstring(text[".xml"])[0].get("failures") == "0"
     assert 'collbench_health_state{state="healthy"} 1' in text[".prom"]
-    assert "# Rack 7" in text[".md"] and "<h1>Rack 7</h1>" in text[".html"] and 'id="bandwidth"' in text[".html"]
+    assert (
+        "# Rack 7" in text[".md"]
+        and "<h1>Rack 7</h1>" in text[".html"]
+        and 'id="bandwidth"' in text[".html"]
+    )
 
 
 def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
-    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    kept(
+        home,
+        change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
+    )
     code, out, _ = said("--no-history", "--format", "json")
     assert code == Exit.BAD and json.loads(out)["exit"] == Exit.BAD
     assert json.loads(out)["findings"][0]["severity"] == "critical"
@@ -80,11 +94,15 @@ def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "word"),
     [
-        ({}, 0, "OK"), ({"launches": 2}, 3, "UNKNOWN"), ({"slower": {ROW: 20.0}}, 1, "WARNING"),
+        ({}, 0, "OK"),
+        ({"launches": 2}, 3, "UNKNOWN"),
+        ({"slower": {ROW: 20.0}}, 1, "WARNING"),
         ({"change": lambda made: replace(made, status="failed", times_ns=[])}, 2, "CRITICAL"),
     ],
-)  # fmt: skip
-def test_nagios_has_codes_of_its_own(said: Said, home: Path, fields: dict[str, Any], code: int, word: str) -> None:
+)
+def test_nagios_has_codes_of_its_own(
+    said: Said, home: Path, fields: dict[str, Any], code: int, word: str
+) -> None:
     kept(home, **fields)
     ended, out, _ = said("--nagios", "--no-history")
     assert ended == code and out.startswith(f"COLLBENCH {word} - ") and out.count("\n") == 1
@@ -97,7 +115,7 @@ def test_no_verdict_exits_3_and_says_what_is_missing(said: Said, home: Path) -> 
 
 
 def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collbench.health import checks
+    from collbench.judge.health import checks
 
     monkeypatch.setattr(checks, "injected", lambda files: "late:2:1ms")
     kept(home)
@@ -109,18 +127,28 @@ def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--format", "nonsense"), "--format: 'nonsense'"), (("-o", "night.txt"), "its ending: '.txt'"),
-        (("--nagios", "--format", "json"), "--nagios"), (("--budget", "1m"), "--rerun"),
-        (("--inject", "drop:1", "--rerun"), "of its own"), (("--inject", "drop:1", "@last"), "of its own"),
-        (("--no-history", "--rerun"), "--no-history"), (("--no-history", "--history", "x"), "--no-history"),
-        (("--tests", "9"), "--locate"), (("--inject", "drop:1", "--history", "x"), "of its own"),
-        (("-g", "2"), "--inject"), (("--inject", "melt:1"), "is no fault"),
+        (("--format", "nonsense"), "--format: 'nonsense'"),
+        (("-o", "night.txt"), "its ending: '.txt'"),
+        (("--nagios", "--format", "json"), "--nagios"),
+        (("--budget", "1m"), "--rerun"),
+        (("--inject", "drop:1", "--rerun"), "of its own"),
+        (("--inject", "drop:1", "@last"), "of its own"),
+        (("--no-history", "--rerun"), "--no-history"),
+        (("--no-history", "--history", "x"), "--no-history"),
+        (("--tests", "9"), "--locate"),
+        (("--inject", "drop:1", "--history", "x"), "of its own"),
+        (("-g", "2"), "--inject"),
+        (("--inject", "melt:1"), "is no fault"),
         (("--inject", "drop:999"), "there is no rank 999"),
-        (("--on-unhealthy", "'open"), "--on-unhealthy"), (("nowhere",), "no run called 'nowhere'"),
-        (("--history", "nonsense://x"), "nonsense"), (("--machine", "rack", "--no-history"), "--machine"),
+        (("--on-unhealthy", "'open"), "--on-unhealthy"),
+        (("nowhere",), "no run called 'nowhere'"),
+        (("--history", "nonsense://x"), "nonsense"),
+        (("--machine", "rack", "--no-history"), "--machine"),
     ],
-)  # fmt: skip
-def test_usage_errors_are_one_line(said: Said, home: Path, args: Sequence[str], message: str) -> None:
+)
+def test_usage_errors_are_one_line(
+    said: Said, home: Path, args: Sequence[str], message: str
+) -> None:
     kept(home)
     code, _, err = said(*args)
     assert code == Exit.USAGE and message in err.splitlines()[0] and "Traceback" not in err
@@ -132,11 +160,16 @@ def test_a_plugin_that_cannot_judge_says_unknown(said: Said, home: Path) -> None
 
 
 def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path: Path) -> None:
-    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    kept(
+        home,
+        change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
+    )
     command = [sys.executable, "-m", "collbench", "health", "--no-history", "--on-unhealthy"]
     for last in ("@last", "--format=json"):
         heard = tmp_path / last.strip("@-")
-        process = subprocess.Popen([*command, f"touch {heard}", last], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*command, f"touch {heard}", last], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
         assert process.stdout
         process.stdout.close()
         assert (process.communicate()[1], process.returncode) == (b"", Exit.BAD) and heard.exists()
@@ -145,14 +178,23 @@ def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path
 def test_a_file_that_cannot_be_written_silences_nothing(
     said: Said, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench import store
+    from collbench.records import store
 
     def full(path: Path, text: str) -> None:
         raise CannotRun(f"{path}: No space left on device")
 
-    kept(home, change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made)
+    kept(
+        home,
+        change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
+    )
     monkeypatch.setattr(store, "save", full)
-    words = ("--no-history", "-o", str(tmp_path / "night.prom"), "--on-unhealthy", f"touch {tmp_path}/heard")
+    words = (
+        "--no-history",
+        "-o",
+        str(tmp_path / "night.prom"),
+        "--on-unhealthy",
+        f"touch {tmp_path}/heard",
+    )
     code, out, err = said(*words)
     assert code == Exit.CANNOT_RUN and "unhealthy: " in out and "No space left" in err
     assert (tmp_path / "heard").exists()
@@ -169,7 +211,9 @@ def test_on_unhealthy_gets_the_verdict(said: Said, home: Path, tmp_path: Path) -
     hook = tmp_path / "hook"
     hook.write_text(f'#!/bin/sh\ncat > "{heard}"\necho "$1" drained\nexit 3\n')
     hook.chmod(0o755)
-    code, out, err = said("--no-history", "--on-unhealthy", f"'{hook}' 'this $HOME'", "--format", "line")
+    code, out, err = said(
+        "--no-history", "--on-unhealthy", f"'{hook}' 'this $HOME'", "--format", "line"
+    )
     assert code == Exit.BAD and json.loads(heard.read_text())["state"] == "unhealthy"
     assert "this $HOME drained" in err and "ended with 3" in err and "drained" not in out
 
@@ -181,7 +225,9 @@ def test_on_unhealthy_is_not_called_without_need(said: Said, home: Path, tmp_pat
         assert not (tmp_path / "called").exists()
 
 
-def test_a_hook_that_is_not_there_or_reads_nothing_changes_no_verdict(said: Said, home: Path) -> None:
+def test_a_hook_that_is_not_there_or_reads_nothing_changes_no_verdict(
+    said: Said, home: Path
+) -> None:
     kept(home, slower={ROW: 20.0})
     code, _, err = said("--no-history", "--on-unhealthy", "/nowhere/hook")
     assert code == Exit.BAD and "--on-unhealthy /nowhere/hook: No such file" in err
@@ -193,7 +239,7 @@ def test_a_hook_that_does_not_end_is_ended_with_all_it_started(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pid = tmp_path / "pid"
-    checkup.run_hook(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], "{}", seconds=0.5)
+    health.run_hook(["sh", "-c", f"sleep 600 & echo $! > {pid}; wait"], "{}", seconds=0.5)
     assert "did not end in 0.5 s and was ended" in capfd.readouterr().err
     for _ in range(100):  # a signal takes its time on a busy machine
         with suppress(OSError):
@@ -207,15 +253,21 @@ def test_a_hook_that_does_not_end_is_ended_with_all_it_started(
 # ---- earlier nights
 
 
-def nights(home: Path, values: Sequence[float], rows: Sequence[Case] = ROWS[1:4], **last: Any) -> None:
-    """A night for each value, by which the rows' times are multiplied; all but the last are in the history."""
-    from collbench.history import book
+def nights(
+    home: Path, values: Sequence[float], rows: Sequence[Case] = ROWS[1:4], **last: Any
+) -> None:
+    """A night for each value, by which the rows' times are multiplied; all but the last are in the
+    history."""
+    from collbench.judge.history import book
 
     for number, value in enumerate(values):
         started = datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)
         final = last if number == len(values) - 1 else {}
         made = night(dict.fromkeys(rows, value), rows=ROWS, seed=number, **final)
-        made = replace(made, run=replace(made.run, id=f"{started:%Y%m%d}-n{number}", started=started.isoformat()))
+        made = replace(
+            made,
+            run=replace(made.run, id=f"{started:%Y%m%d}-n{number}", started=started.isoformat()),
+        )
         saved(made, home)
         with book() as all_of_them:
             if number < len(values) - 1:
@@ -234,7 +286,9 @@ def test_the_first_nights_are_remembered_and_judge_nothing(said: Said, home: Pat
     outcome, found = history_of(out)
     assert (code, outcome, found) == (Exit.OK, "no data", [])
     _, out, _ = said("--format", "json")  # again: it is one night still
-    assert "3 are known" in next(c["note"] for c in json.loads(out)["checks"] if c["check"] == "history")
+    assert "3 are known" in next(
+        c["note"] for c in json.loads(out)["checks"] if c["check"] == "history"
+    )
 
 
 def test_a_night_like_the_others_passes(said: Said, home: Path) -> None:
@@ -243,7 +297,9 @@ def test_a_night_like_the_others_passes(said: Said, home: Path) -> None:
     assert (code, history_of(out)) == (Exit.OK, ("passed", []))
 
 
-@pytest.mark.parametrize(("factor", "code", "severity"), [(1.2, Exit.BAD, "warning"), (1.0, Exit.OK, "")])
+@pytest.mark.parametrize(
+    ("factor", "code", "severity"), [(1.2, Exit.BAD, "warning"), (1.0, Exit.OK, "")]
+)
 def test_only_fresh_launches_confirm_a_slow_night(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, factor: float, code: int, severity: str
 ) -> None:
@@ -256,7 +312,7 @@ def test_only_fresh_launches_confirm_a_slow_night(
         asked.extend(wanted)
         return Night([night(dict.fromkeys(wanted, factor), rows=wanted, seed=99)])
 
-    monkeypatch.setattr(checkup, "again", again)
+    monkeypatch.setattr(health, "again", again)
     ended, out, _ = said("--rerun", "--format", "json")
     assert asked == [ROW] and ended == code
     assert [one["severity"] for one in history_of(out)[1]] == [severity] * bool(severity)
@@ -269,10 +325,12 @@ def on_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging, "placed", lambda file: {"node0"})
 
 
-def test_fresh_launches_elsewhere_confirm_nothing(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_launches_elsewhere_confirm_nothing(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What this host does in shared memory says nothing of a night of several."""
     nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
-    monkeypatch.setattr(rerun, "launch", lambda *_: pytest.fail("it measures"))
+    monkeypatch.setattr(health, "launch", lambda *_: pytest.fail("it measures"))
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint"
     assert "the night's ranks were on node0, node1, node2: nothing is confirmed" in err
@@ -288,7 +346,7 @@ def test_fresh_launches_with_other_software_confirm_nothing(
         path.parent.mkdir(parents=True)
         saved(replace(fast, run=replace(fast.run, id="fast")), home).rename(path)
 
-    monkeypatch.setattr(rerun, "launch", launch)
+    monkeypatch.setattr(health, "launch", launch)
     code, out, err = said("--rerun", "--format", "json")
     assert code == Exit.OK and history_of(out)[1][0]["severity"] == "hint" and "kernel" in err
 
@@ -296,7 +354,7 @@ def test_fresh_launches_with_other_software_confirm_nothing(
 def test_interrupted_launches_are_no_verdict(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch, on_their_hosts: None
 ) -> None:
-    from collbench import session
+    from collbench.run import session
 
     nights(home, [1.0] * 7 + [1.2], ROWS[2:3])
     monkeypatch.setattr(session, "execute", lambda *_: Exit.INTERRUPTED)
@@ -313,7 +371,7 @@ def test_fresh_launches_that_break_confirm_nothing(
     def broken(*_: Any) -> None:
         raise RunBroken("rank 1 stopped")
 
-    monkeypatch.setattr(rerun, "launch", broken)
+    monkeypatch.setattr(health, "launch", broken)
     code, out, err = said("--rerun", "--format", "json")
     (found,) = history_of(out)[1]
     assert code == Exit.OK and found["severity"] == "hint" and "with 0 launches" in found["what"]
@@ -331,7 +389,7 @@ def test_a_level_that_rose_says_since_when(said: Said, home: Path) -> None:
 def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
     said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench import history
+    from collbench.judge import history
 
     def closed(url: str = "") -> None:
         raise CannotRun("cannot reach the database")
@@ -343,7 +401,7 @@ def test_a_history_out_of_reach_is_no_data_and_no_reason_to_be_silent(
 
 
 def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> None:
-    from collbench import history
+    from collbench.judge import history
 
     kept(home)
     history.book().close()
@@ -355,51 +413,78 @@ def test_a_history_of_a_newer_collbench_is_no_data(said: Said, home: Path) -> No
 
 
 def test_the_night_is_kept_and_judged_under_the_name_given(said: Said, home: Path) -> None:
-    from collbench import history
+    from collbench.judge import history
 
     with history.book() as book:
         for number in range(8):
             made = night(rows=ROWS[1:3], seed=number)
-            began = (datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)).isoformat()
+            began = (
+                datetime.fromisoformat("2026-01-01T22:00:00+00:00") + timedelta(days=number)
+            ).isoformat()
             book.add(replace(made, run=replace(made.run, id=f"n{number}", started=began)), "rack 7")
     kept(home, started="2026-01-09T22:00:00+00:00")
     code, out, _ = said("--machine", "rack 7", "--format", "json")
     assert code == Exit.OK and history_of(out) == ("passed", [])
     with history.book() as book:
-        assert book.machines() == ["rack 7"] and {len(one.nights) for one in book.series("rack 7")} == {1, 9}
+        assert book.machines() == ["rack 7"] and {
+            len(one.nights) for one in book.series("rack 7")
+        } == {1, 9}
 
 
-def test_reruns_are_refused_under_a_launcher(said: Said, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reruns_are_refused_under_a_launcher(
+    said: Said, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept(home)
-    told = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+    told = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "x",
+    }
     for name, value in {**told, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     code, _, err = said("--rerun")
     assert code == Exit.USAGE and "torchrun" in err
 
 
-def test_a_case_is_measured_again_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The suite made for it expands to just these cases, three times, each in a world of its own."""
-    from collbench import plan, session
+def test_a_case_is_measured_again_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The suite made for it expands to just these cases, three times, each in a world of its
+    own."""
+    from collbench.run import plan, session
 
-    wanted = [ROW, replace(ROW, env=(("NCCL_ALGO", "Ring"),), align=16), cases()[-1], cases()[20]]
+    wanted = [
+        ROW,
+        replace(ROW, env=(("NCCL_ALGO", "Ring"),), align=16),
+        nightly()[-1],
+        nightly()[20],
+    ]
     orders: list[session.Order] = []
     monkeypatch.setattr(session, "execute", lambda order, _: orders.append(order))
-    rerun.launch(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
+    health.launch(night(rows=ROWS[:1]).run, wanted, tmp_path / "again.jsonl", 5.0)
     every, skips = orders[0].suite.expand()
     assert not skips and orders[0].budget == 5.0
-    assert {(replace(case, cycle=0), case.cycle) for case in every} == {(case, i) for case in wanted for i in range(3)}
+    assert {(replace(case, cycle=0), case.cycle) for case in every} == {
+        (case, i) for case in wanted for i in range(3)
+    }
     worlds = plan.worlds([plan.Job(case, 1, "") for case in every], orders[0].suite.policy)
-    assert len(worlds) == 6 and all(len({job.case.cycle for job in world.jobs}) == 1 for world in worlds)
+    assert len(worlds) == 6 and all(
+        len({job.case.cycle for job in world.jobs}) == 1 for world in worlds
+    )
 
 
 def test_suite_nightly_has_what_the_checks_need() -> None:
     """Three launches, and for every guideline its rows."""
-    from collbench import catalogue, plan
-    from collbench.health import guidelines
+    from collbench.judge.health import guidelines
+    from collbench.run import plan
+    from collbench.suite import toml
 
-    suite = catalogue.load("nightly")
+    suite = toml.load("nightly")
     every, _ = replace(suite, axes=replace(suite.axes, ranks=(2,), backends=("gloo",))).expand()
     assert len(plan.worlds([plan.Job(case, 1, "") for case in every], suite.policy)) == 3
     names = {case.collective for case in every}
-    assert names >= {name for left, right in guidelines.COMPOSITIONS for name in (left, *right)} | {"sendrecv"}
+    assert names >= {name for left, right in guidelines.COMPOSITIONS for name in (left, *right)} | {
+        "sendrecv"
+    }

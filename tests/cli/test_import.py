@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from collbench import store
-from collbench.errors import Exit
+from collbench.core.errors import Exit
+from collbench.records import store
 
 OSU = """# OSU MPI Allreduce Latency Test v7.4
 # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
@@ -23,21 +23,15 @@ OSU = """# OSU MPI Allreduce Latency Test v7.4
 
 
 @pytest.fixture
-def bare(tmp_path: Path, cli):
-    """The command line in a Python where torch cannot be imported."""
-    (tmp_path / "blocker").mkdir()
-    (tmp_path / "blocker" / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
-    return lambda *args: cli(*args, PYTHONPATH=str(tmp_path / "blocker"))
-
-
-@pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "osu.log"
     path.write_text(OSU)
     return path
 
 
-def test_an_imported_run_is_listed_reported_and_compared_like_any_other(bare, log: Path, tmp_path: Path) -> None:
+def test_an_imported_run_is_listed_reported_and_compared_like_any_other(
+    bare, log: Path, tmp_path: Path
+) -> None:
     done = bare("import", str(log), "--ranks", "4", "--tag", "mine", "--host", "node7")
     assert done.returncode == 0 and done.stderr == ""
     first, saved = done.stdout.splitlines()
@@ -62,8 +56,23 @@ def test_an_imported_run_is_listed_reported_and_compared_like_any_other(bare, lo
 @pytest.mark.parametrize("collective", ["all_to_allv", "barrier", "reduce"])
 def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collective: str) -> None:
     saved = tmp_path / "out.json"
-    done = bare(collective, "-b", "1K", "-e", "64K", "-g", "2,4", "--backend", "model", "--algo", "native",
-                "--format", "nccl", "-J", str(saved))  # fmt: skip
+    done = bare(
+        collective,
+        "-b",
+        "1K",
+        "-e",
+        "64K",
+        "-g",
+        "2,4",
+        "--backend",
+        "model",
+        "--algo",
+        "native",
+        "--format",
+        "nccl",
+        "-J",
+        str(saved),
+    )
     assert done.returncode == 0, done.stderr
     text = tmp_path / "out.txt"
     text.write_text(done.stdout)
@@ -76,12 +85,15 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
     assert "not understood" not in again.stdout and again.stderr == ""
     for path in store.saved()[-2:]:
         kept = {r.case.key: r for r in store.read(path).records if r.told}
-        assert {r.case.size for r in before} == {r.case.size for r in kept.values()} and len(kept) == len(before)
+        assert {r.case.size for r in before} == {r.case.size for r in kept.values()} and len(
+            kept
+        ) == len(before)
         for r in kept.values():
             times = [
                 b.times_ns[0]
                 for b in before
-                if (b.case.n, b.case.size, b.case.in_place) == (r.case.n, r.case.size, r.case.in_place)
+                if (b.case.n, b.case.size, b.case.in_place)
+                == (r.case.n, r.case.size, r.case.in_place)
             ]
             assert any(abs(r.told.time - t) <= 5.1 + 1e-4 * t for t in times)
             assert r.status == "predicted"
@@ -89,15 +101,25 @@ def test_own_text_and_json_of_a_whole_run_come_back(bare, tmp_path: Path, collec
 
 def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) -> None:
     cli("import", str(log), "-g", "4")
-    code = (
-        "import sys\nfrom collbench import formats, records, store\nfile = store.read(store.find('@last'))\n"
-        "out = formats.Csv(sys.stdout)\nout.begin(file.run, [], [])\n"
-        "[out.record(r, row) for r, row in zip(file.records, records.derived(file))]\n"
-        "frame = records.frame([file])\nassert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()\n"
+    code = "\n".join(
+        [
+            "import sys",
+            "import collbench",
+            "from collbench.records import derive, store",
+            "from collbench.show import programs",
+            "file = store.read(store.find('@last'))",
+            "out = programs.Csv(sys.stdout)",
+            "out.begin(file.run, [], [])",
+            "for r in file.records: out.record(r, derive.derive(r))",
+            "frame = collbench.frame(file)",
+            "assert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()",
+        ]
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
     assert done.returncode == 0, done.stderr
-    (first, _) = csv.DictReader(io.StringIO(done.stdout))
+    first, _ = csv.DictReader(io.StringIO(done.stdout))
     assert (first["min"], first["mad"], first["median"], first["samples"], first["mean"]) == (
         "",
         "",
@@ -107,50 +129,80 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
     )
 
 
-def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten(log: Path, tmp_path: Path) -> None:
+def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten(
+    log: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "mine.jsonl"
     command = [sys.executable, "-m", "collbench", "import", "-", "-g", "2", "--output", str(target)]
-    codes = [subprocess.run(command, input=OSU, capture_output=True, text=True, check=False) for _ in range(2)]
+    codes = [
+        subprocess.run(command, input=OSU, capture_output=True, text=True, check=False)
+        for _ in range(2)
+    ]
     assert [done.returncode for done in codes] == [Exit.OK, Exit.USAGE]
-    assert "never overwritten" in codes[1].stderr and len(store.read(target).records) == 2 and store.saved() == []
+    assert (
+        "never overwritten" in codes[1].stderr
+        and len(store.read(target).records) == 2
+        and store.saved() == []
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("nowhere.log",), "cannot read"), (("{log}",), "how many ranks"), (("{log}", "--from", "xml"), "not one of"),
+        (("nowhere.log",), "cannot read"),
+        (("{log}",), "how many ranks"),
+        (("{log}", "--from", "xml"), "not one of"),
         (("{log}", "{log}", "-g", "4", "--output", "x.jsonl"), "give a folder"),
         (("{log}", "{void}", "-g", "4"), "no log of a known kind"),
     ],
-)  # fmt: skip
-def test_bad_input_is_told_in_words_and_leaves_no_run_behind(cli, log: Path, args: tuple[str, ...], words: str) -> None:
+)
+def test_bad_input_is_told_in_words_and_leaves_no_run_behind(
+    cli, log: Path, args: tuple[str, ...], words: str
+) -> None:
     void = log.with_name("void.log")
     void.write_text("nothing here\n")
     done = cli("import", *(arg.format(log=log, void=void) for arg in args))
     assert done.returncode == Exit.USAGE
-    assert words in done.stderr and "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 2
+    assert (
+        words in done.stderr
+        and "Traceback" not in done.stderr
+        and len(done.stderr.splitlines()) <= 2
+    )
     assert store.saved() == []
 
 
-def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(cli, tmp_path: Path) -> None:
+def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(
+    cli, tmp_path: Path
+) -> None:
     evil = "\x1b[31m<script>alert(1)</script>"
-    text = "\n".join([
-        "# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004",
-        f"# Collective test starting: all_reduce_perf{evil}",
-        "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters: 20 validation: 1",
-        *(f"#  Rank  {r} Group  0 Pid  1{r} on {evil} device  {r} [0000:0{r}:00] {evil}|" for r in range(2)),
-        "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong",
-        "4096 1024 float sum -1 10.00 0.41 0.41 0 10.00 0.41 9.99 0",
-        f"8192 2048 {evil} sum -1 10.00",
-        "8192 2048 evil\x1b sum -1",
-        "8192 2048 float\x9b31m -1", "# Out of bounds values : 0 OK",
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            "# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004",
+            f"# Collective test starting: all_reduce_perf{evil}",
+            (
+                "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters:"
+                " 20 validation: 1"
+            ),
+            *(
+                f"#  Rank  {r} Group  0 Pid  1{r} on {evil} device  {r} [0000:0{r}:00] {evil}|"
+                for r in range(2)
+            ),
+            "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong",
+            "4096 1024 float sum -1 10.00 0.41 0.41 0 10.00 0.41 9.99 0",
+            f"8192 2048 {evil} sum -1 10.00",
+            "8192 2048 evil\x1b sum -1",
+            "8192 2048 float\x9b31m -1",
+            "# Out of bounds values : 0 OK",
+        ]
+    )
     path = tmp_path / "evil.log"
     path.write_text(text)
     done = cli("import", str(path))
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    assert "busbw 9.99 is not what 2 ranks make of 4096 B" in done.stderr and "--ranks" in done.stderr
+    assert (
+        "busbw 9.99 is not what 2 ranks make of 4096 B" in done.stderr and "--ranks" in done.stderr
+    )
     page = tmp_path / "page.html"
     assert cli("report", "@last", "-o", str(page)).returncode == 0
     assert "<script>alert(1)" not in page.read_text()

@@ -1,4 +1,5 @@
-"""Runs so large that several processes read them: the same rows in the same order, and errors that arrive whole."""
+"""Runs so large that several processes read them: the same rows in the same order, and errors that
+arrive whole."""
 
 from __future__ import annotations
 
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench import records, store
-from collbench.errors import CannotRun, UsageError
-from collbench.records import Record, Run
-from collbench.suite import Axes, Case, Policy, Suite
+from collbench.core.errors import CannotRun, UsageError
+from collbench.records import rows, store
+from collbench.records.types import Record, Run
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 
 @pytest.fixture
@@ -19,7 +22,9 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """50 records, each of which counts as a large part."""
     suite = Suite(name="all_reduce", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
     path = tmp_path / "a.jsonl"
-    writer = store.Writer(path, Run(id="r", started="", command=[], suite=suite, policy=Policy(), environment={}))
+    writer = store.Writer(
+        path, Run(id="r", started="", command=[], suite=suite, policy=Policy(), environment={})
+    )
     for i in range(50):
         case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8 * i + 8, op="sum")
         times = [1_000 * i + 7 * j % 11 + 1 for j in range(30)]
@@ -33,7 +38,9 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_processes_return_every_row_in_order(large: Path) -> None:
     whole, digest = store.read(large), store.digest(large)
     assert [record.case.nbytes for record in digest.records] == [8 * i + 8 for i in range(50)]
-    assert records.derived(digest) == records.derived(whole)
+    assert [row.derived for row in rows.table([digest])] == [
+        row.derived for row in rows.table([whole])
+    ]
     assert not any(record.per_rank for record in digest.records)
 
 

@@ -1,28 +1,25 @@
-"""What a history says of a night: which rows are looked up, by which smallest change, and nothing of later nights."""
+"""What a history says of a night: which rows are looked up, by which smallest change, and nothing
+of later nights."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "pure"))
-from judged import SUITE, case
+from factories import SUITE, case, dated
 from msgspec.structs import replace
-from planted import night
 
-from collbench import history
-from collbench.health import past
-from collbench.health.findings import Finding
-from collbench.health.night import Night
-from collbench.history.baselines import Baseline, Level
-from collbench.history.outlook import outlook
-from collbench.history.storage import Book
-from collbench.records import RunFile
-from collbench.selection import Part, Threshold
-from collbench.suite import Case
+from collbench.judge import history
+from collbench.judge.health import past
+from collbench.judge.health.findings import Finding
+from collbench.judge.health.night import Night
+from collbench.judge.history.baselines import Baseline, Level
+from collbench.judge.history.outlook import outlook
+from collbench.judge.history.storage import Book
+from collbench.records.types import RunFile
+from collbench.suite.case import Case
+from collbench.suite.sweep import Part, Threshold
 
 ROWS = [case(1 << 20), case(2 << 20)]
 
@@ -35,7 +32,9 @@ def book(tmp_path: Path) -> Iterator[Book]:
 
 def level(number: int, factor: float, *rows: Case, **fields: object) -> RunFile:
     """A night at so many times 1 ms, give or take 1 in 1,000."""
-    return night(number, dict.fromkeys(rows or ROWS, 1e6 * factor * (1 + 0.001 * (-1) ** number)), **fields)
+    return dated(
+        number, dict.fromkeys(rows or ROWS, 1e6 * factor * (1 + 0.001 * (-1) ** number)), **fields
+    )
 
 
 def told(book: Book, *files: RunFile, machine: str = "") -> list[Finding]:
@@ -46,17 +45,28 @@ def told(book: Book, *files: RunFile, machine: str = "") -> list[Finding]:
 
 
 def test_a_row_whose_alignment_changed_is_judged_against_nights_measured_alike(book: Book) -> None:
-    """Alignment changes the blocks of a divided buffer, and is in no key; of a whole buffer it changes nothing."""
+    """Alignment changes the blocks of a divided buffer, and is in no key; of a whole buffer it
+    changes nothing."""
     divided, whole = case(1 << 20, collective="all_gather", op="none"), case(1 << 20)
     for number in range(20):
         align, time = (1, 1e6) if number < 10 else (16, 1.5e6)
-        book.add(night(number, {replace(divided, align=align): time, replace(whole, align=align): 1e6}))
+        book.add(
+            dated(number, {replace(divided, align=align): time, replace(whole, align=align): 1e6})
+        )
     found = told(book, level(20, 2.5, *(replace(one, align=16) for one in (divided, whole))))
     slower = [one for one in found if one.since == "tonight"]
     assert [one.subject.name.split()[0] for one in slower] == ["all_gather", "all_reduce"]
-    assert "than in the last 10 nights" in slower[0].what and "than in the last 20 nights" in slower[1].what
-    rows = {row.case.collective: [part.why for part in row.segments] for row in book.series("node1")}
-    assert rows == {"all_gather": ["first night", "measured otherwise:  -> align 16"], "all_reduce": ["first night"]}
+    assert (
+        "than in the last 10 nights" in slower[0].what
+        and "than in the last 20 nights" in slower[1].what
+    )
+    rows = {
+        row.case.collective: [part.why for part in row.segments] for row in book.series("node1")
+    }
+    assert rows == {
+        "all_gather": ["first night", "measured otherwise:  -> align 16"],
+        "all_reduce": ["first night"],
+    }
 
 
 @pytest.mark.parametrize(("tau", "severities"), [(0.0, ["warning"]), (0.2, [])])
@@ -67,11 +77,15 @@ def test_a_threshold_of_any_run_of_the_night_holds_for_what_stands(
     thresholds = (Threshold(match=Part(collectives=("all_reduce",)), tau=tau),)
     for number in range(30):
         first = level(number, 1.0, other, name=f"first-{number}")
-        second = level(number, 1.12 if number >= 10 else 1.0, suite=replace(SUITE, thresholds=thresholds))
+        second = level(
+            number, 1.12 if number >= 10 else 1.0, suite=replace(SUITE, thresholds=thresholds)
+        )
         book.add(first)
         book.add(second)
     found = told(book, first, second)
-    assert [one.severity for one in found] == severities and all(one.since == "2026-01-11" for one in found)
+    assert [one.severity for one in found] == severities and all(
+        one.since == "2026-01-11" for one in found
+    )
 
 
 def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -> None:
@@ -81,9 +95,16 @@ def test_a_change_and_creep_matter_by_the_rows_own_smallest_change(book: Book) -
     one, two = (row.key for row in rows)
 
     def changed(*taus: float) -> bool:
-        return bool(outlook("node1", rows, {}, taus=dict(zip((one, two), taus, strict=True))).changed)
+        return bool(
+            outlook("node1", rows, {}, taus=dict(zip((one, two), taus, strict=True))).changed
+        )
 
-    assert changed(0.05, 0.05) and changed(0.05, 0.10) and not changed(0.05, 0.12) and not changed(0.10, 0.10)
+    assert (
+        changed(0.05, 0.05)
+        and changed(0.05, 0.10)
+        and not changed(0.05, 0.12)
+        and not changed(0.10, 0.10)
+    )
     late = [replace(row, nights=row.nights[15:]) for row in rows]
     reviewed = dict.fromkeys((one, two), 13.8155)  # log of 1 ms in ns
     assert list(outlook("node1", late, reviewed, taus={one: 0.03, two: 0.05}).creeping) == [one]
@@ -98,14 +119,21 @@ def test_an_older_night_is_judged_by_what_was_known_then(book: Book) -> None:
     levels = {row.key: Level(5e5, 3) for row in book.series("node1")}
     later = {"reason": "faster", "commit": "", "who": "me", "when": "2026-02-01T00:00:00+00:00"}
     book.accept(Baseline(machine="node1", begins="2026-01-30", accepted=True, rows=levels, **later))
-    assert told(book, files[15]) == [] and {one.since for one in told(book, files[26])} >= {"2026-01-21"}
+    assert told(book, files[15]) == [] and {one.since for one in told(book, files[26])} >= {
+        "2026-01-21"
+    }
     whole = past.known(book, [files[15]]).outlook
-    assert len(whole.days) == 16 and whole.days[-1] == "2026-01-16" and not whole.shifts and not whole.creeping
+    assert (
+        len(whole.days) == 16
+        and whole.days[-1] == "2026-01-16"
+        and not whole.shifts
+        and not whole.creeping
+    )
     assert past.known(book, [files[39]]).outlook.creeping  # then, it holds
 
 
 def test_nights_of_hosts_whose_names_change_are_of_the_machine_named(book: Book) -> None:
     for number in range(8):
         book.add(level(number, 1.0), "rack 7")
-    (one, two) = told(book, level(8, 1.5), machine="rack 7")
+    one, two = told(book, level(8, 1.5), machine="rack 7")
     assert one.since == two.since == "tonight" and book.machines() == ["rack 7"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import struct
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -13,11 +15,13 @@ import pytest
 from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
-from collbench import cli as commands
-from collbench import report, store
-from collbench.document import Document, Figure, Line, Section, Table
-from collbench.errors import CannotRun, UsageError
-from collbench.records import Pairing
+from collbench.cli import main as commands
+from collbench.core import text as text_
+from collbench.core.errors import CannotRun, UsageError
+from collbench.records import store
+from collbench.records.types import Pairing
+from collbench.show import html, markdown
+from collbench.show.document import MARKER, Document, Figure, Line, Section, Table
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +43,31 @@ def refused(kind: type[Exception], *args: str) -> str:
 @pytest.fixture
 def run() -> Path:
     """A run of two sizes, in and out of place, predicted."""
-    done = invoke("all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4", "--tag", "one")
+    done = invoke(
+        "all_reduce", "--sizes", "1K,64K", "--backend", "model", "-g", "4", "--tag", "one"
+    )
     assert done.exit_code == 0, done.output
     return store.find("@last")
 
 
 def test_a_page_of_the_last_run_without_torch(cli: Any, run: Path, folder: Path) -> None:
     (folder / "blocker").mkdir()
-    (folder / "blocker" / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+    (folder / "blocker" / "torch.py").write_text(
+        "raise ImportError('torch must not be needed here')\n"
+    )
     done = cli("report", PYTHONPATH=str(folder / "blocker"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("wrote collbench-report.html (4.")
     text = (folder / "collbench-report.html").read_text(encoding="utf-8")
     assert text.count("<html") == 1 and "predicted" in text
-    assert text.count(report.library()[:200]) == 1
-    again = cli("report", "@last", "--title", "A <b>title</b>")  # a report may be replaced by a report
+    assert text.count(html.library()[:200]) == 1
+    again = cli(
+        "report", "@last", "--title", "A <b>title</b>"
+    )  # a report may be replaced by a report
     assert again.returncode == 0, again.stderr
-    assert "<h1>A &lt;b&gt;title&lt;/b&gt;</h1>" in (folder / "collbench-report.html").read_text(encoding="utf-8")
+    assert "<h1>A &lt;b&gt;title&lt;/b&gt;</h1>" in (folder / "collbench-report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_runs_are_named_as_everywhere(run: Path, folder: Path) -> None:
@@ -68,7 +80,7 @@ def test_runs_are_named_as_everywhere(run: Path, folder: Path) -> None:
 
 def test_markdown_goes_to_the_terminal_or_to_a_file(run: Path, folder: Path) -> None:
     shown = invoke("report", "--format", "md")
-    assert shown.output.startswith(f"{report.MARKER}\n# ")
+    assert shown.output.startswith(f"{MARKER}\n# ")
     done = invoke("report", "-o", "r.md")
     assert done.output.startswith("wrote r.md (")
     assert (folder / "r.md").read_text(encoding="utf-8") == shown.output
@@ -87,7 +99,10 @@ def test_the_library_beside_the_page_or_from_the_network(run: Path, folder: Path
 def test_what_is_no_report_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "thesis.html").write_text("<!DOCTYPE html><p>mine</p>")
     words = refused(UsageError, "-o", "thesis.html")
-    assert words == "thesis.html exists and is no collbench report\nchoose another file with -o, or remove it"
+    assert (
+        words == "thesis.html exists and is no collbench report\nchoose another file with -o, or"
+        " remove it"
+    )
     assert "is no collbench report" in refused(UsageError, "-o", str(run))
     assert (folder / "thesis.html").read_text() == "<!DOCTYPE html><p>mine</p>"
 
@@ -102,7 +117,9 @@ def test_errors_are_two_lines(run: Path, folder: Path, monkeypatch: pytest.Monke
     assert "not a collbench run" in refused(UsageError, "empty.jsonl")
     assert "is not one of html, md" in refused(UsageError, "--format", "pdf")
     assert "is not one of inline, cdn, directory" in refused(UsageError, "--plotlyjs", "none")
-    assert "No such file or directory\nchoose another place" in refused(CannotRun, "-o", "no/such/folder.html")
+    assert "No such file or directory\nchoose another place" in refused(
+        CannotRun, "-o", "no/such/folder.html"
+    )
     assert "Is a directory" in refused(CannotRun, "-o", ".")
     assert "--compare needs two runs, not 1" in refused(UsageError, "--compare")
     monkeypatch.setenv("COLLBENCH_HOME", str(folder / "none"))
@@ -111,7 +128,9 @@ def test_errors_are_two_lines(run: Path, folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_is_said(run: Path) -> None:
-    assert refused(CannotRun, "-o", "/dev/full").startswith("cannot write /dev/full: No space left on device\n")
+    assert refused(CannotRun, "-o", "/dev/full").startswith(
+        "cannot write /dev/full: No space left on device\n"
+    )
 
 
 def paired(run: Path, side: str, experiment: str) -> str:
@@ -123,14 +142,28 @@ def paired(run: Path, side: str, experiment: str) -> str:
     return str(path)
 
 
-def test_two_runs_are_compared_when_asked_or_interleaved(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collbench import compare, sections
+def test_two_runs_are_compared_when_asked_or_interleaved(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collbench.judge import comparison as compare
+    from collbench.show.views import run as sections
 
     asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id)))
-    monkeypatch.setattr(sections, "document", lambda files, comparison=None: Document(
-        title="T", verdict="V", weight="", runs=[], sections=[]))  # fmt: skip
-    base, head, other = paired(run, "base", "e1"), paired(run, "head", "e1"), paired(run, "head", "e2")
+    monkeypatch.setattr(
+        compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id))
+    )
+    monkeypatch.setattr(
+        sections,
+        "document",
+        lambda files, comparison=None: Document(
+            title="T", verdict="V", weight="", runs=[], sections=[]
+        ),
+    )
+    base, head, other = (
+        paired(run, "base", "e1"),
+        paired(run, "head", "e1"),
+        paired(run, "head", "e2"),
+    )
     assert invoke("report", head, base, "--format", "md").exit_code == 0
     assert asked.pop() == ("id-base", "id-head")  # whatever order they come in
     assert invoke("report", base, other, "--format", "md").exit_code == 0
@@ -153,7 +186,9 @@ def test_one_side_of_an_experiment_brings_the_other(run: Path, folder: Path) -> 
     assert alone.exit_code == 0 and "## Comparison" not in alone.output
 
 
-def test_a_report_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_written_whole_or_not_at_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page, linked = folder / "page.html", folder / "link.html"
     store.save(page, "old")
     linked.symlink_to(page)
@@ -166,12 +201,16 @@ def test_a_report_is_written_whole_or_not_at_all(folder: Path, monkeypatch: pyte
         patched.setattr(Path, "write_text", half)
         with pytest.raises(CannotRun, match="No space left"):
             store.save(page, "new text")
-    assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == ["page.html"]
+    assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == [
+        "page.html"
+    ]
     store.save(linked, "new")
     assert linked.is_symlink() and page.read_text() == "new"
 
 
-def test_runs_that_cannot_be_read_or_have_no_name(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_cannot_be_read_or_have_no_name(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "no run called ''" in refused(UsageError, "")
 
     def denied(path: Path, *args: Any, **more: Any) -> Any:
@@ -199,11 +238,19 @@ TEXTS = [
 
 
 def test_markdown_shows_hostile_text_literally() -> None:
-    table = Table(name="t", title=TEXTS[0], heads=("text",), lines=[Line((text,), {}, "bad") for text in TEXTS],
-                  folded=True, note=TEXTS[4])  # fmt: skip
+    table = Table(
+        name="t",
+        title=TEXTS[0],
+        heads=("text",),
+        lines=[Line((text,), {}, "bad") for text in TEXTS],
+        folded=True,
+        note=TEXTS[4],
+    )
     figure = Figure(name="f", title=TEXTS[2], words=TEXTS[3], data=[])
     section = Section(name="s", title=TEXTS[1], words=TEXTS, figures=[figure], tables=[table])
-    text = report.markdown(Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section]))
+    text = markdown.text(
+        Document(title=TEXTS[0], verdict=TEXTS[2], weight="bad", runs=TEXTS, sections=[section])
+    )
     drawn = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     assert "\x1b" not in text
     assert drawn.count("<td>") == len(TEXTS) and drawn.count("<script") == drawn.count("<a ") == 0
@@ -213,51 +260,72 @@ def test_markdown_shows_hostile_text_literally() -> None:
     assert (
         "&amp;lt;b&amp;gt;" in drawn
         and "$x$" not in text
-        and report.escaped("by @me, ring@gloo") == "by @\u200bme, ring@gloo"
+        and text_.escaped("by @me, ring@gloo") == "by @\u200bme, ring@gloo"
     )
 
 
 @pytest.mark.skipif(importlib.util.find_spec("kaleido") is None, reason="kaleido is not installed")
-def test_images_are_drawn_by_the_systems_browser(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_drawn_by_the_systems_browser(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BROWSER_PATH", "/no/such/browser")
-    assert "there is none at BROWSER_PATH=/no/such/browser" in refused(CannotRun, "-o", "r.html", "--png", "png")
+    assert "there is none at BROWSER_PATH=/no/such/browser" in refused(
+        CannotRun, "-o", "r.html", "--png", "png"
+    )
     monkeypatch.delenv("BROWSER_PATH")
-    if not any(map(report.shutil.which, report.BROWSERS)):
+    if not any(map(html.shutil.which, html.BROWSERS)):
         pytest.skip("no Chromium on this machine")
-    figure = Figure(name="../f", title="A & <b>", words="w", data=[{"type": "scatter", "y": [1, 2]}], height=300)
-    document = Document(title="T", verdict="V", weight="", runs=[],
-                        sections=[Section(name="s", title="S", words=[], figures=[figure])])  # fmt: skip
-    (path,) = report.images(document, folder / "png")
+    figure = Figure(
+        name="../f", title="A & <b>", words="w", data=[{"type": "scatter", "y": [1, 2]}], height=300
+    )
+    document = Document(
+        title="T",
+        verdict="V",
+        weight="",
+        runs=[],
+        sections=[Section(name="s", title="S", words=[], figures=[figure])],
+    )
+    (path,) = html.images(document, folder / "png")
     start = path.read_bytes()[:24]
     assert path == folder / "png" / "collbench-s-.._f.png" and start[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", start[16:]) == (2000, 660)
     (folder / "file").write_text("")
     with pytest.raises(CannotRun, match="cannot write"):
-        report.images(document, folder / "file" / "png")
+        html.images(document, folder / "file" / "png")
     monkeypatch.setenv("BROWSER_PATH", "/bin/true")
     with pytest.raises(CannotRun, match="/bin/true drew no images"):
-        report.images(document, folder / "png")
+        html.images(document, folder / "png")
 
 
-def test_images_need_kaleido_and_a_browser(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_need_kaleido(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
-    with monkeypatch.context() as patched:
-        patched.setattr(importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(CannotRun, match="images need kaleido") as told:
-            report.images(document, folder)
-        assert told.value.hint == "pip install 'collbench[png]'"
-    monkeypatch.setattr(report, "BROWSERS", ("no-such-browser",))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CannotRun, match="images need kaleido") as told:
+        html.images(document, folder)
+    assert told.value.hint == "pip install 'collbench[png]'"
+
+
+def test_images_need_a_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for kaleido will do: the browser is looked for before it is used."""
+    document = Document(title="T", verdict="V", weight="", runs=[], sections=[])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "kaleido", ModuleType("kaleido"))
+    monkeypatch.setattr(html, "BROWSERS", ("no-such-browser",))
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     with pytest.raises(CannotRun, match="none was found"):
-        report.images(document, folder)
+        html.images(document, folder)
     assert "BROWSER_PATH" not in os.environ
 
 
 def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "plotly.min.js").write_text("mine")
-    assert "plotly.min.js exists and is no plotly.js" in refused(UsageError, "-o", "a.html", "--plotlyjs", "directory")
+    assert "plotly.min.js exists and is no plotly.js" in refused(
+        UsageError, "-o", "a.html", "--plotlyjs", "directory"
+    )
     assert (folder / "plotly.min.js").read_text() == "mine" and not (folder / "a.html").exists()
-    (folder / "plotly.min.js").write_text("/**\n* plotly.js v1.0.0\n*/")  # of another version: replaced
+    (folder / "plotly.min.js").write_text(
+        "/**\n* plotly.js v1.0.0\n*/"
+    )  # of another version: replaced
     for _ in range(2):
         assert invoke("report", "-o", "a.html", "--plotlyjs", "directory").exit_code == 0
-    assert (folder / "plotly.min.js").read_text(encoding="utf-8") == report.library()
+    assert (folder / "plotly.min.js").read_text(encoding="utf-8") == html.library()

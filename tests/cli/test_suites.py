@@ -1,4 +1,5 @@
-"""`collbench run` on the model backend: suites with options, and going on with a run that was cut short."""
+"""`collbench run` on the model backend: suites with options, and going on with a run that was cut
+short."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from collbench import resume, store
-from collbench.errors import UsageError
-from collbench.records import Record
+from collbench.core.errors import UsageError
+from collbench.records import store
+from collbench.records.types import Record
+from collbench.run import resume
 
 MODEL = ("--backend", "model", "-g", "4")
 SUITE = """
@@ -27,21 +29,19 @@ in_place = false
 """
 
 
-@pytest.fixture
-def bare(tmp_path: Path, cli):
-    """The command line in a Python where torch cannot be imported."""
-    blocker = tmp_path / "blocker"
-    blocker.mkdir()
-    (blocker / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
-    return lambda *args, **env: cli(*args, PYTHONPATH=str(blocker), **env)
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A complete run: six cases, one of them left out by plan."""
     folder = tmp_path_factory.mktemp("recorded")
     (folder / "rows.toml").write_text(SUITE)
-    command = ["run", str(folder / "rows.toml"), "--output", str(folder / "run.jsonl"), "--tag", "t"]
+    command = [
+        "run",
+        str(folder / "rows.toml"),
+        "--output",
+        str(folder / "run.jsonl"),
+        "--tag",
+        "t",
+    ]
     subprocess.run([sys.executable, "-m", "collbench", *command], check=True, capture_output=True)
     return (folder / "run.jsonl").read_bytes()
 
@@ -66,20 +66,35 @@ def changed(path: Path, **fields: Any) -> None:
     """Rewrites fields of a run's first line."""
     first, *rest = path.read_bytes().splitlines(keepends=True)
     run = json.loads(first)
-    fields = {name: {**run[name], **value} if name == "environment" else value for name, value in fields.items()}
+    fields = {
+        name: {**run[name], **value} if name == "environment" else value
+        for name, value in fields.items()
+    }
     path.write_bytes(json.dumps({**run, **fields}).encode() + b"\n" + b"".join(rest))
 
 
 def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
-    done = bare("run", "smoke", "pr", "--only", "broadcast,allgather", "--max-time", "9s", *MODEL, "--tag", "mine")
+    done = bare(
+        "run",
+        "smoke",
+        "pr",
+        "--only",
+        "broadcast,allgather",
+        "--max-time",
+        "9s",
+        *MODEL,
+        "--tag",
+        "mine",
+    )
     assert done.returncode == 0, done.stderr
     first, second = (store.read(path) for path in store.saved())
     assert {first.run.suite.name, second.run.suite.name} == {"smoke", "pr"}
     for file in (first, second):
         assert file.run.tag == "mine" and file.run.policy.max_seconds == 9
         assert {(r.case.collective, r.case.backend, r.case.n) for r in file.records} == {
-            ("broadcast", "model", 4), ("all_gather", "model", 4)
-        }  # fmt: skip
+            ("broadcast", "model", 4),
+            ("all_gather", "model", 4),
+        }
 
 
 @pytest.mark.parametrize(
@@ -98,7 +113,9 @@ def test_suites_run_with_options_in_place_of_what_they_say(bare) -> None:
         (("--resume", "nowhere"), "no run called 'nowhere'"),
     ],
 )
-def test_bad_input_is_one_line_a_hint_and_exit_code_2(bare, args: tuple[str, ...], words: str) -> None:
+def test_bad_input_is_one_line_a_hint_and_exit_code_2(
+    bare, args: tuple[str, ...], words: str
+) -> None:
     done = bare("run", *args)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr
@@ -114,7 +131,17 @@ def test_a_fixed_number_of_samples_and_a_budget_exclude_each_other(bare, tmp_pat
 
 def test_list_shows_suites_with_tags_and_help_how_they_are_written(bare) -> None:
     listed = bare("list").stdout
-    for name in ("smoke", "nccl-tests", "latency", "bandwidth", "algorithms", "dtypes", "nightly", "pr", "guidelines"):
+    for name in (
+        "smoke",
+        "nccl-tests",
+        "latency",
+        "bandwidth",
+        "algorithms",
+        "dtypes",
+        "nightly",
+        "pr",
+        "guidelines",
+    ):
         assert f"\n{name} " in listed
     assert "health, consistency" in listed
     helped = bare("run", "--help").stdout
@@ -122,7 +149,8 @@ def test_list_shows_suites_with_tags_and_help_how_they_are_written(bare) -> None
 
 
 @pytest.mark.parametrize(
-    ("keep", "torn"), [(1, b""), (2, b'{"line":"wor'), (5, b'{"line":"record","case":{"coll'), (7, b"\0\0\0")]
+    ("keep", "torn"),
+    [(1, b""), (2, b'{"line":"wor'), (5, b'{"line":"record","case":{"coll'), (7, b"\0\0\0")],
 )
 def test_a_run_cut_short_goes_on_where_it_was(bare, whole: Path, keep: int, torn: bytes) -> None:
     complete = store.read(whole)
@@ -182,7 +210,13 @@ def test_what_failed_is_measured_again_last_and_the_later_record_counts(bare, wh
         (again,) = [record for record in records if record.case == failed.case]
         assert (again.status, len(records)) == ("predicted", 6)
         assert again == records[-1] and [record.world for record in records[-2:]] == [1, 2]
-    assert sum(b'"status":"failed"' in line.replace(b" ", b"") for line in whole.read_bytes().splitlines()) == 1
+    assert (
+        sum(
+            b'"status":"failed"' in line.replace(b" ", b"")
+            for line in whole.read_bytes().splitlines()
+        )
+        == 1
+    )
 
 
 def test_wrong_data_is_a_finding_and_stays(bare, whole: Path) -> None:
@@ -192,7 +226,9 @@ def test_wrong_data_is_a_finding_and_stays(bare, whole: Path) -> None:
     assert store.read(whole).records[-1] == wrong
     whole_lines = len(whole.read_bytes().splitlines())
     complete = bare("run", "--resume", str(whole), "--format", "json")
-    assert complete.returncode == 7 and len(json.loads(complete.stdout)["records"]) == 5  # the sixth is a skip
+    assert (
+        complete.returncode == 7 and len(json.loads(complete.stdout)["records"]) == 5
+    )  # the sixth is a skip
     assert len(whole.read_bytes().splitlines()) == whole_lines
 
 
@@ -225,17 +261,25 @@ def test_runs_of_a_single_collective_go_on_too(bare) -> None:
         ({"environment": {"kernel": None}}, "kernel was absent, is "),
     ],
 )
-def test_a_run_of_something_else_is_refused(bare, whole: Path, fields: dict[str, object], words: str) -> None:
+def test_a_run_of_something_else_is_refused(
+    bare, whole: Path, fields: dict[str, object], words: str
+) -> None:
     cut(whole, 4)
     changed(whole, **fields)
     before = whole.read_bytes()
     done = bare("run", "--resume", str(whole))
     assert done.returncode == 2
-    assert "cannot be resumed" in done.stderr and words in done.stderr and "Traceback" not in done.stderr
+    assert (
+        "cannot be resumed" in done.stderr
+        and words in done.stderr
+        and "Traceback" not in done.stderr
+    )
     assert whole.read_bytes() == before
 
 
-def test_a_file_that_is_no_run_or_is_being_written_is_refused(bare, whole: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_run_or_is_being_written_is_refused(
+    bare, whole: Path, tmp_path: Path
+) -> None:
     cut(whole, 4)
     writer = store.Writer(whole)
     done = bare("run", "--resume", str(whole))

@@ -1,4 +1,5 @@
-"""NCCL on the GPUs that are there, and torch's own kernels beside it; one GPU is enough for most of it."""
+"""NCCL on the GPUs that are there, and torch's own kernels beside it; one GPU is enough for most of
+it."""
 
 from __future__ import annotations
 
@@ -6,16 +7,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
-    pytest.skip("no usable NVIDIA GPU here (torch.cuda.is_available() is false)", allow_module_level=True)
+    pytest.skip(
+        "no usable NVIDIA GPU here (torch.cuda.is_available() is false)", allow_module_level=True
+    )
 
-from collbench import algorithms  # noqa: E402
-from collbench.backends import TOGETHER  # noqa: E402
-from collbench.collectives import COLLECTIVES  # noqa: E402
-from collbench.errors import CannotRun  # noqa: E402
-from collbench.launch.local import Launcher  # noqa: E402
-from collbench.plan import Job, Plan  # noqa: E402
-from collbench.records import Record, World  # noqa: E402
-from collbench.suite import Axes, Case, Policy, expand  # noqa: E402
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import CannotRun
+from collbench.records.types import Record, World
+from collbench.run.backends import TOGETHER
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, expand
 
 GPUS = torch.cuda.device_count()
 SIZES = (64, 70_000, 1 << 24)
@@ -29,12 +35,14 @@ def world(cases: list[Case], **policy: object) -> tuple[World, list[Record]]:
     launcher = Launcher()
     try:
         plan = Plan(0, cases[0].backend, cases[0].n, (), settings, jobs, 120.0)
-        launcher.run(plan, lines.append, lambda job, phase: None)
+        launcher.run([plan], Listener(lines.append))
     finally:
         launcher.close()
     found = [line for line in lines if isinstance(line, Record)]
     assert len(found) == len(jobs)
-    assert {r.status for r in found} <= {"ok", "skipped"}, [r.note for r in found if r.status not in ("ok", "skipped")]
+    assert {r.status for r in found} <= {"ok", "skipped"}, [
+        r.note for r in found if r.status not in ("ok", "skipped")
+    ]
     assert all(r.note for r in found if r.status == "skipped")
     assert all(r.wrong == 0 for r in found if r.status == "ok" and r.case.size)
     return next(line for line in lines if isinstance(line, World)), found
@@ -46,17 +54,26 @@ def run(cases: list[Case], **policy: object) -> list[Record]:
 
 def all_reduces(n: int, backend: str = "nccl", mode: str = "isolated") -> list[Case]:
     axes = Axes(
-        collectives=("all_reduce",), sizes=SIZES, ranks=(n,), backends=(backend,), modes=(mode,)  # type: ignore[arg-type]
-    )  # fmt: skip
+        collectives=("all_reduce",),
+        sizes=SIZES,
+        ranks=(n,),
+        backends=(backend,),
+        modes=(mode,),  # type: ignore[arg-type]
+    )
     return expand(axes)[0]
 
 
 @pytest.mark.parametrize("n", sorted({1, GPUS}))
 def test_every_collective_is_right_on_all_gpus(n: int) -> None:
     axes = Axes(
-        collectives=tuple(COLLECTIVES), sizes=SIZES, ranks=(n,), backends=("nccl",),
-        ops=("sum", "avg", "max"), dtypes=("float", "half", "bfloat16", "int32"), modes=("isolated", "streaming"),
-    )  # fmt: skip
+        collectives=tuple(COLLECTIVES),
+        sizes=SIZES,
+        ranks=(n,),
+        backends=("nccl",),
+        ops=("sum", "avg", "max"),
+        dtypes=("float", "half", "bfloat16", "int32"),
+        modes=("isolated", "streaming"),
+    )
     found = run(expand(axes)[0])
     assert sum(r.status == "ok" for r in found) > len(found) / 2
 
@@ -66,7 +83,9 @@ def test_every_reference_algorithm_is_right_over_nccl_messages(n: int) -> None:
     cases = []
     for name in COLLECTIVES:
         names = tuple(row.name for row in algorithms.of(name))
-        axes = Axes(collectives=(name,), sizes=SIZES, ranks=(n,), backends=("nccl",), algorithms=names)
+        axes = Axes(
+            collectives=(name,), sizes=SIZES, ranks=(n,), backends=("nccl",), algorithms=names
+        )
         cases += expand(axes)[0]
     assert {r.status for r in run(cases)} == {"ok"}
 
@@ -76,7 +95,12 @@ def test_graphs_are_right_and_timed_by_the_device(n: int) -> None:
     names = tuple(name for name in COLLECTIVES if name != "barrier")
     axes = Axes(collectives=names, sizes=SIZES, ranks=(n,), backends=("nccl",), modes=("graph",))
     done = [record for record in run(expand(axes)[0]) if record.status == "ok"]
-    assert {r.case.collective for r in done} >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+    assert {r.case.collective for r in done} >= {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+    }
     assert {r.clock for r in done} == {"device"} and all(r.inner > 1 for r in done)
 
 
@@ -104,9 +128,14 @@ def test_ranks_share_a_gpu_only_when_allowed() -> None:
 @pytest.mark.parametrize("backend", TOGETHER)
 def test_torchs_own_kernels_are_right(backend: str) -> None:
     axes = Axes(
-        collectives=("all_reduce", "reduce_scatter", "all_gather", "reduce"), sizes=(1024, 70_016, 1 << 24), align=16,
-        ranks=(GPUS,), backends=(backend,), dtypes=("float", "bfloat16"), modes=("isolated", "graph"),
-    )  # fmt: skip
+        collectives=("all_reduce", "reduce_scatter", "all_gather", "reduce"),
+        sizes=(1024, 70_016, 1 << 24),
+        align=16,
+        ranks=(GPUS,),
+        backends=(backend,),
+        dtypes=("float", "bfloat16"),
+        modes=("isolated", "graph"),
+    )
     try:
         found = run(expand(axes)[0])
     except CannotRun as e:

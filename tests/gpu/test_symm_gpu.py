@@ -1,4 +1,5 @@
-"""symm's kernel compiled: virtual ranks on one GPU, and one rank on each where there are several."""
+"""symm's kernel compiled: virtual ranks on one GPU, and one rank on each where there are
+several."""
 
 from __future__ import annotations
 
@@ -9,17 +10,21 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="symm's kernel is written in Triton, which is not installed")
 if not torch.cuda.is_available():
-    pytest.skip("no usable NVIDIA GPU here (torch.cuda.is_available() is false)", allow_module_level=True)
+    pytest.skip(
+        "no usable NVIDIA GPU here (torch.cuda.is_available() is false)", allow_module_level=True
+    )
 
-from collbench import algorithms, tape  # noqa: E402
-from collbench.backends import symm  # noqa: E402
-from collbench.collectives import COLLECTIVES, OPS  # noqa: E402
-from collbench.dtypes import DTYPES  # noqa: E402
-from collbench.launch.local import Launcher  # noqa: E402
-from collbench.plan import Job, Plan  # noqa: E402
-from collbench.records import Record  # noqa: E402
-from collbench.reducers import arithmetic, fold  # noqa: E402
-from collbench.suite import Axes, Case, Policy, expand  # noqa: E402
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.records.types import Record
+from collbench.run.backends import _instructions, symm
+from collbench.run.backends._reducers import arithmetic, fold
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, expand
 
 RACES = 1000
 QUICK = {"iters": 3, "warmup": 1, "max_seconds": 0.0, "min_seconds": 0.0}
@@ -27,7 +32,9 @@ QUICK = {"iters": 3, "warmup": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 
 def swept(collective: str, n: int, names: tuple[str, ...] = (), **axes: object) -> list[Case]:
     names = names or tuple(row.name for row in algorithms.of(collective))
-    return expand(Axes(collectives=(collective,), algorithms=names, backends=("symm",), ranks=(n,), **axes))[0]
+    return expand(
+        Axes(collectives=(collective,), algorithms=names, backends=("symm",), ranks=(n,), **axes)
+    )[0]
 
 
 def run(cases: list[Case], virtual: bool = True, **policy: object) -> list[Record]:
@@ -35,8 +42,10 @@ def run(cases: list[Case], virtual: bool = True, **policy: object) -> list[Recor
     launcher = Launcher()
     try:
         settings = Policy(**{**QUICK, "virtual": virtual, **policy})
-        plan = Plan(0, "symm", cases[0].n, (), settings, [Job(case, 2, "small") for case in cases], 120.0)
-        launcher.run(plan, lines.append, lambda job, phase: None)
+        plan = Plan(
+            0, "symm", cases[0].n, (), settings, [Job(case, 2, "small") for case in cases], 120.0
+        )
+        launcher.run([plan], Listener(lines.append))
     finally:
         launcher.close()
     found = [line for line in lines if isinstance(line, Record)]
@@ -45,7 +54,11 @@ def run(cases: list[Case], virtual: bool = True, **policy: object) -> list[Recor
 
 
 def right(found: Sequence[Record]) -> bool:
-    bad = [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong != (0 if r.case.size else None)]
+    bad = [
+        (r.case.key, r.note)
+        for r in found
+        if r.status != "ok" or r.wrong != (0 if r.case.size else None)
+    ]
     assert bad == []
     return bool(found)
 
@@ -60,7 +73,11 @@ def test_every_algorithm_is_right_on_virtual_ranks(n: int) -> None:
 
 
 def test_every_reduction_is_right_for_every_datatype() -> None:
-    axes = {"sizes": (8 * 33, 1 << 20), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
+    axes = {
+        "sizes": (8 * 33, 1 << 20),
+        "dtypes": tuple(DTYPES),
+        "ops": tuple(sorted(set(OPS) - {"premul_sum"})),
+    }
     found = run(swept("all_reduce", 4, ("ring", "one_shot"), in_place=(False,), **axes))
     skipped = [r for r in found if r.status == "skipped"]
     assert {r.case.dtype for r in skipped} <= {"f8e4m3"}  # where the GPU is older than it
@@ -69,7 +86,13 @@ def test_every_reduction_is_right_for_every_datatype() -> None:
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming", "graph"])
 def test_every_mode_and_unaligned_buffers_are_right(mode: str) -> None:
-    cases = swept("all_reduce", 4, ("ring", "one_shot", "two_shot", "double_tree"), sizes=(8, 70_000), modes=(mode,))
+    cases = swept(
+        "all_reduce",
+        4,
+        ("ring", "one_shot", "two_shot", "double_tree"),
+        sizes=(8, 70_000),
+        modes=(mode,),
+    )
     assert right(run(cases)) and right(run(cases, unalign=3))
 
 
@@ -84,7 +107,8 @@ def test_every_algorithm_is_right_between_gpus() -> None:
 
 
 class Ranks:
-    """Virtual ranks in this process, with random inputs whose sums must be rounded, and what each shall receive."""
+    """Virtual ranks in this process, with random inputs whose sums must be rounded, and what each
+    shall receive."""
 
     def __init__(self, case: Case, slots: int) -> None:
         self.case = case
@@ -94,33 +118,52 @@ class Ranks:
         kind, count, size = getattr(torch, case.type.torch), case.counts[0], case.type.size
         stride = -(-count * size // 4096) * 4096
         memory = self.backend.allocate(2 * slots * case.n * stride)
-        rows = [memory[k * stride : k * stride + count * size].view(kind) for k in range(2 * slots * case.n)]
+        rows = [
+            memory[k * stride : k * stride + count * size].view(kind)
+            for k in range(2 * slots * case.n)
+        ]
         given = [self._random(count, kind, seed) for seed in range(slots * case.n)]
         for row, values in zip(rows, given, strict=False):
             row.copy_(values)
         self.sends = [rows[s * case.n : (s + 1) * case.n] for s in range(slots)]
         self.recvs = [rows[(slots + s) * case.n : (slots + s + 1) * case.n] for s in range(slots)]
         self.given = [given[s * case.n : (s + 1) * case.n] for s in range(slots)]
-        self.calls = [self.backend.prepare_all(case, *pair) for pair in zip(self.sends, self.recvs, strict=True)]
+        self.calls = [
+            self.backend.prepare_all(case, *pair)
+            for pair in zip(self.sends, self.recvs, strict=True)
+        ]
 
     @staticmethod
     def _random(count: int, kind: torch.dtype, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         if kind.is_floating_point:
             values = torch.randn(count, generator=generator)
-            return (values + values.sign() / 2).to(kind)  # no zero: which of two is the least is left open
-        return torch.randint(0, 256, (count * kind.itemsize,), dtype=torch.uint8, generator=generator).view(kind)
+            return (values + values.sign() / 2).to(
+                kind
+            )  # no zero: which of two is the least is left open
+        return torch.randint(
+            0, 256, (count * kind.itemsize,), dtype=torch.uint8, generator=generator
+        ).view(kind)
 
     def received(self, slot: int) -> list[torch.Tensor]:
         return [row.view(torch.uint8).clone() for row in self.recvs[slot]]
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "one_shot", "two_shot", "recursive_doubling", "double_tree"])
+@pytest.mark.parametrize(
+    "algorithm", ["ring", "one_shot", "two_shot", "recursive_doubling", "double_tree"]
+)
 @pytest.mark.parametrize(("n", "nbytes"), [(2, 8), (8, 8), (4, 70_000), (8, 4 << 20)])
 def test_races_end_in_the_same_bits_every_time(algorithm: str, n: int, nbytes: int) -> None:
-    """Of two buffers that take turns, with nothing between the calls; old results are wiped out now and then."""
+    """Of two buffers that take turns, with nothing between the calls; old results are wiped out now
+    and then."""
     case = Case(
-        collective="all_reduce", backend="symm", n=n, nbytes=nbytes, algorithm=algorithm, dtype="float", op="sum"
+        collective="all_reduce",
+        backend="symm",
+        n=n,
+        nbytes=nbytes,
+        algorithm=algorithm,
+        dtype="float",
+        op="sum",
     )
     ranks = Ranks(case, 2)
     for call in ranks.calls:
@@ -148,7 +191,13 @@ def test_terms_are_combined_as_on_cpus_to_the_bit(dtype: str, op: str) -> None:
         pytest.skip("bits of floats are not combined")
     size = DTYPES[dtype].size
     case = Case(
-        collective="all_reduce", backend="symm", n=4, nbytes=70_001 * size, algorithm="one_shot", dtype=dtype, op=op
+        collective="all_reduce",
+        backend="symm",
+        n=4,
+        nbytes=70_001 * size,
+        algorithm="one_shot",
+        dtype=dtype,
+        op=op,
     )
     ranks = Ranks(case, 1)
     if reason := ranks.backend.why_not(case):
@@ -164,7 +213,15 @@ def test_terms_are_combined_as_on_cpus_to_the_bit(dtype: str, op: str) -> None:
 
 
 def test_a_graph_replays_calls_without_the_host() -> None:
-    case = Case(collective="all_reduce", backend="symm", n=4, nbytes=70_000, algorithm="ring", dtype="float", op="sum")
+    case = Case(
+        collective="all_reduce",
+        backend="symm",
+        n=4,
+        nbytes=70_000,
+        algorithm="ring",
+        dtype="float",
+        op="sum",
+    )
     ranks = Ranks(case, 2)
     for call in ranks.calls:
         call.run()
@@ -185,22 +242,33 @@ def test_a_graph_replays_calls_without_the_host() -> None:
             assert all(map(torch.equal, ranks.received(slot), first[slot]))
 
 
-def test_a_kernel_whose_peer_never_comes_gives_up_and_so_do_all_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1's instructions are wiped out (a 0 is a WAIT, for 0 peers): the others wait for it in vain."""
+def test_a_kernel_whose_peer_never_comes_gives_up_and_so_do_all_that_follow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1's instructions are wiped out (a 0 is a WAIT, for 0 peers): the others wait for it in
+    vain."""
     monkeypatch.setattr(symm, "PATIENCE", 100_000)
-    write = tape.write
+    write = _instructions.write
 
-    def without_rank_1(*given: object) -> tape.Words:
+    def without_rank_1(*given: object) -> _instructions.Words:
         words, parts = write(*given), given[3]
         words[words[1 + parts] : words[1 + 2 * parts]] = 0
         return words
 
-    monkeypatch.setattr(tape, "write", without_rank_1)
+    monkeypatch.setattr(_instructions, "write", without_rank_1)
     case = Case(
-        collective="all_reduce", backend="symm", n=3, nbytes=70_000, algorithm="one_shot", dtype="float", op="sum"
+        collective="all_reduce",
+        backend="symm",
+        n=3,
+        nbytes=70_000,
+        algorithm="one_shot",
+        dtype="float",
+        op="sum",
     )
     ranks = Ranks(case, 1)
     for _ in range(20):
         ranks.calls[0].run()
-    with pytest.raises(RuntimeError, match=r"rank [02] waited in vain for rank 1: progress 1 awaited, 0 seen"):
+    with pytest.raises(
+        RuntimeError, match=r"rank [02] waited in vain for rank 1: progress 1 awaited, 0 seen"
+    ):
         ranks.backend.finish()

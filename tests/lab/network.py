@@ -1,8 +1,9 @@
 """Hosts that are namespaces of one kernel, wired to switches by links of known rates. Needs root.
 
-Each host has its own network, name, processes, mounts, ``/dev/shm`` and monotonic clock; switches are bridges in a
-network of their own. All of it hangs on one process a host, which ends when this one does, however it does: the kernel
-then takes away namespaces, links and whatever ran there. The machine's own network is not touched.
+Each host has its own network, name, processes, mounts, ``/dev/shm`` and monotonic clock; switches
+are bridges in a network of their own. All of it hangs on one process a host, which ends when this
+one does, however it does: the kernel then takes away namespaces, links and whatever ran there. The
+machine's own network is not touched.
 """
 
 from __future__ import annotations
@@ -19,9 +20,19 @@ from typing import NamedTuple
 import psutil
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
-NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid", "--time", "--fork", "--kill-child", "--mount-proc")
-# What a host's first process does: take a name and a table of names, say that it is there, wait for the pipe to close
-# Of congestion controls, every kernel has reno and lets a namespace choose it
+NAMESPACES = (
+    "--net",
+    "--uts",
+    "--ipc",
+    "--mount",
+    "--pid",
+    "--time",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+)
+# What a host's first process does: take a name and a table of names, say that it is there, wait for
+# the pipe to close Of congestion controls, every kernel has reno and lets a namespace choose it
 BOOT = """set -e
 echo "$1" > /proc/sys/kernel/hostname
 mount -t tmpfs lab /run; echo "$2" > /run/hosts; mount --bind /run/hosts /etc/hosts
@@ -35,10 +46,12 @@ echo up
 cat"""
 SKEW = 1000  # seconds between the clocks of neighbouring hosts
 MTU, ETHERNET, IP, TCP = 1500, 14, 20, 32  # bytes; TCP's header with its timestamps
-# of a link's rate, what is left for data: tbf counts whole frames, without what surrounds them on a wire
+# of a link's rate, what is left for data: tbf counts whole frames, without what surrounds them on a
+# wire
 PAYLOAD = (MTU - IP - TCP) / (MTU + ETHERNET)
 PIECES = (4 << 10, 32 << 10)  # bytes of frames that TCP hands to a link together: least and most
-QUEUED = 4  # of these, what a connection may have before a link: acknowledgements the other way wait behind it
+# of these, what a connection may have before a link: acknowledgements the other way wait behind it
+QUEUED = 4
 
 
 class Host(NamedTuple):
@@ -54,10 +67,11 @@ class Host(NamedTuple):
 
 
 class Lab:
-    """``hosts`` h0, h1 … with links of ``rate`` bits a second each way, in ``racks`` of as many neighbours.
+    """``hosts`` h0, h1 … with links of ``rate`` bits a second each way, in ``racks`` of as many
+    neighbours.
 
-    With several racks each has a switch of its own, joined to the others by a link of ``uplink`` bits a second. Another
-    host, ``login``, has a link without limit.
+    With several racks each has a switch of its own, joined to the others by a link of ``uplink``
+    bits a second. Another host, ``login``, has a link without limit.
     """
 
     def __init__(self, hosts: int = 4, rate: int = 10**9, racks: int = 1, uplink: int = 0) -> None:
@@ -70,7 +84,10 @@ class Lab:
         try:
             booted = [self._boot(place, name) for place, name in enumerate([*self._names, "login"])]
             pids = [_first_process(process) for process in booted]
-            self.hosts = [Host(name, at, pid) for (name, at), pid in zip(self._names.items(), pids, strict=False)]
+            self.hosts = [
+                Host(name, at, pid)
+                for (name, at), pid in zip(self._names.items(), pids, strict=False)
+            ]
             self.login = Host("login", "10.77.0.254", pids[-1])
             self._wire()
         except BaseException:
@@ -82,7 +99,8 @@ class Lab:
         self._end()
 
     def counted(self, device: str) -> int:
-        """Bytes, as tbf counts them, that have left the switches by this link; ``rack1up`` is the second rack's."""
+        """Bytes, as tbf counts them, that have left the switches by this link; ``rack1up`` is the
+        second rack's."""
         (found,) = json.loads(self._at(self.login, f"tc -s -j qdisc show dev {device}"))
         return int(found["bytes"])
 
@@ -92,13 +110,17 @@ class Lab:
         self._at(host, f"tc qdisc replace dev eth0 root {tbf(rate)}")
 
     def detour(self, one: Host, other: Host, rate: int) -> None:
-        """What these two send each other goes by a link of its own, of so many bits a second each way."""
+        """What these two send each other goes by a link of its own, of so many bits a second each
+        way."""
         name = f"{one.name}{other.name}"
         self._at(one, f"ip link add {name} type veth peer name {name} netns {other.pid}")
         for here, there in ((one, other), (other, one)):
-            self._at(here, f"ip link set {name} gso_max_size {piece(rate)} up",
-                     f"tc qdisc add dev {name} root {tbf(rate)}",
-                     f"ip route add {there.address}/32 dev {name} src {here.address}")  # fmt: skip
+            self._at(
+                here,
+                f"ip link set {name} gso_max_size {piece(rate)} up",
+                f"tc qdisc add dev {name} root {tbf(rate)}",
+                f"ip route add {there.address}/32 dev {name} src {here.address}",
+            )
 
     def straight(self, one: Host, other: Host) -> None:
         """Ends a detour."""
@@ -116,8 +138,21 @@ class Lab:
         os.kill(host.pid, signal.SIGKILL)
 
     def _boot(self, place: int, name: str) -> subprocess.Popen[str]:
-        table = "\n".join(f"{at} {name}" for name, at in {"localhost": "127.0.0.1", **self._names}.items())
-        command = ["unshare", *NAMESPACES, "--monotonic", str(SKEW * place), "sh", "-c", BOOT, "boot", name, table]
+        table = "\n".join(
+            f"{at} {name}" for name, at in {"localhost": "127.0.0.1", **self._names}.items()
+        )
+        command = [
+            "unshare",
+            *NAMESPACES,
+            "--monotonic",
+            str(SKEW * place),
+            "sh",
+            "-c",
+            BOOT,
+            "boot",
+            name,
+            table,
+        ]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
         self._processes.append(process)
@@ -130,23 +165,42 @@ class Lab:
         switches = [f"ip link add {name} type bridge stp_state 0 forward_delay 0" for name in racks]
         links, shapes = [], []
         for place, host in enumerate(self.hosts):
-            links += [f"ip link add {host.name} type veth peer name eth0 netns {host.pid}",
-                      f"ip link set {host.name} master {racks[place // share]} up"]  # fmt: skip
+            links += [
+                f"ip link add {host.name} type veth peer name eth0 netns {host.pid}",
+                f"ip link set {host.name} master {racks[place // share]} up",
+            ]
             shapes.append(f"tc qdisc add dev {host.name} root {tbf(self._rate)}")
         for name in racks[1:]:
-            links += [f"ip link add {name}up type veth peer name {name}down", f"ip link set {name}up master {name} up",
-                      f"ip link set {name}down master rack0 up"]  # fmt: skip
-            shapes += [f"tc qdisc add dev {name}{end} root {tbf(self._uplink)}" for end in ("up", "down")]
+            links += [
+                f"ip link add {name}up type veth peer name {name}down",
+                f"ip link set {name}up master {name} up",
+                f"ip link set {name}down master rack0 up",
+            ]
+            shapes += [
+                f"tc qdisc add dev {name}{end} root {tbf(self._uplink)}" for end in ("up", "down")
+            ]
         up = [f"ip link set {name} up" for name in ("lo", *racks)]
-        self._at(self.login, *switches, *links, *shapes, *up, f"ip address add {self.login.address}/24 dev rack0")
+        self._at(
+            self.login,
+            *switches,
+            *links,
+            *shapes,
+            *up,
+            f"ip address add {self.login.address}/24 dev rack0",
+        )
         for host in self.hosts:
-            self._at(host, "ip link set lo up", f"ip address add {host.address}/24 dev eth0",
-                     f"ip link set eth0 gso_max_size {piece(self._rate)} up",
-                     f"echo {QUEUED * piece(self._rate)} > /proc/sys/net/ipv4/tcp_limit_output_bytes",
-                     f"tc qdisc add dev eth0 root {tbf(self._rate)}")  # fmt: skip
+            self._at(
+                host,
+                "ip link set lo up",
+                f"ip address add {host.address}/24 dev eth0",
+                f"ip link set eth0 gso_max_size {piece(self._rate)} up",
+                f"echo {QUEUED * piece(self._rate)} > /proc/sys/net/ipv4/tcp_limit_output_bytes",
+                f"tc qdisc add dev eth0 root {tbf(self._rate)}",
+            )
 
     def _at(self, host: Host, *commands: str) -> str:
-        """What commands print in a host's network, where all processes are seen, by which other networks are named."""
+        """What commands print in a host's network, where all processes are seen, by which other
+        networks are named."""
         script = "\n".join(["set -e", *commands])
         command = ["nsenter", "--net", f"--target={host.pid}", "sh", "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -178,7 +232,8 @@ def why_not() -> str:
 
 
 def piece(rate: int) -> int:
-    """What a link of ``rate`` sends in some 0.25 ms: short beside a message's latency here, long beside a frame's."""
+    """What a link of ``rate`` sends in some 0.25 ms: short beside a message's latency here, long
+    beside a frame's."""
     return min(max(rate // 32_000, PIECES[0]), PIECES[1])
 
 

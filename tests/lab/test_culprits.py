@@ -13,14 +13,29 @@ RATE = 10**8
 
 
 def test_a_slow_link_is_named() -> None:
-    """By pairs at first, and by what confirms them, which is asked for as the search goes on. No other work on
-    this machine makes a host so slow."""
+    """By pairs at first, and by what confirms them, which is asked for as the search goes on. No
+    other work on this machine makes a host so slow."""
     with Lab(hosts=4, rate=RATE) as lab:
         lab.throttle(lab.hosts[2], RATE // 6)
-        command = ["locate", "--size", "128K", "-n", "6", "--tau", "60%", "--no-save", "--format", "json", "-T", "30"]
+        command = [
+            "locate",
+            "--size",
+            "128K",
+            "-n",
+            "6",
+            "--tau",
+            "60%",
+            "--no-save",
+            "--format",
+            "json",
+            "-T",
+            "30",
+        ]
         done = launching.run(lab, launching.by_environment, *command, seconds=120)
     found = json.loads(done[0].stdout)
-    assert [finding["subject"] for finding in found["findings"]] == [{"kind": "host", "name": "h2"}], found["words"]
+    assert [finding["subject"] for finding in found["findings"]] == [
+        {"kind": "host", "name": "h2"}
+    ], found["words"]
     assert (
         found["located"]["culprits"][0]["share"] < 0.4
         and found["located"]["tests"] >= 8

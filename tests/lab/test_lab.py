@@ -1,4 +1,5 @@
-"""Ranks on hosts of their own: one command line under every launcher, what they send, and hosts and links that fail."""
+"""Ranks on hosts of their own: one command line under every launcher, what they send, and hosts and
+links that fail."""
 
 from __future__ import annotations
 
@@ -14,21 +15,60 @@ import psutil
 import pytest
 from network import SKEW, Host, Lab
 
-from collbench import algorithms, simulate, store
-from collbench.networks import FatTree, Link
-from collbench.records import RunFile
+from collbench.core import algorithms, simulate
+from collbench.core.network import FatTree, Link
+from collbench.records import store
+from collbench.records.types import RunFile
 
 pytestmark = pytest.mark.usefixtures("possible")
-ARGS = ["all_reduce", "--sizes", "64K,1M", "-n", "6", "-w", "1", "--place", "out", "--cache", "hot",
-        "--algo", "native,ring"]  # fmt: skip
+ARGS = [
+    "all_reduce",
+    "--sizes",
+    "64K,1M",
+    "-n",
+    "6",
+    "-w",
+    "1",
+    "--place",
+    "out",
+    "--cache",
+    "hot",
+    "--algo",
+    "native,ring",
+]
 # what only worlds of several hosts, or only those of one clock, have to say
-SEVERAL = {"hosts", "same_clock", "clock_error_ns", "clock_hidden_ns", "glob_ns", "skew_ns", "starts_ns", "note",
-           "counters"}  # fmt: skip
-ENDLESS = ["sendrecv", "--place", "out", "--sizes", "4K", "-n", "100", "-w", "0", "-N", "1000", "-T", "5"]
+SEVERAL = {
+    "hosts",
+    "same_clock",
+    "clock_error_ns",
+    "clock_hidden_ns",
+    "glob_ns",
+    "skew_ns",
+    "starts_ns",
+    "note",
+    "counters",
+}
+ENDLESS = [
+    "sendrecv",
+    "--place",
+    "out",
+    "--sizes",
+    "4K",
+    "-n",
+    "100",
+    "-w",
+    "0",
+    "-N",
+    "1000",
+    "-T",
+    "5",
+]
 
 
 def said(host: Host, *command: str) -> str:
-    return subprocess.run(host.enter(command), capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    return subprocess.run(
+        host.enter(command), capture_output=True, text=True, check=True, timeout=20
+    ).stdout.strip()
 
 
 def wait_for(what, seconds: float = 60) -> None:  # type: ignore[no-untyped-def]
@@ -50,10 +90,20 @@ def test_hosts_have_their_own_of_everything() -> None:
                 "eth0",
                 "lo",
             ]
-            assert said(host, "ip", "route") == f"10.77.0.0/24 dev eth0 proto kernel scope link src {host.address}"
-            ahead = float(said(host, sys.executable, "-c", "import time; print(time.monotonic())")) - time.monotonic()
+            assert (
+                said(host, "ip", "route")
+                == f"10.77.0.0/24 dev eth0 proto kernel scope link src {host.address}"
+            )
+            ahead = (
+                float(said(host, sys.executable, "-c", "import time; print(time.monotonic())"))
+                - time.monotonic()
+            )
             assert place * SKEW - 60 < ahead < place * SKEW + 60
-        others = [process.pid for process in psutil.Process().children(recursive=True) if process not in already]
+        others = [
+            process.pid
+            for process in psutil.Process().children(recursive=True)
+            if process not in already
+        ]
         assert set(others) >= {host.pid for host in lab.hosts}
     assert not any(map(psutil.pid_exists, others))
     assert said_here("ip", "-o", "link") == before
@@ -64,7 +114,10 @@ def said_here(*command: str) -> str:
 
 
 def test_nothing_outlives_whoever_made_it() -> None:
-    code = "import time; from network import Lab\nwith Lab() as lab: print(*(h.pid for h in lab.hosts)); time.sleep(60)"
+    code = (
+        "import time; from network import Lab\nwith Lab() as lab: print(*(h.pid for h in"
+        " lab.hosts)); time.sleep(60)"
+    )
     maker = subprocess.Popen(
         [sys.executable, "-uc", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent
     )
@@ -84,24 +137,34 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     return store.read(path)
 
 
-@pytest.mark.parametrize(("start", "hosts", "per_host"), [(launching.torchrun, 2, 2), (launching.mpirun, 4, 1)])
+@pytest.mark.parametrize(
+    ("start", "hosts", "per_host"), [(launching.torchrun, 2, 2), (launching.mpirun, 4, 1)]
+)
 def test_one_command_line_under_every_launcher(
     start, hosts: int, per_host: int, alone: RunFile, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
     with Lab(hosts=hosts) as lab:
         meet = {"MASTER_ADDR": lab.hosts[0].address} if start is launching.mpirun else {}
-        done = launching.run(lab, start, *ARGS, "--format", "csv", "--output", str(path), per_host=per_host, **meet)
+        done = launching.run(
+            lab, start, *ARGS, "--format", "csv", "--output", str(path), per_host=per_host, **meet
+        )
         least = lab.counted("h1")
     assert [one.returncode for one in done] == [0] * len(done), done[0].stderr
     assert [len(one.stdout.splitlines()) for one in done] == [5] + [0] * (len(done) - 1)
     run = store.read(path)
     (world,) = run.worlds
-    assert [rank.host for rank in world.ranks] == [f"h{i}" for i in range(hosts) for _ in range(per_host)]
+    assert [rank.host for rank in world.ranks] == [
+        f"h{i}" for i in range(hosts) for _ in range(per_host)
+    ]
     assert not world.same_clock
-    assert [(host.host, host.differs) for host in world.hosts] == [(f"h{i}", {}) for i in range(hosts)]
+    assert [(host.host, host.differs) for host in world.hosts] == [
+        (f"h{i}", {}) for i in range(hosts)
+    ]
     assert world.oversubscribed == alone.worlds[0].oversubscribed
-    assert [(r.case, r.status, r.wrong) for r in run.records] == [(r.case, "ok", 0) for r in alone.records]
+    assert [(r.case, r.status, r.wrong) for r in run.records] == [
+        (r.case, "ok", 0) for r in alone.records
+    ]
     assert keys(path) ^ keys(alone.path) <= SEVERAL
     # a rank takes in 2 (n - 1) / n of the buffer in each of six samples, a check and more
     assert least > 7 * 2 * 2 * 3 / 4 * ((64 << 10) + (1 << 20))
@@ -114,26 +177,48 @@ def keys(path: Path) -> set[str]:
 
 
 def test_racks_carry_between_them_what_the_model_says() -> None:
-    """Of an all_reduce on 2 x 2 hosts, ring sends 3/2 of the buffer over the uplink, hierarchical once the buffer."""
+    """Of an all_reduce on 2 x 2 hosts, ring sends 3/2 of the buffer over the uplink, hierarchical
+    once the buffer."""
     found, names = [], ("ring", "hierarchical:group=2")
     for name in names:
         with Lab(hosts=4, racks=2, uplink=10**9) as lab:
-            options = ("--sizes", "1M", "-n", "12", "-w", "0", "--place", "in", "--cache", "hot", "--no-save")
-            done = launching.run(lab, launching.by_environment, "all_reduce", "--algo", name, *options)
+            options = (
+                "--sizes",
+                "1M",
+                "-n",
+                "12",
+                "-w",
+                "0",
+                "--place",
+                "in",
+                "--cache",
+                "hot",
+                "--no-save",
+            )
+            done = launching.run(
+                lab, launching.by_environment, "all_reduce", "--algo", name, *options
+            )
             assert done[0].returncode == 0, done[0].stderr
             found.append(lab.counted("rack1up"))
     tree = FatTree(Link(1e-6, 1.0, 0.0), 2, 2.0)
     model = []
     for name in names:
         schedule = algorithms.find("all_reduce", name).schedule(4)
-        model.append(sum(times * tree.wires(messages).max(initial=0) for messages, times in simulate.steps(schedule)))
+        model.append(
+            sum(
+                times * tree.wires(messages).max(initial=0)
+                for messages, times in simulate.steps(schedule)
+            )
+        )
     assert model[0] / model[1] == 1.5
     assert found[0] / found[1] == pytest.approx(1.5, rel=0.05)
 
 
 def test_shared_memory_does_not_reach_other_hosts() -> None:
     with Lab(hosts=2) as lab:
-        done = launching.run(lab, launching.by_environment, *ARGS[:-1], "ring", "--backend", "shm", "--no-save")
+        done = launching.run(
+            lab, launching.by_environment, *ARGS[:-1], "ring", "--backend", "shm", "--no-save"
+        )
     assert [one.returncode for one in done] == [5, 5]
     assert "shm needs all ranks on one host" in done[0].stderr
 
@@ -143,7 +228,9 @@ def test_a_host_that_is_lost_ends_the_run(what: str, tmp_path: Path) -> None:
     """Its power fails, or its link: the rest says so and ends, and what was measured is kept."""
     path = tmp_path / "run.jsonl"
     with Lab(hosts=3) as lab:
-        started = launching.by_environment(lab, ["-m", "collbench", *ENDLESS, "--output", str(path)], 1, {})
+        started = launching.by_environment(
+            lab, ["-m", "collbench", *ENDLESS, "--output", str(path)], 1, {}
+        )
         wait_for(lambda: path.exists() and path.read_text().count('"line":"record"') > 3)
         getattr(lab, what)(lab.hosts[2])
         codes = [launching.ended(process, 60).returncode for process in started]

@@ -1,7 +1,7 @@
 """Who is named when a fault is planted among six hosts, trial by trial: reports/confusion.md.
 
-``python tests/perf/confusion.py --runs reports/confusion.jsonl --output reports/confusion.md`` goes on where it was cut
-short. Needs root, ip and tc. ``--trials 2 --only slow-link-80`` tries some.
+``python tests/perf/confusion.py --runs reports/confusion.jsonl --output reports/confusion.md`` goes
+on where it was cut short. Needs root, ip and tc. ``--trials 2 --only slow-link-80`` tries some.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import launching
 import network
 from network import Host, Lab
 
-from collbench import environment
+from collbench.machine import environment
 
 HOSTS, RATE, WANTED = 6, 10**8, 19
 SIZE, SAMPLES = "512K", 6
@@ -42,12 +42,16 @@ Result = dict[str, Any]
 
 
 class Trial(NamedTuple):
-    """``planted`` does something to the victims' network and undoes it; by ``slow`` the first one's calls take longer;
-    ``strike`` does something to them while they measure. ``link``: they are the two ends of one culprit."""
+    """``planted`` does something to the victims' network and undoes it; by ``slow`` the first one's
+    calls take longer; ``strike`` does something to them while they measure. ``link``: they are the
+    two ends of one culprit.
+    """
 
     what: str
     victims: int = 1
-    planted: Callable[[Lab, Victims], AbstractContextManager[None]] = lambda lab, victims: nullcontext()
+    planted: Callable[[Lab, Victims], AbstractContextManager[None]] = lambda lab, victims: (
+        nullcontext()
+    )
     slow: str = ""
     strike: Callable[[Lab, Victims], None] | None = None
     link: bool = False
@@ -79,7 +83,10 @@ def stop(lab: Lab, victims: Victims) -> None:
     """The ranks stand still, as one does that a debugger or a full disk holds."""
     theirs = [Path(f"/proc/{host.pid}/ns/pid").readlink() for host in victims]
     for process in psutil.process_iter(["cmdline"]):
-        if "collbench" in process.info["cmdline"] and Path(f"/proc/{process.pid}/ns/pid").readlink() in theirs:
+        if (
+            "collbench" in process.info["cmdline"]
+            and Path(f"/proc/{process.pid}/ns/pid").readlink() in theirs
+        ):
             process.send_signal(signal.SIGSTOP)
 
 
@@ -98,7 +105,7 @@ TRIALS = {
     "host-and-link": Trial("the same, and another's link at 50 %", 2, throttled(0.5), slow="25%"),
     "blocked": Trial("a host that is cut off", strike=cut),
     "stopped": Trial("a rank that is stopped", strike=stop),
-}  # fmt: skip
+}
 
 
 class Searchers:
@@ -110,7 +117,13 @@ class Searchers:
     def __enter__(self) -> Searchers:
         self.lab = self._stack.enter_context(Lab(HOSTS, RATE))
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        words = [str(Path(__file__).with_name("searches.py")), str(self._folder), SIZE, str(SAMPLES), self._faults]
+        words = [
+            str(Path(__file__).with_name("searches.py")),
+            str(self._folder),
+            SIZE,
+            str(SAMPLES),
+            self._faults,
+        ]
         self._processes = launching.by_environment(self.lab, words, 1, {})
         return self
 
@@ -122,7 +135,8 @@ class Searchers:
         self._stack.close()
 
     def search(self) -> tuple[list[str], str]:
-        """Who is named, and in which words. Raises RuntimeError where ranks end or nothing comes."""
+        """Who is named, and in which words. Raises RuntimeError where ranks end or nothing
+        comes."""
         (self._folder / f"go.{self._searched}").touch()
         self._searched += 1
         told, until = self._folder / "told", time.monotonic() + PATIENCE
@@ -148,7 +162,9 @@ def ended(processes: launching.Processes) -> None:
 
 def chosen_by(name: str, seed: int) -> list[str]:
     """Victims' names."""
-    return random.Random(f"{name} {seed}").sample([f"h{i}" for i in range(1, HOSTS)], TRIALS[name].victims)
+    return random.Random(f"{name} {seed}").sample(
+        [f"h{i}" for i in range(1, HOSTS)], TRIALS[name].victims
+    )
 
 
 def faults(name: str, seed: int) -> str:
@@ -165,7 +181,10 @@ def searched(todo: Sequence[tuple[str, int]]) -> Iterator[Result]:
             while left:
                 name, seed = left.pop(0)
                 victims = [
-                    host for wanted in chosen_by(name, seed) for host in searchers.lab.hosts if host.name == wanted
+                    host
+                    for wanted in chosen_by(name, seed)
+                    for host in searchers.lab.hosts
+                    if host.name == wanted
                 ]
                 began = time.monotonic()
                 try:
@@ -181,8 +200,14 @@ def searched(todo: Sequence[tuple[str, int]]) -> Iterator[Result]:
 def outcome(name: str, seed: int, named: Sequence[str], said: str, began: float) -> Result:
     names = sorted(chosen_by(name, seed))
     planted = [" -> ".join(names)] if TRIALS[name].link else names
-    return {"trial": name, "seed": seed, "planted": planted, "named": sorted(named), "said": said,
-            "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    return {
+        "trial": name,
+        "seed": seed,
+        "planted": planted,
+        "named": sorted(named),
+        "said": said,
+        "seconds": round(time.monotonic() - began, 1),
+    }
 
 
 def struck(name: str, seed: int) -> Result:
@@ -191,7 +216,9 @@ def struck(name: str, seed: int) -> Result:
     with Lab(HOSTS, RATE) as lab, tempfile.TemporaryDirectory() as folder:
         victims = [host for host in lab.hosts if host.name in chosen_by(name, seed)]
         path = Path(folder) / "run.jsonl"
-        processes = launching.by_environment(lab, ["-m", "collbench", *ENDLESS, "--output", str(path)], 1, {})
+        processes = launching.by_environment(
+            lab, ["-m", "collbench", *ENDLESS, "--output", str(path)], 1, {}
+        )
         try:
             until = time.monotonic() + PATIENCE
             while not (path.exists() and b'"line":"record"' in path.read_bytes()):
@@ -230,22 +257,26 @@ def tallied(results: list[Result]) -> list[str]:
         missed = sum(bool(set(result["planted"]) - set(result["named"])) for result in mine)
         met = "-" if not mine else "met" if right >= WANTED / 20 * len(mine) else "not met"
         took = f"{sum(result['seconds'] for result in mine) / len(mine):.0f} s" if mine else "-"
-        lines.append(f"| {trial.what} | {len(mine)} | {right} | {missed} | {others} | {met} | {took} |")
+        lines.append(
+            f"| {trial.what} | {len(mine)} | {right} | {missed} | {others} | {met} | {took} |"
+        )
     return lines
 
 
 PAGE = f"""# Who is named when a fault is planted
 
-{HOSTS} hosts of {RATE // 10**6} Mb/s that are namespaces of one kernel ([tests/lab](../tests/lab)), so that all ranks
-share cores: {{machine}}. In each trial the seed chooses the victims among all but the first host; right is who names
-them all and nobody else. Wanted: {WANTED} of 20. Ranks search as `collbench locate --size {SIZE} -n {SAMPLES}` does,
-again and again while faults come and go; a host that is cut off, or stopped, is named by rank 0's last words, each time
-by new ranks. Made by `tests/perf/confusion.py`; each trial is a line of [confusion.jsonl](confusion.jsonl).
+{HOSTS} hosts of {RATE // 10**6} Mb/s that are namespaces of one kernel
+([tests/lab](../tests/lab)), so that all ranks share cores: {{machine}}. In each trial the seed
+chooses the victims among all but the first host; right is who names them all and nobody else.
+Wanted: {WANTED} of 20. Ranks search as `collbench locate --size {SIZE} -n {SAMPLES}` does, again
+and again while faults come and go; a host that is cut off, or stopped, is named by rank 0's last
+words, each time by new ranks. Made by `tests/perf/confusion.py`; each trial is a line of
+[confusion.jsonl](confusion.jsonl).
 
 | planted | trials | right | somebody missed | somebody else named | {WANTED} of 20 | a trial takes |
 |---|--:|--:|--:|--:|---|--:|
 {{lines}}
-"""
+"""  # noqa: E501
 
 
 def main() -> None:
@@ -257,7 +288,11 @@ def main() -> None:
     chosen = parser.parse_args()
     if reason := network.why_not():
         raise SystemExit(reason)
-    found = [json.loads(line) for line in chosen.runs.read_text().splitlines()] if chosen.runs.exists() else []
+    found = (
+        [json.loads(line) for line in chosen.runs.read_text().splitlines()]
+        if chosen.runs.exists()
+        else []
+    )
     done = {(result["trial"], result["seed"]) for result in found}
     wanted = [(name, seed) for name in chosen.only.split(",") for seed in range(chosen.trials)]
     for result in results([one for one in wanted if one not in done]):
@@ -266,7 +301,10 @@ def main() -> None:
             out.write(json.dumps(result) + "\n")
         print(json.dumps(result), file=sys.stderr)
     about = environment.gather()
-    machine = f"{about['cpu'].get('model')}, {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}"
+    machine = (
+        f"{about['cpu'].get('model')}, {environment.core_count()} cores,"
+        f" {datetime.now(UTC):%Y-%m-%d}"
+    )
     chosen.output.write_text(PAGE.format(machine=machine, lines="\n".join(tallied(found))))
 
 

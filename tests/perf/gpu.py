@@ -1,8 +1,10 @@
-"""What a machine with NVIDIA GPUs shows of collbench: ``python tests/perf/gpu.py --output out`` (make gpu-check).
+"""What a machine with NVIDIA GPUs shows of collbench: ``python tests/perf/gpu.py --output out``
+(make gpu-check).
 
-Writes gpu-check.md, gpu-check.json and the runs into the folder, within eight minutes. Virtual ranks make one GPU do.
-Exit status 5 without a GPU, 1 where a test fails or data is wrong; nothing is asserted on time, the table says what is
-met. $NCCL_TESTS may name a folder with nccl-tests' binaries, to be measured beside.
+Writes gpu-check.md, gpu-check.json and the runs into the folder, within eight minutes. Virtual
+ranks make one GPU do. Exit status 5 without a GPU, 1 where a test fails or data is wrong; nothing
+is asserted on time, the table says what is met. $NCCL_TESTS may name a folder with nccl-tests'
+binaries, to be measured beside.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from typing import Any
 
 import msgspec
 
-from collbench import environment, importers, records, store
-from collbench.compiled import Compiled
-from collbench.errors import CollbenchError, Exit, UsageError
-from collbench.program import Term
-from collbench.records import RunFile
-from collbench.suite import Case
+from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.program import Term
+from collbench.machine import environment
+from collbench.records import derive, importers, rows, store
+from collbench.records.types import RunFile
+from collbench.run.backends._compiled import Compiled
+from collbench.suite.case import Case
 
 HERE = Path(__file__).parent
 SECONDS, FOR_TESTS = 470.0, 180.0  # for everything; what is kept of them for the tests
@@ -43,7 +46,8 @@ HALFWAY = 1e12  # few segments: more of them move the same bytes
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the table. ``met`` is None where there is no goal, or nothing was measured and ``value`` says why."""
+    """A line of the table. ``met`` is None where there is no goal, or nothing was measured and
+    ``value`` says why."""
 
     what: str
     value: str
@@ -64,14 +68,20 @@ class Check:
         self._until = time.monotonic() + seconds
 
     def run(
-        self, command: Sequence[str], reserve: float = FOR_TESTS, env: Mapping[str, str] = os.environ
+        self,
+        command: Sequence[str],
+        reserve: float = FOR_TESTS,
+        env: Mapping[str, str] = os.environ,
     ) -> subprocess.CompletedProcess[str]:
-        """A program and what it said. Raises NotMeasured where it takes longer than there is time."""
+        """A program and what it said. Raises NotMeasured where it takes longer than there is
+        time."""
         limit = self._until - time.monotonic() - reserve
         if limit < 5:
             raise NotMeasured("no time was left")
         try:
-            return subprocess.run(list(command), capture_output=True, text=True, timeout=limit, env=env, check=False)
+            return subprocess.run(
+                list(command), capture_output=True, text=True, timeout=limit, env=env, check=False
+            )
         except subprocess.TimeoutExpired:
             raise NotMeasured(f"not done in {limit:.0f} s") from None
         except OSError as e:
@@ -81,7 +91,17 @@ class Check:
         """The run that ``collbench all_reduce OPTIONS`` makes, saved as ``name``."""
         path = self.folder / f"{name}.jsonl"
         path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "collbench", "all_reduce", *options, "--format", "csv", "--output", str(path)]
+        command = [
+            sys.executable,
+            "-m",
+            "collbench",
+            "all_reduce",
+            *options,
+            "--format",
+            "csv",
+            "--output",
+            str(path),
+        ]
         try:
             done = self.run(command)
         except NotMeasured:
@@ -90,13 +110,17 @@ class Check:
             return found  # what there was time for
         if done.returncode not in (0, 7):
             said = [line for line in done.stderr.splitlines() if line.startswith("collbench: ")]
-            raise NotMeasured(said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}")
+            raise NotMeasured(
+                said[0].partition(": ")[2] if said else f"collbench ended with {done.returncode}"
+            )
         return store.read(path)
 
 
 def traffic(case: Case) -> int:
-    """Bytes that the memory of one GPU with all ranks must read and write for one call of a reference algorithm. What
-    several ranks read in the same step of theirs counts once: the others may find it in the cache."""
+    """Bytes that the memory of one GPU with all ranks must read and write for one call of a
+    reference algorithm. What several ranks read in the same step of theirs counts once: the others
+    may find it in the cache.
+    """
     compiled = Compiled(case, HALFWAY, waits=True)
     total = 0
     for steps in itertools.zip_longest(*compiled.program.ranks):
@@ -104,8 +128,14 @@ def traffic(case: Case) -> int:
         for rank, step in enumerate(steps):
             for bank, cell, cells, terms in step.actions if step else ():
                 if terms != (Term(rank, bank, cell),):
-                    total += sum(_length(compiled, Term(rank, bank, cell + k)) for k in range(cells))
-                    read |= {Term(term.rank, term.bank, term.cell + k) for term in terms for k in range(cells)}
+                    total += sum(
+                        _length(compiled, Term(rank, bank, cell + k)) for k in range(cells)
+                    )
+                    read |= {
+                        Term(term.rank, term.bank, term.cell + k)
+                        for term in terms
+                        for k in range(cells)
+                    }
         total += sum(_length(compiled, place) for place in read)
     return total
 
@@ -116,8 +146,8 @@ def _length(compiled: Compiled, place: Term) -> int:
 
 def medians(file: RunFile) -> dict[tuple[str, int, int], float]:
     """Nanoseconds a call by (algorithm, ranks, bytes), of what was measured."""
-    rows = zip(file.records, records.derived(file), strict=True)
-    return {(r.case.algorithm, r.case.n, r.case.nbytes): row.median for r, row in rows if row}
+    fit = rows.fit(rows.table([file]))
+    return {(row.case.algorithm, row.case.n, row.case.nbytes): row.median for row in fit}
 
 
 def verified(what: str, file: RunFile) -> Iterator[Figure]:
@@ -125,20 +155,25 @@ def verified(what: str, file: RunFile) -> Iterator[Figure]:
     bad = [r for r in file.records if r.status not in ("ok", "skipped") or r.wrong]
     right = sum(r.status == "ok" and r.wrong == 0 for r in file.records)
     first = f"; {bad[0].case.key}: {bad[0].status}, {bad[0].note}" if bad else ""
-    yield Figure(what=f"{what}: data right", value=f"{right} cases{first}", goal="all", met=right > 0 and not bad)
+    yield Figure(
+        what=f"{what}: data right",
+        value=f"{right} cases{first}",
+        goal="all",
+        met=right > 0 and not bad,
+    )
     skipped = [r.note for r in file.records if r.status == "skipped"]
     for note in dict.fromkeys(skipped):
         yield Figure(what=f"{what}: left out", value=f"{skipped.count(note)} cases: {note}")
 
 
 def shares(file: RunFile, copy_rate: float) -> list[dict[str, Any]]:
-    """How near each case comes to its bound: the bytes it must move, at ``copy_rate`` bytes/ns read and written."""
+    """How near each case comes to its bound: the bytes it must move, at ``copy_rate`` bytes/ns read
+    and written."""
     found = []
-    for record, row in zip(file.records, records.derived(file), strict=True):
-        if row:
-            case, bound = record.case, traffic(record.case) / copy_rate
-            about = {"algorithm": case.algorithm, "n": case.n, "nbytes": case.nbytes}
-            found.append({**about, "ns": row.median, "bound_ns": bound, "share": bound / row.median})
+    for row in rows.fit(rows.table([file])):
+        case, bound = row.case, traffic(row.case) / copy_rate
+        about = {"algorithm": case.algorithm, "n": case.n, "nbytes": case.nbytes}
+        found.append({**about, "ns": row.median, "bound_ns": bound, "share": bound / row.median})
     return found
 
 
@@ -146,7 +181,11 @@ def nearness(found: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
     """The least share at large sizes; ring and two_shot have nothing to wait for there."""
     for algorithm in ALGORITHMS:
         for n in RANKS:
-            large = [s["share"] for s in found if (s["algorithm"], s["n"]) == (algorithm, n) and s["nbytes"] >= LARGE]
+            large = [
+                s["share"]
+                for s in found
+                if (s["algorithm"], s["n"]) == (algorithm, n) and s["nbytes"] >= LARGE
+            ]
             wanted = algorithm in ("ring", "two_shot")
             if large:
                 yield Figure(
@@ -162,7 +201,9 @@ def reference_algorithms(check: Check, copy_rate: float) -> Iterator[Figure]:
     check.details["symm"] = []
     for n in RANKS:
         always = ("--backend", "symm", "--virtual-ranks", "-g", str(n))
-        file = check.collbench(f"symm-{n}", *always, "--algo", ",".join(ALGORITHMS), "--sizes", sizes, *BRIEFLY)
+        file = check.collbench(
+            f"symm-{n}", *always, "--algo", ",".join(ALGORITHMS), "--sizes", sizes, *BRIEFLY
+        )
         yield from verified(f"symm, {n} virtual ranks", file)
         check.details["symm"] += shares(file, copy_rate)
     yield from nearness(check.details["symm"])
@@ -172,7 +213,16 @@ def small_calls(check: Check) -> Iterator[Figure]:
     ranks = ",".join(map(str, RANKS))
     always = ("--backend", "symm", "--virtual-ranks", "-g", ranks, "--algo", "one_shot")
     file = check.collbench(
-        "symm-graph", *always, "--sizes", "8", "--mode", "graph", "--place", "out", "--max-time", "1s"
+        "symm-graph",
+        *always,
+        "--sizes",
+        "8",
+        "--mode",
+        "graph",
+        "--place",
+        "out",
+        "--max-time",
+        "1s",
     )
     yield from verified("symm in graph mode", file)
     for (_, n, _), ns in medians(file).items():
@@ -186,14 +236,24 @@ def graphs(found: Mapping[str, Any]) -> Iterator[Figure]:
         raise NotMeasured(found["why_not"])
     for one in found["graphs"]:
         over, noise = (one[side] / one["bare"] - 1 for side in ("ours", "again"))
-        value = f"{over:+.1%} of {one['bare'] / 1e3:.2f} us a call (hand-written again: {noise:+.1%})"
-        yield Figure(what=f"harness overhead in graph mode, {one['what']}", value=value, goal="< 2 %", met=over < 0.02)
+        value = (
+            f"{over:+.1%} of {one['bare'] / 1e3:.2f} us a call (hand-written again: {noise:+.1%})"
+        )
+        yield Figure(
+            what=f"harness overhead in graph mode, {one['what']}",
+            value=value,
+            goal="< 2 %",
+            met=over < 0.02,
+        )
 
 
 def native(check: Check) -> Iterator[Figure]:
     """NCCL with a GPU for each rank as far as there are, the rest sharing."""
     own = [n for n in (1, *RANKS) if n <= check.gpus]
-    for name, ranks, options in (("nccl", own, ()), ("nccl-shared", sorted({*RANKS} - {*own}), ("--share-gpu",))):
+    for name, ranks, options in (
+        ("nccl", own, ()),
+        ("nccl-shared", sorted({*RANKS} - {*own}), ("--share-gpu",)),
+    ):
         if ranks:
             listed = ",".join(map(str, ranks))
             what = f"{name}, {listed} ranks"
@@ -204,7 +264,9 @@ def native(check: Check) -> Iterator[Figure]:
                 yield Figure(what=what, value=f"not measured: {e}")
                 continue
             yield from verified(what, file)
-            check.details[name] = [{"n": n, "nbytes": nbytes, "ns": ns} for (_, n, nbytes), ns in medians(file).items()]
+            check.details[name] = [
+                {"n": n, "nbytes": nbytes, "ns": ns} for (_, n, nbytes), ns in medians(file).items()
+            ]
 
 
 def beside_nccl_tests(check: Check) -> Iterator[Figure]:
@@ -220,17 +282,28 @@ def beside_nccl_tests(check: Check) -> Iterator[Figure]:
         sweep = ("-b", "8", "-e", "1G", "-f", "8")
         for turn in range(ROUNDS):
             name = f"beside-nccl-tests-{n}-{turn}"
-            mine = check.collbench(name, "--backend", "nccl", "-g", str(n), *options, *sweep, *BRIEFLY)
+            mine = check.collbench(
+                name, "--backend", "nccl", "-g", str(n), *options, *sweep, *BRIEFLY
+            )
             ours.append({nbytes: ns for (_, _, nbytes), ns in medians(mine).items()})
-            done = check.run([*command, *sweep, "-n", "20", "-w", "5", "-c", "0"], env=_environment())
+            done = check.run(
+                [*command, *sweep, "-n", "20", "-w", "5", "-c", "0"], env=_environment()
+            )
             times, library = read_nccl_tests(done)
             theirs.append(times)
             libraries |= {mine.worlds[0].library.partition(" (")[0], library}
         table = [
-            {"n": n, "nbytes": nbytes, **{side: statistics.median(r[nbytes] for r in rounds)
-                                          for side, rounds in (("ours", ours), ("theirs", theirs))}}
-            for nbytes in ours[0] if all(nbytes in r for r in (*ours, *theirs))
-        ]  # fmt: skip
+            {
+                "n": n,
+                "nbytes": nbytes,
+                **{
+                    side: statistics.median(r[nbytes] for r in rounds)
+                    for side, rounds in (("ours", ours), ("theirs", theirs))
+                },
+            }
+            for nbytes in ours[0]
+            if all(nbytes in r for r in (*ours, *theirs))
+        ]
         check.details.setdefault("nccl-tests", []).extend(table)
         yield compared(f"{what} ({' and '.join(sorted(libraries))})", table)
 
@@ -239,7 +312,9 @@ def compared(what: str, table: Sequence[Mapping[str, Any]]) -> Figure:
     """Every size's medians within 5 % or 2 us."""
     if not table:
         raise NotMeasured("no size is in both tables")
-    far = [one for one in table if abs(one["ours"] - one["theirs"]) > max(0.05 * one["theirs"], 2000)]
+    far = [
+        one for one in table if abs(one["ours"] - one["theirs"]) > max(0.05 * one["theirs"], 2000)
+    ]
     typical = statistics.median(one["ours"] / one["theirs"] - 1 for one in table)
     value = f"{typical:+.1%} in the median of {len(table)} sizes"
     if far:
@@ -248,14 +323,17 @@ def compared(what: str, table: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _nccl_tests(binary: Path, n: int, sharing: bool) -> list[str]:
-    """A process for all GPUs; ranks that share one need a process each, which takes a build with MPI."""
+    """A process for all GPUs; ranks that share one need a process each, which takes a build with
+    MPI."""
     if not binary.is_file():
         raise NotMeasured(f"there is no {binary}")
     if not sharing:
         return [str(binary), "-g", str(n)]
     mpirun = shutil.which("mpirun")
     if not mpirun:
-        raise NotMeasured("no mpirun on PATH, which nccl-tests needs for ranks that share a GPU (and MPI=1)")
+        raise NotMeasured(
+            "no mpirun on PATH, which nccl-tests needs for ranks that share a GPU (and MPI=1)"
+        )
     settings = ("NCCL_TESTS_DEVICE=0", "NCCL_MULTI_RANK_GPU_ENABLE=1")
     exported = [word for setting in settings for word in ("-x", setting)]
     return [mpirun, "--oversubscribe", "-n", str(n), *exported, str(binary), "-g", "1"]
@@ -273,17 +351,23 @@ def _environment() -> dict[str, str]:
 def read_nccl_tests(done: subprocess.CompletedProcess[str]) -> tuple[dict[int, float], str]:
     """Nanoseconds out of place by size, and the library."""
     try:
-        reading = importers.read(done.stdout, importers.Asked(name="nccl-tests", collective="all_reduce"))
+        reading = importers.read(
+            done.stdout, importers.Asked(name="nccl-tests", collective="all_reduce")
+        )
     except UsageError as e:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise NotMeasured(f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}") from e
-    out = [(r, records.derive(r)) for r in reading.records if not r.case.in_place]
+        raise NotMeasured(
+            f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}"
+        ) from e
+    out = [(r, derive.derive(r)) for r in reading.records if not r.case.in_place]
     return {r.case.nbytes: row.median for r, row in out if row}, reading.worlds[0].library
 
 
 def gpu_tests(check: Check) -> Iterator[Figure]:
     told = check.folder / "gpu-tests.txt"
-    command = f"exec {shlex.quote(sys.executable)} -m pytest {shlex.quote(str(HERE.parent / 'gpu'))}"
+    command = (
+        f"exec {shlex.quote(sys.executable)} -m pytest {shlex.quote(str(HERE.parent / 'gpu'))}"
+    )
     try:
         done = check.run(["sh", "-c", f"{command} > {shlex.quote(str(told))} 2>&1"], reserve=0)
     except NotMeasured as e:
@@ -300,7 +384,9 @@ def missing() -> str:
     if torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} was built without CUDA (pip install torch from PyPI has it)"
+        return (
+            f"torch {torch.__version__} was built without CUDA (pip install torch from PyPI has it)"
+        )
     if not environment.gpu_count():
         return "no NVIDIA GPU: there is no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it"
     return "torch finds no GPU that it can use; nvidia-smi shows whether the driver works"
@@ -317,7 +403,9 @@ def measured(check: Check, inside: Mapping[str, Any]) -> list[Figure]:
         "nccl-tests": lambda: beside_nccl_tests(check),
         "tests/gpu": lambda: gpu_tests(check),
     }
-    figures = [Figure(what="copies within device memory, read and written", value=f"{rate:.0f} GB/s")]
+    figures = [
+        Figure(what="copies within device memory, read and written", value=f"{rate:.0f} GB/s")
+    ]
     for what, stage in stages.items():
         try:
             for figure in stage():
@@ -332,7 +420,9 @@ def page(machine: str, figures: Sequence[Figure]) -> str:
     words = {True: "yes", False: "no", None: ""}
     lines = ["# collbench on GPUs", "", f"{machine}. Made by `make gpu-check`.", ""]
     lines += ["| what | measured | goal | met |", "|---|---|---|---|"]
-    lines += [f"| {f.what} | {f.value.replace('|', '/')} | {f.goal} | {words[f.met]} |" for f in figures]
+    lines += [
+        f"| {f.what} | {f.value.replace('|', '/')} | {f.goal} | {words[f.met]} |" for f in figures
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -356,7 +446,13 @@ def main() -> int:
     software = f"{inside['software']}, driver {about['gpus'].get('driver')}"
     machine = f"{inside['gpus']} x {inside['device']}, {software}, {datetime.now(UTC):%Y-%m-%d}"
     (check.folder / "gpu-check.md").write_text(page(machine, figures))
-    whole = {"machine": machine, "environment": about, "inside": inside, "figures": figures, "details": check.details}
+    whole = {
+        "machine": machine,
+        "environment": about,
+        "inside": inside,
+        "figures": figures,
+        "details": check.details,
+    }
     (check.folder / "gpu-check.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
     print(page(machine, figures))
     wrong = [f for f in figures if f.met is False and f.goal in ("all", "none fails")]

@@ -1,8 +1,10 @@
-"""What tests/perf/gpu.py learns from a process with a GPU of its own: how fast memory is copied, and what the harness
-adds to a CUDA graph. Prints one line of JSON; times in ns a call, rates in bytes/ns.
+"""What tests/perf/gpu.py learns from a process with a GPU of its own: how fast memory is copied,
+and what the harness adds to a CUDA graph. Prints one line of JSON; times in ns a call, rates in
+bytes/ns.
 
-Graphs hold the same calls on the same buffers, replayed in turns: collbench's by its sampler, the hand-written one
-between two events, both behind a busy wait, so that neither time has the launch in it.
+Graphs hold the same calls on the same buffers, replayed in turns: collbench's by its sampler, the
+hand-written one between two events, both behind a busy wait, so that neither time has the launch in
+it.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from collbench import backends
-from collbench.control import Control
-from collbench.device_clock import GraphSampler
-from collbench.errors import CollbenchError, first_line
-from collbench.measure import Sync, nothing
-from collbench.stream import Cuda
-from collbench.suite import Case, Policy
-from collbench.trial import allocate, prepare
+from collbench.core.errors import CollbenchError, first_line
+from collbench.run import backends
+from collbench.run.rank.control import Control
+from collbench.run.rank.device_clock import GraphSampler
+from collbench.run.rank.gpu import Cuda
+from collbench.run.rank.measure import Sync, nothing
+from collbench.run.rank.trial import allocate, prepare
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 N, SLOTS, ROUNDS, SAMPLES = 2, 2, 12, 20
-CASES = ((8, 400), (64 << 20, 8))  # bytes, and so many calls in a graph that it takes over a millisecond
+CASES = (
+    (8, 400),
+    (64 << 20, 8),
+)  # bytes, and so many calls in a graph that it takes over a millisecond
 COPIED, COPIES = 1 << 30, 10
 BUSY_CYCLES = 4_000_000  # about 2 ms, in which a graph is launched
 
@@ -40,7 +46,8 @@ def copy_rate(device: torch.device) -> float:
 
 
 def timed(call: Callable[[], object], repeats: int) -> float:
-    """Nanoseconds a call, by a pair of events around ``repeats`` of them that are issued while the GPU is busy."""
+    """Nanoseconds a call, by a pair of events around ``repeats`` of them that are issued while the
+    GPU is busy."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(BUSY_CYCLES)
     start.record()
@@ -52,9 +59,16 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 
 
 def graphs(nbytes: int, inner: int) -> dict[str, Any]:
-    """Medians of rounds of both, and of the hand-written graph a second time, which shows the noise."""
+    """Medians of rounds of both, and of the hand-written graph a second time, which shows the
+    noise."""
     case = Case(
-        collective="all_reduce", backend="symm", algorithm="one_shot", n=N, nbytes=nbytes, op="sum", mode="graph"
+        collective="all_reduce",
+        backend="symm",
+        algorithm="one_shot",
+        n=N,
+        nbytes=nbytes,
+        op="sum",
+        mode="graph",
     )
     backend = backends.find("symm")
     backend.policy = Policy(virtual=True)
@@ -68,7 +82,9 @@ def graphs(nbytes: int, inner: int) -> dict[str, Any]:
     backend.finish()
     control = Control(0, 1)
     stream = Cuda(torch.device("cuda", 0))
-    sampler = GraphSampler(stream, [(call, (slot,)) for slot, call in enumerate(calls)], inner, control, nothing)
+    sampler = GraphSampler(
+        stream, [(call, (slot,)) for slot, call in enumerate(calls)], inner, control, nothing
+    )
     bare = torch.cuda.CUDAGraph()
     with torch.cuda.graph(bare):
         for turn in range(sampler.inner):

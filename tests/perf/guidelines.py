@@ -1,10 +1,12 @@
-"""How often guidelines are called missed on nights that are well, and how surely a breach is found: seeded nights.
+"""How often guidelines are called missed on nights that are well, and how surely a breach is found:
+seeded nights.
 
 ``python tests/perf/guidelines.py --output reports/guidelines.md``
 
-A night has suite nightly's rows. Launch medians scatter by sigma, of each row's own by a factor exp(N(0, .5)) where
-rows are unlike. Well: times as alpha + beta n, which meet every guideline. At the edge: 30 claims whose sides take just
-as long as is granted, which is as ill as well can be. Found: one of them is beyond that by so much.
+A night has suite nightly's rows. Launch medians scatter by sigma, of each row's own by a factor
+exp(N(0, .5)) where rows are unlike. Well: times as alpha + beta n, which meet every guideline. At
+the edge: 30 claims whose sides take just as long as is granted, which is as ill as well can be.
+Found: one of them is beyond that by so much.
 """
 
 from __future__ import annotations
@@ -16,11 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[1] / "pure"))
-from judged import case
-from made_night import cases, timings
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from collbench.health.guidelines import ALPHA, Claim, composition, link, missed, monotony, split
+from factories import case, nightly, timings
+
+from collbench.judge.health.guidelines import (
+    ALPHA,
+    Claim,
+    composition,
+    link,
+    missed,
+    monotony,
+    split,
+)
 
 CHECKS = (monotony, split, composition, link)
 CLAIMS = 30
@@ -32,7 +42,7 @@ def scatter(rng: np.random.Generator, rows: int, sigma: float, unlike: bool) -> 
 
 def well(nights: int, launches: int, sigma: float, unlike: bool) -> int:
     """Nights on which any check finds anything."""
-    rng, rows = np.random.default_rng(1), cases()
+    rng, rows = np.random.default_rng(1), nightly()
     found = 0
     for _ in range(nights):
         night = timings(rng, rows, launches, scatter(rng, len(rows), sigma, unlike))
@@ -46,8 +56,10 @@ def edge(nights: int, launches: int, sigma: float, unlike: bool, breach: float =
     lefts, rights = ([case(4 * (i + base)) for i in range(CLAIMS)] for base in (1, 1000))
     found = 0
     for _ in range(nights):
-        sides = [timings(rng, rows, launches, scatter(rng, CLAIMS, sigma, unlike), lambda _: 1e6).fit
-                 for rows in (lefts, rights)]  # fmt: skip
+        sides = [
+            timings(rng, rows, launches, scatter(rng, CLAIMS, sigma, unlike), lambda _: 1e6).fit
+            for rows in (lefts, rights)
+        ]
         claims = [Claim(left, (right,), 1.0, "") for left, right in zip(*sides, strict=True)]
         claims[0] = claims[0]._replace(factor=1 / (1 + breach))
         hits = {one.claim.left.case for one in missed(claims)}
@@ -57,11 +69,12 @@ def edge(nights: int, launches: int, sigma: float, unlike: bool, breach: float =
 
 PAGE = """# Guidelines: how often they are called missed
 
-{nights:,} seeded nights a cell (`python tests/perf/guidelines.py`), of suite nightly's rows, whose launch medians
-scatter by σ; where rows are unlike, each one's σ is that times exp(N(0, .5)). Well: nights with any finding, when
-times meet every guideline. At the edge: nights with any finding, when the two sides of {claims} claims take just as
-long as is granted, which is as ill as well can be; a check is to err on {alpha:.1%} of such. Found: nights on which
-the one claim that is missed by so much is found.
+{nights:,} seeded nights a cell (`python tests/perf/guidelines.py`), of suite nightly's rows, whose
+launch medians scatter by σ; where rows are unlike, each one's σ is that times exp(N(0, .5)). Well:
+nights with any finding, when times meet every guideline. At the edge: nights with any finding,
+when the two sides of {claims} claims take just as long as is granted, which is as ill as well can
+be; a check is to err on {alpha:.1%} of such. Found: nights on which the one claim that is missed
+by so much is found.
 
 | launches | σ | rows | well | at the edge | found, +10 % | +20 % | +40 % |
 |--:|--:|---|--:|--:|--:|--:|--:|
@@ -81,7 +94,9 @@ def main() -> None:
         told = " | ".join([*map(str, alarms), *(f"{number / nights:.1%}" for number in found)])
         lines.append(f"| {launches} | {sigma:.0%} | {'unlike' if unlike else 'alike'} | {told} |")
         print(lines[-1], file=sys.stderr)
-    chosen.output.write_text(PAGE.format(nights=nights, claims=CLAIMS, alpha=ALPHA, lines="\n".join(lines)))
+    chosen.output.write_text(
+        PAGE.format(nights=nights, claims=CLAIMS, alpha=ALPHA, lines="\n".join(lines))
+    )
 
 
 if __name__ == "__main__":

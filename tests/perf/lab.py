@@ -1,7 +1,9 @@
-"""What collbench measures on links of known rates, and what the model makes of them: the instrument's truth.
+"""What collbench measures on links of known rates, and what the model makes of them: the
+instrument's truth.
 
-``python tests/perf/lab.py --output reports/lab.md --runs reports/lab`` (make lab). Needs root, ip and tc, and a
-machine that is otherwise idle. Nothing here is asserted in CI: the tables say what was met.
+``python tests/perf/lab.py --output reports/lab.md --runs reports/lab`` (make lab). Needs root, ip
+and tc, and a machine that is otherwise idle. Nothing here is asserted in CI: the tables say what
+was met.
 """
 
 from __future__ import annotations
@@ -21,23 +23,37 @@ import psutil
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "lab"))
 
-import launching  # noqa: E402
-import network  # noqa: E402
-from network import ETHERNET, MTU, PAYLOAD, Lab  # noqa: E402
+import launching
+import network
+from network import ETHERNET, MTU, PAYLOAD, Lab
 
-from collbench import algorithms, environment, fit, forecast, networks, records, simulate, store  # noqa: E402
-from collbench.collectives import COLLECTIVES  # noqa: E402
-from collbench.errors import CannotRun  # noqa: E402
-from collbench.formats import size  # noqa: E402
-from collbench.records import Row, RunFile  # noqa: E402
+from collbench.core import algorithms, simulate
+from collbench.core import network as networks
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import CannotRun
+from collbench.core.text import size
+from collbench.judge import fit
+from collbench.machine import environment
+from collbench.records import derive, store
+from collbench.records.derive import Derived
+from collbench.records.types import RunFile
+from collbench.show.views import prediction
 
 HOSTS, RACKS, UPLINK = 4, 2, 10**8
 WHOLE = 4 << 20  # bytes that keep a link busy for longer than what messages cost
-LARGE = {10**8: 8 << 20, 10**9: 64 << 20}  # bits a second, and a size that keeps such links busy for a second
+LARGE = {
+    10**8: 8 << 20,
+    10**9: 64 << 20,
+}  # bits a second, and a size that keeps such links busy for a second
 PIECES = 128
-# what should fill every link both ways, and how often the buffer passes one by it, over what busbw assumes
-TRUTH = {"sendrecv": ("native", 1.0), "all_reduce": ("ring", 1.0), "all_to_all": ("pairwise", 1.0),
-         "broadcast": (f"chain:segments={PIECES}", 1 + (HOSTS - 2) / PIECES)}  # fmt: skip
+# what should fill every link both ways, and how often the buffer passes one by it, over what busbw
+# assumes
+TRUTH = {
+    "sendrecv": ("native", 1.0),
+    "all_reduce": ("ring", 1.0),
+    "all_to_all": ("pairwise", 1.0),
+    "broadcast": (f"chain:segments={PIECES}", 1 + (HOSTS - 2) / PIECES),
+}
 MODELLED = ("ring", "halving_doubling", "recursive_doubling", "reduce_broadcast", "central")
 OPTIMAL = ("ring", "halving_doubling")
 RACKED = ("ring", "hierarchical:group=2")
@@ -46,7 +62,8 @@ TIE = 0.05  # of predictions that differ by less, neither is the first
 ITERS = 10
 WARMUP = 8  # connections that no case before has used carry less at first
 TRIES = 5
-# short enough to show what a message costs, and long enough that a bucket's burst is nothing beside it
+# short enough to show what a message costs, and long enough that a bucket's burst is nothing beside
+# it
 PAIRS = ["sendrecv", "--sizes", "64,256,1K,2K,1M,2M,4M", "--place", "out", "--max-time", "8s"]
 SUITE = """description = "What a lab of hosts measures of its links, and of the model."
 [axes]
@@ -102,19 +119,28 @@ def watched(found: list[float]) -> Iterator[None]:
 
 
 def stream(rate: int, nbytes: int) -> list[str]:
-    """One plain TCP stream between two hosts: what the link itself carries, and what its bucket counts."""
+    """One plain TCP stream between two hosts: what the link itself carries, and what its bucket
+    counts."""
     script = str(HERE / "stream.py")
     with Lab(hosts=2, rate=rate) as lab:
         source, target = lab.hosts
-        receiver = subprocess.Popen(target.enter([sys.executable, script, "recv", "5000", str(nbytes)]), text=True,
-                                    stdout=subprocess.PIPE)  # fmt: skip
+        receiver = subprocess.Popen(
+            target.enter([sys.executable, script, "recv", "5000", str(nbytes)]),
+            text=True,
+            stdout=subprocess.PIPE,
+        )
         assert receiver.stdout and receiver.stdout.readline() == "open\n"
-        subprocess.run(source.enter([sys.executable, script, "send", target.address, "5000", str(nbytes)]), check=True)
+        subprocess.run(
+            source.enter([sys.executable, script, "send", target.address, "5000", str(nbytes)]),
+            check=True,
+        )
         reached = nbytes / float(receiver.communicate()[0])
         counted = lab.counted(target.name)
     can = PAYLOAD * rate / 8
-    return [f"| {bits(rate)} | {can / 1e6:.2f} MB/s | {reached / 1e6:.2f} MB/s | {reached / can:.3f} "
-            f"| {counted / nbytes:.4f} | {1 / PAYLOAD:.4f} |"]  # fmt: skip
+    return [
+        f"| {bits(rate)} | {can / 1e6:.2f} MB/s | {reached / 1e6:.2f} MB/s | {reached / can:.3f} "
+        f"| {counted / nbytes:.4f} | {1 / PAYLOAD:.4f} |"
+    ]
 
 
 def measured(lab: Lab, path: Path, backend: str, *command: str) -> tuple[RunFile, float]:
@@ -137,9 +163,9 @@ def suite(path: Path, text: str, **values: object) -> list[str]:
     return ["run", str(path.with_suffix(".toml").resolve())]
 
 
-def rows(run: RunFile) -> dict[tuple[str, str, int], Row]:
+def rows(run: RunFile) -> dict[tuple[str, str, int], Derived]:
     """By collective, algorithm and size."""
-    derived = [(record.case, records.derive(record, run.worlds[0])) for record in run.records]
+    derived = [(record.case, derive.derive(record, run.worlds[0])) for record in run.records]
     return {(case.collective, case.algorithm, case.nbytes): row for case, row in derived if row}
 
 
@@ -150,13 +176,17 @@ def truth(run: RunFile, backend: str, rate: int, busy: float) -> list[str]:
         label = backend if algorithm == "native" else f"{algorithm}@{backend}"
         half = max(row.hi - row.median, row.median - row.lo) / row.median
         met = "met" if abs(row.busbw / can - 1) <= GOAL else "not met"
-        lines.append(f"| {bits(rate)} | {name} | {label} | {size(LARGE[rate])} | {can * 1e3:.2f} "
-                     f"| {row.busbw * 1e3:.2f} ±{half:.1%} | {row.busbw / can:.3f} | {1 / times:.3f} | {met} "
-                     f"| {busy:.1f} |")  # fmt: skip
+        lines.append(
+            f"| {bits(rate)} | {name} | {label} | {size(LARGE[rate])} | {can * 1e3:.2f} |"
+            f" {row.busbw * 1e3:.2f} ±{half:.1%} | {row.busbw / can:.3f} | {1 / times:.3f} | {met}"
+            f" | {busy:.1f} |"
+        )
     return lines
 
 
-def model(run: RunFile, on: networks.Network, where: str, names: Sequence[str], nbytes: int) -> list[str]:
+def model(
+    run: RunFile, on: networks.Network, where: str, names: Sequence[str], nbytes: int
+) -> list[str]:
     """Measured and predicted times of all_reduce, in the model's order."""
     found, lines, earlier = rows(run), [], list[tuple[float, float]]()
     variants = [algorithms.find("all_reduce", name) for name in names]
@@ -165,8 +195,10 @@ def model(run: RunFile, on: networks.Network, where: str, names: Sequence[str], 
         took = found["all_reduce", name, nbytes].median / 1e9
         met = "met" if abs(took / said - 1) <= MODEL_GOAL else "not met"
         order = all(took > before for least, before in earlier if said > least * (1 + TIE))
-        lines.append(f"| {where} | {size(nbytes)} | {name} | {said * 1e3:.1f} ms | {took * 1e3:.1f} ms "
-                     f"| {took / said:.3f} | {met} | {'met' if order else 'not met'} |")  # fmt: skip
+        lines.append(
+            f"| {where} | {size(nbytes)} | {name} | {said * 1e3:.1f} ms | {took * 1e3:.1f} ms "
+            f"| {took / said:.3f} | {met} | {'met' if order else 'not met'} |"
+        )
         earlier.append((said, took))
     return lines
 
@@ -176,20 +208,28 @@ def flat(rate: int, backend: str, folder: Path) -> tuple[list[str], list[str]]:
     large, path = LARGE[rate], folder / f"{backend}-{rate // 10**6}.jsonl"
     pairs = path.with_stem(f"{path.stem}-pairs")
     whole = suite(
-        path, SUITE, large=large, whole=WHOLE, modelled=list(MODELLED), optimal=list(OPTIMAL),
-        broadcast=TRUTH["broadcast"][0], all_to_all=TRUTH["all_to_all"][0],
-    )  # fmt: skip
+        path,
+        SUITE,
+        large=large,
+        whole=WHOLE,
+        modelled=list(MODELLED),
+        optimal=list(OPTIMAL),
+        broadcast=TRUTH["broadcast"][0],
+        all_to_all=TRUTH["all_to_all"][0],
+    )
     with Lab(HOSTS, rate) as lab:
         run, busy = measured(lab, path, backend, *whole)
         link = fitted(lab, pairs, backend)
-    on, where = networks.Network(link), f"{backend}, {bits(rate)}: {forecast.in_words(link)}"
+    on, where = networks.Network(link), f"{backend}, {bits(rate)}: {prediction.in_words(link)}"
     predicted = [*model(run, on, where, MODELLED, WHOLE), *model(run, on, where, OPTIMAL, large)]
     return truth(run, backend, rate, busy), predicted
 
 
 def fitted(lab: Lab, path: Path, backend: str) -> networks.Link:
-    """The link by which times are predicted. Ranks without cores of their own may wait for the kernel's next tick, with
-    Gloo in a whole run: then the fit refuses, and the run is made anew. Raises CannotRun when that does not help."""
+    """The link by which times are predicted. Ranks without cores of their own may wait for the
+    kernel's next tick, with Gloo in a whole run: then the fit refuses, and the run is made anew.
+    Raises CannotRun when that does not help.
+    """
     turn = 0
     while True:
         measured(lab, path, backend, *PAIRS)
@@ -212,7 +252,9 @@ def racks(folder: Path) -> list[str]:
     share = HOSTS // RACKS
     with Lab(HOSTS, rate, RACKS, UPLINK) as lab:
         path = folder / "racks.jsonl"
-        run, _ = measured(lab, path, "gloo", *suite(path, RACK_SUITE, large=large, racked=list(RACKED)))
+        run, _ = measured(
+            lab, path, "gloo", *suite(path, RACK_SUITE, large=large, racked=list(RACKED))
+        )
     tree = networks.FatTree(link, share, share * rate / UPLINK)
     return model(run, tree, f"gloo, 2 racks, uplink {bits(UPLINK)}", RACKED, large)
 
@@ -223,17 +265,18 @@ def bits(rate: int) -> str:
 
 PAGE = f"""# The instrument's truth: links of known rates
 
-{HOSTS} hosts that are namespaces of one kernel ([tests/lab](../tests/lab)): {{machine}}. Made by `make lab` of the runs
-in [lab/](lab/).
+{HOSTS} hosts that are namespaces of one kernel ([tests/lab](../tests/lab)): {{machine}}. Made by
+`make lab` of the runs in [lab/](lab/).
 
 ## Links
 
-A host's link is a token bucket each way (`tc`'s tbf), which counts frames with their Ethernet header; what the link
-sends in half a millisecond passes an idle one at once, and a connection may have twice that waiting before it: what
-waits there holds up the acknowledgements of traffic the other way. Of a frame's {MTU + ETHERNET} bytes
-{MTU - network.IP - network.TCP} are data, the rest headers (Ethernet {ETHERNET}, IP {network.IP}, TCP with its
-timestamps {network.TCP}): the payload rate is {PAYLOAD:.2%} of the link's. Where data flows both ways,
-acknowledgements take some thousandths of it. A plain TCP stream between two hosts:
+A host's link is a token bucket each way (`tc`'s tbf), which counts frames with their Ethernet
+header; what the link sends in half a millisecond passes an idle one at once, and a connection may
+have twice that waiting before it: what waits there holds up the acknowledgements of traffic the
+other way. Of a frame's {MTU + ETHERNET} bytes {MTU - network.IP - network.TCP} are data, the rest
+headers (Ethernet {ETHERNET}, IP {network.IP}, TCP with its timestamps {network.TCP}): the payload
+rate is {PAYLOAD:.2%} of the link's. Where data flows both ways, acknowledgements take some
+thousandths of it. A plain TCP stream between two hosts:
 
 | link | payload rate | stream | of it | bytes counted for one of data | by the headers |
 |---|--:|--:|--:|--:|--:|
@@ -241,51 +284,61 @@ acknowledgements take some thousandths of it. A plain TCP stream between two hos
 
 ## Bandwidth: within {GOAL:.0%} of the payload rate
 
-{HOSTS} ranks on fewer cores are oversubscribed, by collbench's own rule, and flagged so. Whether links or cores are the
-limit, the last column tells: how many cores were busy during the run, with all that the machine did. `possible` is what
-the algorithm leaves: a broadcast in {PIECES} pieces passes {HOSTS - 2} hosts before the last has its first.
-{WARMUP} calls go before the {ITERS} measured: connections that no case before has used carry less at first.
+{HOSTS} ranks on fewer cores are oversubscribed, by collbench's own rule, and flagged so. Whether
+links or cores are the limit, the last column tells: how many cores were busy during the run, with
+all that the machine did. `possible` is what the algorithm leaves: a broadcast in {PIECES} pieces
+passes {HOSTS - 2} hosts before the last has its first. {WARMUP} calls go before the {ITERS}
+measured: connections that no case before has used carry less at first.
 
 | link | collective | implementation | size | payload MB/s | busbw MB/s | of it | possible | within {GOAL:.0%} | cores |
 |---|---|---|--:|--:|--:|--:|--:|---|--:|
 {{truths}}
 
-Open MPI runs with `btl_tcp_flags=1`, by which it sends large messages without asking first. With its default a
-receiver asks for each part, and where both of a pair send, its wishes wait behind its own data on their one
-connection: all_reduce by halving_doubling of 4 MiB at 100 Mb/s then took 0.88 s instead of 0.54 to 0.60 s (by hand, on
-this machine).
+Open MPI runs with `btl_tcp_flags=1`, by which it sends large messages without asking first. With
+its default a receiver asks for each part, and where both of a pair send, its wishes wait behind
+its own data on their one connection: all_reduce by halving_doubling of 4 MiB at 100 Mb/s then took
+0.88 s instead of 0.54 to 0.60 s (by hand, on this machine).
 
 ## The model: within {MODEL_GOAL:.0%}, in its order
 
-all_reduce as `collbench predict --from` says it, with the alpha and beta that `collbench fit` finds in `sendrecv` of 64
-B to 4 MiB on the same hosts. The order is judged where predictions differ by more than {TIE:.0%}. The two racks have
-two hosts with 1 Gb/s each, and are predicted as `--network fat-tree:2:20`, with the link found at 1 Gb/s.
+all_reduce as `collbench predict --from` says it, with the alpha and beta that `collbench fit`
+finds in `sendrecv` of 64 B to 4 MiB on the same hosts. The order is judged where predictions
+differ by more than {TIE:.0%}. The two racks have two hosts with 1 Gb/s each, and are predicted as
+`--network fat-tree:2:20`, with the link found at 1 Gb/s.
 
 | where | size | algorithm | predicted | measured | ratio | within {MODEL_GOAL:.0%} | order |
 |---|--:|---|--:|--:|--:|---|---|
 {{models}}
-"""
+"""  # noqa: E501
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--backends", default="gloo,mpi" if importlib.util.find_spec("mpi4py") else "gloo")
+    parser.add_argument(
+        "--backends", default="gloo,mpi" if importlib.util.find_spec("mpi4py") else "gloo"
+    )
     chosen = parser.parse_args()
     if reason := network.why_not():
         raise SystemExit(reason)
     chosen.runs.mkdir(parents=True, exist_ok=True)
     links = [line for rate in LARGE for line in stream(rate, 4 * LARGE[rate])]
-    found = [flat(rate, backend, chosen.runs) for backend in chosen.backends.split(",") for rate in LARGE]
+    found = [
+        flat(rate, backend, chosen.runs) for backend in chosen.backends.split(",") for rate in LARGE
+    ]
     uplink = racks(chosen.runs)
     about = environment.gather()
     page = PAGE.format(
-        machine=f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']}, torch "
-        f"{about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}",
-        links="\n".join(links), truths="\n".join(line for truths, _ in found for line in truths),
+        machine=(
+            f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux"
+            f" {about['kernel']}, torch {about['libraries'].get('torch')},"
+            f" {datetime.now(UTC):%Y-%m-%d}"
+        ),
+        links="\n".join(links),
+        truths="\n".join(line for truths, _ in found for line in truths),
         models="\n".join([*(line for _, models in found for line in models), *uplink]),
-    )  # fmt: skip
+    )
     chosen.output.write_text(page)
 
 

@@ -1,4 +1,5 @@
-"""How many faulty hosts group testing finds, whom it accuses and what it costs, on simulated hosts: reports/locate.md.
+"""How many faulty hosts group testing finds, whom it accuses and what it costs, on simulated hosts:
+reports/locate.md.
 
 ``python tests/perf/locate.py --output reports/locate.md``
 """
@@ -16,16 +17,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collbench import algorithms, simulate
-from collbench.backends.model import TEN_GIGABIT
-from collbench.health import locate
-from collbench.health.locate import Group, Rules
-from collbench.networks import Ints, Network
-from collbench.schedule import Schedule
+from collbench.core import algorithms, simulate
+from collbench.core.network import Ints, Network
+from collbench.core.schedule import Schedule
+from collbench.judge.health import locate
+from collbench.judge.health.locate import Group, Rules
+from collbench.run.backends.model import TEN_GIGABIT
 
 HOSTS, FAULTS, TRIALS, BUDGET = 232, range(7), 200, 80
 SIZE = 4 << 20  # bytes a host sends to its neighbour, as `collbench locate` has it
-NOISES = ((0.02, 0.01), (0.03, 0.02))  # standard deviation of what a group reaches; share of tests that are disturbed
+NOISES = (
+    (0.02, 0.01),
+    (0.03, 0.02),
+)  # standard deviation of what a group reaches; share of tests that are disturbed
 DEPTHS = (0.5, 0.8)  # of a healthy host's bandwidth
 DISTURBED = (0.05, 0.25)  # what a disturbed test loses
 
@@ -40,7 +44,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Ports(Network):
-    """The model's network, ports of which reach these shares of its rate: a message is as slow as its slower end."""
+    """The model's network, ports of which reach these shares of its rate: a message is as slow as
+    its slower end."""
 
     shares: tuple[float, ...]
 
@@ -54,7 +59,9 @@ def sendrecv(n: int) -> Schedule:
     return algorithms.find("sendrecv", "direct").schedule(n)
 
 
-def trial(hosts: int, faults: int, noise: float, odd: float, seed: int, budget: int = BUDGET) -> Outcome:
+def trial(
+    hosts: int, faults: int, noise: float, odd: float, seed: int, budget: int = BUDGET
+) -> Outcome:
     """One cluster and one search: who is faulty, and how, is the seed's."""
     rng = random.Random(f"{hosts} {faults} {noise} {seed}")
     shares = {host: rng.choice(DEPTHS) for host in rng.sample(range(hosts), faults)}
@@ -72,33 +79,48 @@ def trial(hosts: int, faults: int, noise: float, odd: float, seed: int, budget: 
     except StopIteration as ended:
         located = ended.value
     hosts_named = {culprit.members[0] for culprit in located.culprits if len(culprit.members) == 1}
-    accused = len(hosts_named - shares.keys()) + sum(len(culprit.members) > 1 for culprit in located.culprits)
-    return Outcome(len(hosts_named & shares.keys()), accused, len(located.open), located.tests, located.rounds)
+    accused = len(hosts_named - shares.keys()) + sum(
+        len(culprit.members) > 1 for culprit in located.culprits
+    )
+    return Outcome(
+        len(hosts_named & shares.keys()), accused, len(located.open), located.tests, located.rounds
+    )
 
 
 def row(faults: int, noise: float, odd: float) -> str:
     found = [trial(HOSTS, faults, noise, odd, seed) for seed in range(TRIALS)]
     every = sum(outcome.found == faults for outcome in found)
-    tests, rounds = (sorted(getattr(outcome, name) for outcome in found) for name in ("tests", "rounds"))
-    return (f"| {noise:.0%}, {odd:.0%} | {faults} | {every} | {sum(outcome.accused > 0 for outcome in found)} "
-            f"| {sum(outcome.open > 0 for outcome in found)} | {spread(tests)} | {spread(rounds)} |")  # fmt: skip
+    tests, rounds = (
+        sorted(getattr(outcome, name) for outcome in found) for name in ("tests", "rounds")
+    )
+    return (
+        f"| {noise:.0%}, {odd:.0%} | {faults} | {every} |"
+        f" {sum(outcome.accused > 0 for outcome in found)} |"
+        f" {sum(outcome.open > 0 for outcome in found)} | {spread(tests)} | {spread(rounds)} |"
+    )
 
 
 def spread(values: Sequence[int]) -> str:
-    return f"{median(values):g} ({values[len(values) // 20]} to {values[-len(values) // 20]}, at most {values[-1]})"
+    return (
+        f"{median(values):g} ({values[len(values) // 20]} to {values[-len(values) // 20]}, at most"
+        f" {values[-1]})"
+    )
 
 
 PAGE = f"""# Group testing on simulated hosts
 
-{HOSTS} hosts, of which some reach {" or ".join(f"{depth:.0%}" for depth in DEPTHS)} of what the others do, found by
-`collbench.health.locate` within a budget of {BUDGET} tests. A test is one group's measurement; the groups of a round
-are disjoint and measured at once. {TRIALS} seeded clusters a row. What a group reaches is what sendrecv around it of
-{SIZE >> 20} MiB a host takes in the model's network (10 Gb/s; a message is as slow as the slower of two ports), times
-a normal error (first figure); besides, some tests (second figure) lose {DISTURBED[0]:.0%} to {DISTURBED[1]:.0%},
-whoever is in them. Links are not at fault here. Made by `python tests/perf/locate.py --output reports/locate.md`.
+{HOSTS} hosts, of which some reach {" or ".join(f"{depth:.0%}" for depth in DEPTHS)} of what the
+others do, found by `collbench.judge.health.locate` within a budget of {BUDGET} tests. A test is one
+group's measurement; the groups of a round are disjoint and measured at once. {TRIALS} seeded
+clusters a row. What a group reaches is what sendrecv around it of {SIZE >> 20} MiB a host takes in
+the model's network (10 Gb/s; a message is as slow as the slower of two ports), times a normal
+error (first figure); besides, some tests (second figure) lose {DISTURBED[0]:.0%} to
+{DISTURBED[1]:.0%}, whoever is in them. Links are not at fault here. Made by `python
+tests/perf/locate.py --output reports/locate.md`.
 
-Accused are healthy hosts and links. Open are hosts that had not been fine twice when the budget was spent: they are
-listed, not accused. Of tests and rounds: the median, and 5 to 95 % of clusters.
+Accused are healthy hosts and links. Open are hosts that had not been fine twice when the budget
+was spent: they are listed, not accused. Of tests and rounds: the median, and 5 to 95 % of
+clusters.
 
 | error, disturbed | faulty | all found | somebody accused | somebody open | tests | rounds |
 |---|--:|--:|--:|--:|---|---|

@@ -1,7 +1,9 @@
-"""Under torchrun: blocks of collbench's sampler, of a hand-written loop, and of that loop again, in turns.
+"""Under torchrun: blocks of collbench's sampler, of a hand-written loop, and of that loop again, in
+turns.
 
-Both loops start from the same alignment and use the same buffers and library call; what may differ is what the
-measuring adds. The result, one JSON line, holds medians over blocks of the blocks' medians of the slowest rank, in ns.
+Both loops start from the same alignment and use the same buffers and library call; what may differ
+is what the measuring adds. The result, one JSON line, holds medians over blocks of the blocks'
+medians of the slowest rank, in ns.
 """
 
 from __future__ import annotations
@@ -14,26 +16,33 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
-from collbench import backends, worker
-from collbench.backends import torchdist
-from collbench.launch import join
-from collbench.launch.environments import Membership
-from collbench.launch.guest import Store
-from collbench.measure import Sampler, Sync
-from collbench.suite import Case
-from collbench.trial import allocate
+from collbench.run import backends
+from collbench.run.backends import torchdist
+from collbench.run.launch import join
+from collbench.run.launch.connection import Store
+from collbench.run.launch.environments import Membership
+from collbench.run.rank import worker
+from collbench.run.rank.measure import Sampler, Sync
+from collbench.run.rank.trial import allocate
+from collbench.suite.case import Case
 
-# collective, bytes, alignment, blocks: without alignment, small calls on a small machine are steady enough to compare
-CASES = [("all_reduce", 8, "none", 200), ("all_gather", 8, "none", 200), ("all_reduce", 4096, "none", 200),
-         ("all_to_all", 1 << 20, "none", 100), ("all_reduce", 16 << 20, "window", 60)]  # fmt: skip
+# collective, bytes, alignment, blocks: without alignment, small calls on a small machine are steady
+# enough to compare
+CASES = [
+    ("all_reduce", 8, "none", 200),
+    ("all_gather", 8, "none", 200),
+    ("all_reduce", 4096, "none", 200),
+    ("all_to_all", 1 << 20, "none", 100),
+    ("all_reduce", 16 << 20, "window", 60),
+]
 SIZE = 20
 
 
 def main() -> None:
     member = join.detect()
     assert member is not None
-    with join.rendezvous(member, 60) as meeting:
-        measure(member, Store(meeting.guest))
+    with join.meet(member, 60) as meeting:
+        measure(member, Store(meeting.connection))
 
 
 def measure(member: Membership, store: Store) -> None:
@@ -78,7 +87,9 @@ def measure(member: Membership, store: Store) -> None:
             if times is not None and turn >= 3:
                 sides[side].append(float(np.median(times.max(axis=0))))
         what = f"{collective} {nbytes} B" + (", aligned" if scheme == "window" else "")
-        found.append({"what": what, **{s: statistics.median(t) if t else 0 for s, t in sides.items()}})
+        found.append(
+            {"what": what, **{s: statistics.median(t) if t else 0 for s, t in sides.items()}}
+        )
     if place.rank == 0:
         print(msgspec.json.encode(found).decode(), flush=True)
     control.barrier()

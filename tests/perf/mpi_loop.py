@@ -1,7 +1,9 @@
-"""MPI_Allreduce by mpi4py as plainly as it goes, aligned and rotated as collbench does; run by executors.py.
+"""MPI_Allreduce by mpi4py as plainly as it goes, aligned and rotated as collbench does; run by
+executors.py.
 
-``mpirun -n 2 python mpi_loop.py BOARD SECONDS SIZE...`` prints {size: median ns of the slowest rank} at rank 0; with
-``copy`` for a size list also what plain memory copies take on all ranks at once.
+``mpirun -n 2 python mpi_loop.py BOARD SECONDS SIZE...`` prints {size: median ns of the slowest
+rank} at rank 0; with ``copy`` for a size list also what plain memory copies take on all ranks at
+once.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import msgspec
 import numpy as np
 from mpi4py import MPI
 
-from collbench import environment
-from collbench.launch.board import Board
+from collbench.machine import environment
+from collbench.run.launch.board import Board
 
 WINDOW_NS = 200_000
 clock = time.perf_counter_ns
@@ -34,7 +36,9 @@ def main() -> None:
     found = {}
     for size in map(int, sys.argv[3:]):
         slots = max(2, min(64, -(-3 * (environment.llc_bytes() or 32 << 20) // (2 * size))))
-        pairs = [(np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)) for _ in range(slots)]
+        pairs = [
+            (np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)) for _ in range(slots)
+        ]
         calls = {
             "mpi": lambda send, recv: comm.Allreduce([send, MPI.FLOAT], [recv, MPI.FLOAT]),
             "copy": lambda send, recv: np.copyto(recv, send),
@@ -52,7 +56,9 @@ def main() -> None:
                 if turn > 2 * slots and not late:
                     times.append(taken)
                 if turn % 10 == 0 and turn > 2 * slots + 20:
-                    enough = comm.bcast(time.monotonic() - began > float(sys.argv[2]) or turn > 2000)
+                    enough = comm.bcast(
+                        time.monotonic() - began > float(sys.argv[2]) or turn > 2000
+                    )
             lengths = comm.allgather(len(times))
             everyone = comm.gather(times[: min(lengths)])
             if everyone is not None:

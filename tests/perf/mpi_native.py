@@ -1,9 +1,11 @@
-"""The mpi backend against MPI_Allreduce in a C loop and in a plain loop of mpi4py: what collbench and Python add.
+"""The mpi backend against MPI_Allreduce in a C loop and in a plain loop of mpi4py: what collbench
+and Python add.
 
-``python tests/perf/mpi_native.py --output reports/mpi.md``. Each side has two ranks of the same MPI, on the same two
-cores, all the time; they take turns case by case, so that what the machine does to one it does to the other a moment
-later. The loops follow what collbench chose for a size: buffers that take turns, calls to a sample, samples. The C loop
-is left out without a C compiler. Nothing here is asserted in CI.
+``python tests/perf/mpi_native.py --output reports/mpi.md``. Each side has two ranks of the same
+MPI, on the same two cores, all the time; they take turns case by case, so that what the machine
+does to one it does to the other a moment later. The loops follow what collbench chose for a size:
+buffers that take turns, calls to a sample, samples. The C loop is left out without a C compiler.
+Nothing here is asserted in CI.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collbench import environment, grammar, session, stats, suite
-from collbench.launch import mpirun
-from collbench.launch.board import Board
-from collbench.locating import listening
-from collbench.records import Record, Row, World
-from collbench.suite import Case
+from collbench.cli.locate import listening
+from collbench.machine import environment
+from collbench.records import stats
+from collbench.records.derive import Derived
+from collbench.records.types import Record, World
+from collbench.run import session
+from collbench.run.launch import mpirun
+from collbench.run.launch.board import Board
+from collbench.suite import grammar, sweep
+from collbench.suite import policy as policy_
+from collbench.suite.case import Case
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -41,7 +48,9 @@ END, ANSWERED, MEDIAN = -1, 5, 6  # of the board's last line; see mpi_loop.c
 def compiled(folder: Path) -> bool:
     """Whether there is ``folder / "loop"`` now, of C."""
     mpicc = shutil.which("mpicc", path=str(BIN))
-    made = mpicc and subprocess.run([mpicc, "-O2", "-o", folder / "loop", HERE / "mpi_loop.c"], check=False)
+    made = mpicc and subprocess.run(
+        [mpicc, "-O2", "-o", folder / "loop", HERE / "mpi_loop.c"], check=False
+    )
     return bool(made) and made.returncode == 0
 
 
@@ -54,7 +63,9 @@ class Loop:
         path.write_bytes(bytes(Board.size(N + 1)))
         command = [folder / "loop"] if name == "C" else [sys.executable, __file__, "--rank"]
         settings = {**mpirun.SETTINGS, **(mpirun.AS_ROOT if os.getuid() == 0 else {}), **os.environ}
-        self._process = subprocess.Popen([mpirun.find(), "-n", str(N), *command, path], env=settings)
+        self._process = subprocess.Popen(
+            [mpirun.find(), "-n", str(N), *command, path], env=settings
+        )
         self._words = Board.at(path, N + 1).words[-8:]
         self._question = 0
 
@@ -76,7 +87,8 @@ class Loop:
 
 
 def rank(path: Path) -> None:
-    """What mpi_loop.c does, by mpi4py, on memory as collbench has it (numpy would ask for huge pages)."""
+    """What mpi_loop.c does, by mpi4py, on memory as collbench has it (numpy would ask for huge
+    pages)."""
     import torch
     from mpi4py import MPI
 
@@ -90,7 +102,9 @@ def rank(path: Path) -> None:
         nbytes, slots, inner, samples = words[1:5]
         if nbytes == END:
             return
-        pairs = [(torch.ones(nbytes // 4).numpy(), torch.ones(nbytes // 4).numpy()) for _ in range(slots)]
+        pairs = [
+            (torch.ones(nbytes // 4).numpy(), torch.ones(nbytes // 4).numpy()) for _ in range(slots)
+        ]
         took, turn = [], 0
         for i in range(-samples // 4 - 10, samples):
             late = meeting.meet(comm.rank, 200_000)
@@ -110,21 +124,26 @@ def rank(path: Path) -> None:
 
 
 class Turns:
-    """Each size once to choose by, then ``rounds`` times on all sides, sizes in an order of the round's own."""
+    """Each size once to choose by, then ``rounds`` times on all sides, sizes in an order of the
+    round's own."""
 
     def __init__(self, loops: Sequence[Loop], sizes: Sequence[int], rounds: int) -> None:
         self._loops = loops
         rng = np.random.default_rng(1)
-        self._left = [(size, cycle) for cycle in range(1, rounds + 1) for size in rng.permutation(sizes)]
+        self._left = [
+            (size, cycle) for cycle in range(1, rounds + 1) for size in rng.permutation(sizes)
+        ]
         self._like: dict[int, Record] = {}
         self.library = ""
-        self.took: dict[int, list[list[float]]] = defaultdict(list)  # by size, of each turn: the loops', collbench's
+        self.took: dict[int, list[list[float]]] = defaultdict(
+            list
+        )  # by size, of each turn: the loops', collbench's
         self._theirs: list[float] = []
 
     def world(self, world: World) -> None:
         self.library = world.library
 
-    def record(self, record: Record, row: Row | None) -> None:
+    def record(self, record: Record, row: Derived | None) -> None:
         size = record.case.nbytes
         if row is None:
             raise SystemExit(f"not measured: {record.note}")
@@ -137,7 +156,9 @@ class Turns:
             return []
         size, cycle = self._left.pop(0)
         like = self._like[size]
-        self._theirs = [loop.ask(size, like.rotation, like.inner, len(like.times_ns)) for loop in self._loops]
+        self._theirs = [
+            loop.ask(size, like.rotation, like.inner, len(like.times_ns)) for loop in self._loops
+        ]
         return [msgspec.structs.replace(like.case, cycle=cycle)]
 
 
@@ -148,8 +169,16 @@ def line(size: int, took: Sequence[Sequence[float]]) -> str:
     for plain in loops:
         apart, low, high = stats.median_interval(sorted(mine - plain), len(mine))
         most = max(MOST * float(np.median(plain)), MICROSECOND)
-        verdict = "yes" if -most <= low and high <= most else "no" if low > most or high < -most else "not shown"
-        told.append(f"{apart:+.2f} [{low:+.2f}, {high:+.2f}] ({apart / np.median(plain):+.1%}) {verdict}")
+        verdict = (
+            "yes"
+            if -most <= low and high <= most
+            else "no"
+            if low > most or high < -most
+            else "not shown"
+        )
+        told.append(
+            f"{apart:+.2f} [{low:+.2f}, {high:+.2f}] ({apart / np.median(plain):+.1%}) {verdict}"
+        )
     spread = [f"{np.percentile(side, 90) / np.percentile(side, 10):.1f}" for side in (mine, *loops)]
     return f"| {size} | {' | '.join([*told, ', '.join(spread)])} |"
 
@@ -165,14 +194,24 @@ def main() -> None:
     if chosen.rank:
         return rank(chosen.rank)
     sizes = [grammar.parse_size(size, "--sizes") for size in chosen.sizes.split(",")]
-    axes = suite.Axes(collectives=("all_reduce",), sizes=tuple(sizes), ranks=(N,), backends=("mpi",), in_place=(False,))
-    policy = suite.Policy(iters=chosen.samples, sync="window", order="size")
+    axes = sweep.Axes(
+        collectives=("all_reduce",),
+        sizes=tuple(sizes),
+        ranks=(N,),
+        backends=("mpi",),
+        in_place=(False,),
+    )
+    policy = policy_.Policy(iters=chosen.samples, sync="window", order="size")
     with tempfile.TemporaryDirectory() as folder:
         names = (["C"] if compiled(Path(folder)) else []) + ["mpi4py"]
         loops = [Loop(Path(folder), name) for name in names]
         turns = Turns(loops, sizes, chosen.rounds)
-        order = session.Order(suite=suite.Suite(name="mpi", axes=axes, policy=policy), command=sys.argv, save=False,
-                              further=turns.further)  # fmt: skip
+        order = session.Order(
+            suite=sweep.Suite(name="mpi", axes=axes, policy=policy),
+            command=sys.argv,
+            save=False,
+            further=turns.further,
+        )
         try:
             session.execute(order, lambda: listening(turns))
         finally:
@@ -183,11 +222,15 @@ def main() -> None:
     lines = [
         "# The mpi backend against plain loops",
         "",
-        f"all_reduce, float, out of place, {N} ranks, isolated calls, {turns.library}, {cpu}, "
-        f"{environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us. Medians of {chosen.rounds} turns of "
-        f"{chosen.samples} samples of the slowest rank; all sides' ranks stay alive and take turns case by case. "
-        "Over a loop: the median of the turns' differences, its 95 % interval, and whether that is within 5 % or 1 us. "
-        "Turns differ, by 90th over 10th percentile: each side's. Made by `python tests/perf/mpi_native.py`.",
+        (
+            f"all_reduce, float, out of place, {N} ranks, isolated calls, {turns.library}, {cpu},"
+            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us. Medians of"
+            f" {chosen.rounds} turns of {chosen.samples} samples of the slowest rank; all sides'"
+            " ranks stay alive and take turns case by case. Over a loop: the median of the turns'"
+            " differences, its 95 % interval, and whether that is within 5 % or 1 us. Turns"
+            " differ, by 90th over 10th percentile: each side's. Made by `python"
+            " tests/perf/mpi_native.py`."
+        ),
         "",
         f"| size | collbench | {' | '.join(heads)} | turns differ |",
         f"|---|---|{'---|' * len(heads)}---|",

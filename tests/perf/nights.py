@@ -1,7 +1,9 @@
-"""How often the rules for nights err, beside the figures that they were chosen by, and what a trend says of a step.
+"""How often the rules for nights err, beside the figures that they were chosen by, and what a trend
+says of a step.
 
-``python tests/perf/nights.py --output reports/nights.md`` takes minutes; ``--repeat .1`` a tenth of the trials. All are
-seeded; whether they agree is for the reader to see, with the Monte Carlo error beside each.
+``python tests/perf/nights.py --output reports/nights.md`` takes minutes; ``--repeat .1`` a tenth of
+the trials. All are seeded; whether they agree is for the reader to see, with the Monte Carlo error
+beside each.
 """
 
 from __future__ import annotations
@@ -17,25 +19,34 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "pure"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import watched
-from planted import nights, suite
+from factories import nights, swept
 from watched import DELAYS, DOCUMENTED, QUIET, RULES, SETTINGS, Setting
 
-from collbench.history import Series
-from collbench.history.nights import Night, launches_of, merged
-from collbench.history.outlook import outlook
-from collbench.suite import Case
+from collbench.judge.history.nights import Night, Series, launches_of, merged
+from collbench.judge.history.outlook import outlook
+from collbench.suite.case import Case
 
 CHUNK = 100  # trials with a seed of their own
-COLLECTIVES, STEP, NIGHT, BAND = ("all_reduce", "all_gather", "reduce_scatter"), 0.05, 40, (1 << 20, 8 << 20)
+COLLECTIVES, STEP, NIGHT, BAND = (
+    ("all_reduce", "all_gather", "reduce_scatter"),
+    0.05,
+    40,
+    (1 << 20, 8 << 20),
+)
 
 
-def shares(pool: ProcessPoolExecutor, setting: Setting, rule: str, trials: int) -> tuple[float, float, float]:
+def shares(
+    pool: ProcessPoolExecutor, setting: Setting, rule: str, trials: int
+) -> tuple[float, float, float]:
     """The share flagged, its standard error, the median delay in nights."""
     seeds = range(math.ceil(trials / CHUNK))
-    work = partial(watched.flagged, setting, RULES[rule]) if rule else partial(watched.agreed, setting)
+    work = (
+        partial(watched.flagged, setting, RULES[rule]) if rule else partial(watched.agreed, setting)
+    )
     found = [delay for each in pool.map(partial(_seeded, work), seeds) for delay in each]
     share = len(found) / (len(seeds) * CHUNK)
     error = math.sqrt(max(share * (1 - share), 1 / trials) / trials)
@@ -52,9 +63,15 @@ def table(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
     yield f"|---|{'---|' * len(SETTINGS)}"
     for rule in RULES:
         known = [f"{share:g}" for share in DOCUMENTED[rule][: len(QUIET)]]
-        known += [f"{s:g} ({d})" for s, d in zip(DOCUMENTED[rule][len(QUIET) :], DELAYS[rule], strict=True)]
+        known += [
+            f"{s:g} ({d})"
+            for s, d in zip(DOCUMENTED[rule][len(QUIET) :], DELAYS[rule], strict=True)
+        ]
         yield f"| {rule}, documented | {' | '.join(known)} |"
-        yield f"| {rule}, found | {' | '.join(cell(*shares(pool, one, rule, trials), one) for one in SETTINGS)} |"
+        yield (
+            f"| {rule}, found |"
+            f" {' | '.join(cell(*shares(pool, one, rule, trials), one) for one in SETTINGS)} |"
+        )
     agreed = [cell(*shares(pool, one, "", trials), one) for one in SETTINGS]
     yield f"| change points that two rows agree on, found | {' | '.join(agreed)} |"
     yield ""
@@ -62,7 +79,8 @@ def table(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
     yield ""
     for setting in (Setting(0.01, rho=0.5), Setting(0.02, rho=0.5)):
         one, two = (
-            cell(*shares(pool, setting, rule, trials), setting) for rule in ("change points, at least 3 nights", "")
+            cell(*shares(pool, setting, rule, trials), setting)
+            for rule in ("change points, at least 3 nights", "")
         )
         yield f"- {worded(setting)}: by change points {one}, where two rows must agree {two}"
 
@@ -77,27 +95,41 @@ def cell(share: float, error: float, delay: float, setting: Setting) -> str:
 
 
 def band(seed: int, step: float = STEP) -> dict[str, object]:
-    """60 nights of 27 rows with a step on night 40 in one band of sizes of one collective: what the trend says."""
+    """60 nights of 27 rows with a step on night 40 in one band of sizes of one collective: what the
+    trend says."""
 
     def level(case: Case, number: int) -> float:
         return (
-            step if case.collective == COLLECTIVES[0] and BAND[0] <= case.nbytes <= BAND[1] and number >= NIGHT else 0.0
+            step
+            if case.collective == COLLECTIVES[0]
+            and BAND[0] <= case.nbytes <= BAND[1]
+            and number >= NIGHT
+            else 0.0
         )
 
     rows: dict[Case, list[Night]] = {}
-    for file in nights(suite(*COLLECTIVES), 60, level, seed=seed):
+    for file in nights(swept(*COLLECTIVES), 60, level, seed=seed):
         for case, launches in launches_of(file).items():
             rows.setdefault(case, []).extend(merged(launches))
     found = outlook(
-        "simulated", [Series(machine="simulated", case=case, nights=each) for case, each in rows.items()], {}
+        "simulated",
+        [Series(machine="simulated", case=case, nights=each) for case, each in rows.items()],
+        {},
     )
-    right = [shift for shift in found.changed if shift.collective == COLLECTIVES[0] and shift.delta > 0
-             and all(BAND[0] <= size <= BAND[1] for size in shift.sizes)]  # fmt: skip
+    right = [
+        shift
+        for shift in found.changed
+        if shift.collective == COLLECTIVES[0]
+        and shift.delta > 0
+        and all(BAND[0] <= size <= BAND[1] for size in shift.sizes)
+    ]
     return {
-        "named": len(right) == 1, "nothing else": len(found.changed) == len(right) and not found.creeping,
+        "named": len(right) == 1,
+        "nothing else": len(found.changed) == len(right) and not found.creeping,
         "off": found.days.index(right[0].day) - NIGHT if right else None,
-        "sizes": len(right[0].sizes) if right else 0, "delta": right[0].delta if right else math.nan,
-    }  # fmt: skip
+        "sizes": len(right[0].sizes) if right else 0,
+        "delta": right[0].delta if right else math.nan,
+    }
 
 
 def steps(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
@@ -106,25 +138,45 @@ def steps(pool: ProcessPoolExecutor, trials: int) -> Iterator[str]:
     offs, sizes = (Counter(one[name] for one in good) for name in ("off", "sizes"))
     near = sum(number for off, number in offs.items() if abs(off) <= 3)  # type: ignore[arg-type]
     alone = sum(one["named"] and one["nothing else"] for one in found)
-    yield f"- one change is named, of that collective and of sizes of the band only: {len(good)} of {trials}"
-    yield f"- its night is within 3 of night {NIGHT}: {near} of {trials} (exactly that one: {offs[0]})"
+    yield (
+        f"- one change is named, of that collective and of sizes of the band only: {len(good)} of"
+        f" {trials}"
+    )
+    yield (
+        f"- its night is within 3 of night {NIGHT}: {near} of {trials} (exactly that one:"
+        f" {offs[0]})"
+    )
     yield f"- nothing else is named, and no row that creeps: {alone} of {trials}"
-    yield f"- of the 4 sizes, named: {', '.join(f'{size} in {number}' for size, number in sorted(sizes.items()))}"
+    yield (
+        "- of the 4 sizes, named:"
+        f" {', '.join(f'{size} in {number}' for size, number in sorted(sizes.items()))}"
+    )
     yield f"- by how much, median: {np.median([one['delta'] for one in good]):+.1%}"
     quiet = list(pool.map(partial(band, step=0.0), range(trials), chunksize=4))
-    yield f"- without a step, nothing is named: {sum(bool(one['nothing else']) for one in quiet)} of {trials}"
+    yield (
+        f"- without a step, nothing is named: {sum(bool(one['nothing else']) for one in quiet)} of"
+        f" {trials}"
+    )
 
 
 def report(repeat: float) -> Iterator[str]:
     trials, histories = math.ceil(2000 * repeat / CHUNK) * CHUNK, math.ceil(300 * repeat)
     with ProcessPoolExecutor() as pool:
         yield "# Nights: how often the rules err\n"
-        yield (f"{trials} trials each, seeded (`python tests/perf/nights.py`): 40 nights of history, then 15 more, "
-               "of which a night takes 5 to 25 % longer with probability .05; the share of trials flagged within these "
-               "15 nights ± its standard error, in brackets the median delay in nights. τ is 3 %.\n")  # fmt: skip
+        yield (
+            f"{trials} trials each, seeded (`python tests/perf/nights.py`): 40 nights of history,"
+            " then 15 more, of which a night takes 5 to 25 % longer with probability .05; the"
+            " share of trials flagged within these 15 nights ± its standard error, in brackets the"
+            " median delay in nights. τ is 3 %.\n"
+        )
         yield from table(pool, trials)
-        yield f"\n## A step of {STEP:.0%} on night {NIGHT} of 60, in {COLLECTIVES[0]} of 1 to 8 MiB\n"
-        yield f"{histories} histories of 27 rows (3 collectives of 9 sizes), σ=1 %, odd nights as above:\n"
+        yield (
+            f"\n## A step of {STEP:.0%} on night {NIGHT} of 60, in {COLLECTIVES[0]} of 1 to 8 MiB\n"
+        )
+        yield (
+            f"{histories} histories of 27 rows (3 collectives of 9 sizes), σ=1 %, odd nights as"
+            " above:\n"
+        )
         yield from steps(pool, histories)
 
 

@@ -1,6 +1,8 @@
-"""Ratios of collbench against the plainest thing that does the same, each pair interleaved in one session.
+"""Ratios of collbench against the plainest thing that does the same, each pair interleaved in one
+session.
 
-``python tests/perf/run.py --output reports/perf.md`` (make perf). Nothing here is asserted in CI: machines differ.
+``python tests/perf/run.py --output reports/perf.md`` (make perf). Nothing here is asserted in CI:
+machines differ.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ from pathlib import Path
 
 import msgspec
 
-from collbench import environment, records, store
-from collbench.records import Record, Run
-from collbench.suite import Axes, Case, Policy, Suite
+from collbench.machine import environment
+from collbench.records import derive, store
+from collbench.records.types import Record, Run
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 HERE = Path(__file__).parent
 PYTHON = sys.executable
@@ -34,7 +39,9 @@ def seconds(command: list[str]) -> float:
 def first_row(command: list[str]) -> float:
     """Seconds until a line that is no comment appears."""
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout
         for line in process.stdout:
             if line.strip() and not line.startswith("#"):
@@ -44,7 +51,9 @@ def first_row(command: list[str]) -> float:
     raise RuntimeError("no row appeared")
 
 
-def interleaved(rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[float, float]:
+def interleaved(
+    rounds: int, ours: Callable[[], float], theirs: Callable[[], float]
+) -> tuple[float, float]:
     """Medians of both, taken in turns after one round that does not count."""
     pairs = [(ours(), theirs()) for _ in range(rounds + 1)][1:]
     return tuple(statistics.median(side) for side in zip(*pairs, strict=True))  # type: ignore[return-value]
@@ -53,24 +62,45 @@ def interleaved(rounds: int, ours: Callable[[], float], theirs: Callable[[], flo
 def help_page() -> list[str]:
     script = str(Path(PYTHON).parent / "collbench")
     ours, bare = interleaved(
-        20, lambda: seconds([script, "--help"]), lambda: seconds([PYTHON, "-c", "import typer, rich"])
+        20,
+        lambda: seconds([script, "--help"]),
+        lambda: seconds([PYTHON, "-c", "import typer, rich"]),
     )
-    return [f"| `collbench --help` | {ours * 1e3:.0f} ms | `import typer, rich`: {bare * 1e3:.0f} ms "
-            f"| {ours / bare:.2f} x | <= 1.5 x |"]  # fmt: skip
+    return [
+        f"| `collbench --help` | {ours * 1e3:.0f} ms | `import typer, rich`: {bare * 1e3:.0f} ms "
+        f"| {ours / bare:.2f} x | <= 1.5 x |"
+    ]
 
 
 def start() -> list[str]:
-    options = "--sizes 1K -g 8 --place out -n 20 -w 1 --no-save"  # as many calls as the script makes
+    options = (  # as many calls as the script makes
+        "--sizes 1K -g 8 --place out -n 20 -w 1 --no-save"
+    )
     sweep = [PYTHON, "-m", "collbench", "all_reduce", *options.split()]
-    script = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "8", str(HERE / "minimal.py")]
+    script = [
+        PYTHON,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "8",
+        str(HERE / "minimal.py"),
+    ]
     ours, bare = interleaved(3, lambda: first_row(sweep), lambda: first_row(script))
     against = f"minimal all-reduce under `torchrun --nproc-per-node 8`: {bare:.1f} s"
     return [f"| first row, `-g 8` | {ours:.1f} s | {against} | {ours / bare:.2f} x | <= 0.4 x |"]
 
 
 def loops() -> list[str]:
-    """The timed loop against a hand-written one on the same buffers, and the hand-written one against itself."""
-    script = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(HERE / "loops.py")]
+    """The timed loop against a hand-written one on the same buffers, and the hand-written one
+    against itself."""
+    script = [
+        PYTHON,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        str(HERE / "loops.py"),
+    ]
     done = subprocess.run(script, check=True, capture_output=True, text=True)
     lines = []
     for found in msgspec.json.decode(done.stdout.strip().splitlines()[-1]):
@@ -78,7 +108,10 @@ def loops() -> list[str]:
         within = abs(ours - bare) <= 0.02 * bare + 1
         against = f"hand-written loop: {bare:.1f} us (itself again: {again:.1f} us)"
         goal = f"within 2 % + 1 us: {'yes' if within else 'no'}"
-        lines.append(f"| median, {found['what']} | {ours:.1f} us | {against} | {ours / bare:.3f} x | {goal} |")
+        lines.append(
+            f"| median, {found['what']} | {ours:.1f} us | {against} | {ours / bare:.3f} x |"
+            f" {goal} |"
+        )
     return lines
 
 
@@ -96,7 +129,7 @@ def recording(cases: int = 10_000, samples: int = 200, ranks: int = 8) -> list[s
         written = (time.perf_counter() - began) / cases
         began = time.perf_counter()
         for _ in range(200):
-            records.derive(record)
+            derive.derive(record)
         derived = (time.perf_counter() - began) / 200
     what = f"{cases:,} cases of {samples} samples x {ranks} ranks"
     against = f"deriving its columns: {derived * 1e3:.2f} ms"
@@ -112,9 +145,13 @@ def main() -> None:
     lines = [
         "# Speed of collbench itself",
         "",
-        f"{about['cpu'].get('model')}, {environment.core_count()} cores, Python {about['python']}, "
-        f"torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}. Made by `make perf`; medians of "
-        "interleaved rounds. Where a loop's own repetition differs from it by more than 2 %, the machine cannot tell.",
+        (
+            f"{about['cpu'].get('model')}, {environment.core_count()} cores, Python"
+            f" {about['python']}, torch {about['libraries'].get('torch')},"
+            f" {datetime.now(UTC):%Y-%m-%d}. Made by `make perf`; medians of interleaved rounds."
+            " Where a loop's own repetition differs from it by more than 2 %, the machine cannot"
+            " tell."
+        ),
         "",
         "| what | collbench | against | ratio | goal |",
         "|---|---|---|---|---|",

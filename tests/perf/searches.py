@@ -1,7 +1,8 @@
-"""Searches one after another by one world of ranks, for confusion.py, which plants other faults in between.
+"""Searches one after another by one world of ranks, for confusion.py, which plants other faults in
+between.
 
-``python tests/perf/searches.py FOLDER SIZE SAMPLES [FAULTS]`` on every rank. Rank 0 begins search N once FOLDER/go.N is
-there, and then adds a line to FOLDER/told; FOLDER/end ends it.
+``python tests/perf/searches.py FOLDER SIZE SAMPLES [FAULTS]`` on every rank. Rank 0 begins search N
+once FOLDER/go.N is there, and then adds a line to FOLDER/told; FOLDER/end ends it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from collbench import pairing, session, suite
-from collbench.health import culprits, locate
-from collbench.locating import Searching, listening
-from collbench.records import World
-from collbench.suite import Case
+from collbench.cli import pairs
+from collbench.cli.locate import Searching, listening
+from collbench.judge.health import locate
+from collbench.records.types import World
+from collbench.run import session
+from collbench.suite import policy as suite
+from collbench.suite.case import Case
 
 TIMEOUT = 20.0
 
@@ -47,9 +50,12 @@ class Searches(Searching):
 
     def _tell(self, found: locate.Located) -> None:
         names = [unit.name for unit in self.units]
-        findings = culprits.findings(found, names, crowded=self.crowded)
-        told = {"named": [finding.subject.name for finding in findings], "open": found.open,
-                "words": culprits.words(found, names, self.crowded)}  # fmt: skip
+        findings = locate.findings(found, names, crowded=self.crowded)
+        told = {
+            "named": [finding.subject.name for finding in findings],
+            "open": found.open,
+            "words": locate.words(found, names, self.crowded),
+        }
         with (self._folder / "told").open("a") as out:
             out.write(json.dumps(told) + "\n")
 
@@ -59,9 +65,8 @@ def main() -> None:
     searches = Searches(Path(folder))
 
     policy = suite.Policy(iters=int(samples), warmup=1, timeout=TIMEOUT, inject=faults)
-    named = pairing.suite_of("locate", "", "gloo", [size], "", policy, "auto")
-    order = session.Order(suite=msgspec.structs.replace(named, policy=policy), command=sys.argv, save=False,
-                          further=searches.further)  # fmt: skip
+    order = pairs.order_of("locate", [size], policy, backend="gloo")
+    order = msgspec.structs.replace(order, save=False, further=searches.further)
     session.execute(order, lambda: listening(searches))
 
 

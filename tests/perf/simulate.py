@@ -1,4 +1,5 @@
-"""How fast large worlds are simulated: seconds and peak memory of a process each, schedule and imports included.
+"""How fast large worlds are simulated: seconds and peak memory of a process each, schedule and
+imports included.
 
 ``python tests/perf/simulate.py`` prints a table. Nothing here is asserted in CI: machines differ.
 """
@@ -23,7 +24,8 @@ CASES = [
 
 
 def one(collective: str, algorithm: str, n: int, network: str) -> None:
-    from collbench import algorithms, networks, simulate
+    from collbench.core import algorithms, simulate
+    from collbench.core import network as networks
 
     began = time.perf_counter()
     schedule = algorithms.find(collective, algorithm).schedule(n)
@@ -40,9 +42,14 @@ def main() -> None:
     for collective, algorithm, n, network, aim in CASES:
         done = subprocess.run(
             [sys.executable, __file__, collective, algorithm, str(n), network],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        print(f"| {collective} {algorithm} | {n:,} | {network} | {done.stdout.strip()} | {aim} |", flush=True)
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        print(
+            f"| {collective} {algorithm} | {n:,} | {network} | {done.stdout.strip()} | {aim} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""One plain TCP stream: ``stream.py recv PORT BYTES`` prints the seconds from the first byte to the last,
-``stream.py send HOST PORT BYTES`` sends to it."""
+"""One plain TCP stream: ``stream.py recv PORT BYTES`` prints the seconds from the first byte to the
+last, ``stream.py send HOST PORT BYTES`` sends to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`make gpu-check` without a GPU: bytes that algorithms must move, what is judged, and what is said to be missing."""
+"""`make gpu-check` without a GPU: bytes that algorithms must move, what is judged, and what is said
+to be missing."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import factories
 import msgspec
 import pytest
 import torch
 
-from collbench.backends import Base, Call
-from collbench.records import Record, Run, RunFile, World
-from collbench.suite import Axes, Case, Policy, Suite
+from collbench.records.types import Record, RunFile
+from collbench.run.backends import Base, Call
+from collbench.suite.case import Case
 
 SCRIPTS = Path(__file__).parents[1] / "perf"
 KIB = 1024
@@ -34,7 +36,7 @@ NCCL_TESTS = """# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=2300
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 0
 # Collective test concluded: all_reduce_perf
-"""
+"""  # noqa: E501
 
 
 def script(name: str) -> ModuleType:
@@ -51,27 +53,26 @@ def gpu() -> ModuleType:
 
 
 def case(algorithm: str, n: int, nbytes: int, backend: str = "symm") -> Case:
-    return Case(collective="all_reduce", backend=backend, n=n, nbytes=nbytes, algorithm=algorithm, op="sum")
+    return Case(
+        collective="all_reduce", backend=backend, n=n, nbytes=nbytes, algorithm=algorithm, op="sum"
+    )
 
 
 def file(cases: list[tuple[Case, float]], **fields: Any) -> RunFile:
     """A run of ten equal samples a case, in ns."""
-    run = Run(id="x", started="", command=[], policy=Policy(), environment={},
-              suite=Suite(name="x", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,))))  # fmt: skip
     found = [
-        Record(**{"case": c, "status": "ok", "wrong": 0, "times_ns": [round(ns)] * 10, **fields}) for c, ns in cases
+        factories.record(case, times_ns=[round(ns)] * 10, **{"wrong": 0, **fields})
+        for case, ns in cases
     ]
-    world = World(
-        index=0, backend="symm", n=2, env=(), launcher="local", ranks=[], oversubscribed=False, same_clock=True
-    )
-    return RunFile(path=Path("x"), run=run, worlds=[world], records=found, end=None)
+    world = factories.world(backend="symm", n=2)
+    return factories.run_file(found, [world], None, "x", environment={})
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_traffic_is_what_the_algorithms_read_and_write(gpu: ModuleType, n: int) -> None:
-    """Per rank and in buffers, what others read in the same step counted once: one_shot reads and writes 1. Ring reads
-    2 blocks, writes 1 for each of n - 1 that it adds to, reads and writes each that it gathers; two_shot reads n blocks
-    to write 1, which all others gather."""
+    """Per rank and in buffers, what others read in the same step counted once: one_shot reads and
+    writes 1. Ring reads 2 blocks, writes 1 for each of n - 1 that it adds to, reads and writes each
+    that it gathers; two_shot reads n blocks to write 1, which all others gather."""
     size = 64 * KIB * n
     for algorithm, buffers in {
         "one_shot": 2,
@@ -81,14 +82,20 @@ def test_traffic_is_what_the_algorithms_read_and_write(gpu: ModuleType, n: int) 
         assert gpu.traffic(case(algorithm, n, size)) == n * buffers * size, algorithm
 
 
-def test_traffic_grows_with_the_bytes_and_never_falls_below_reading_and_writing_all(gpu: ModuleType) -> None:
+def test_traffic_grows_with_the_bytes_and_never_falls_below_reading_and_writing_all(
+    gpu: ModuleType,
+) -> None:
     for algorithm in gpu.ALGORITHMS:
         for n in gpu.RANKS:
             once = gpu.traffic(case(algorithm, n, KIB * n))
-            assert gpu.traffic(case(algorithm, n, 16 * KIB * n)) == 16 * once >= 2 * n * 16 * KIB * n
+            assert (
+                gpu.traffic(case(algorithm, n, 16 * KIB * n)) == 16 * once >= 2 * n * 16 * KIB * n
+            )
 
 
-def test_the_share_of_the_bound_is_judged_at_large_sizes_for_what_waits_for_nothing(gpu: ModuleType) -> None:
+def test_the_share_of_the_bound_is_judged_at_large_sizes_for_what_waits_for_nothing(
+    gpu: ModuleType,
+) -> None:
     rate = 2.0
     cases = []
     for algorithm, share in (("ring", 0.9), ("two_shot", 0.7), ("tree", 0.3)):
@@ -97,19 +104,25 @@ def test_the_share_of_the_bound_is_judged_at_large_sizes_for_what_waits_for_noth
             cases.append((one, gpu.traffic(one) / rate / share * slower))
     figures = {f.what.partition(",")[0]: f for f in gpu.nearness(gpu.shares(file(cases), rate))}
     assert {name: (f.value, f.met) for name, f in figures.items()} == {
-        "ring": ("90%", True), "two_shot": ("70%", False), "tree": ("30%", None)
-    }  # fmt: skip
+        "ring": ("90%", True),
+        "two_shot": ("70%", False),
+        "tree": ("30%", None),
+    }
 
 
 def test_wrong_data_and_what_is_left_out_are_told(gpu: ModuleType) -> None:
     fine = file([(case("ring", 2, KIB), 10.0)])
     (right,) = gpu.verified("symm", fine)
     assert right.met and right.value == "1 cases"
-    wrong = file([(case("tree", 2, KIB), 10.0)], status="wrong", wrong=3, note="3 wrong elements").records
+    wrong = file(
+        [(case("tree", 2, KIB), 10.0)], status="wrong", wrong=3, note="3 wrong elements"
+    ).records
     skipped = Record(case=case("tree", 2, 8), status="skipped", note="too small")
     whole = msgspec.structs.replace(fine, records=[*fine.records, *wrong, skipped])
     bad, out = gpu.verified("symm", whole)
-    assert bad.met is False and bad.value.startswith("1 cases; ") and "3 wrong elements" in bad.value
+    assert (
+        bad.met is False and bad.value.startswith("1 cases; ") and "3 wrong elements" in bad.value
+    )
     assert out.value == "1 cases: too small" and out.met is None
 
 
@@ -126,7 +139,10 @@ def test_nccl_tests_output_is_read_and_compared(gpu: ModuleType) -> None:
     assert times == {8: 10_000.0, 1 << 20: 100_000.0} and library == "NCCL 2.30.4"
     with pytest.raises(gpu.NotMeasured, match="ended with 2: no device"):
         gpu.read_nccl_tests(subprocess.CompletedProcess([], 2, "", "sorry\nno device\n"))
-    table = [{"nbytes": 8, "ours": 11_900.0, "theirs": 10_000.0}, {"nbytes": 1 << 20, "ours": 106e3, "theirs": 100e3}]
+    table = [
+        {"nbytes": 8, "ours": 11_900.0, "theirs": 10_000.0},
+        {"nbytes": 1 << 20, "ours": 106e3, "theirs": 100e3},
+    ]
     near, far = gpu.compared("x", table[:1]), gpu.compared("x", table)
     assert near.met and far.met is False and far.value.endswith("off at 1048576 B")
 
@@ -148,7 +164,10 @@ def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = gpu.Check(tmp_path, 1)
-    answers = {"symm-2": gpu.NotMeasured("symm needs Triton"), "nccl": file([(case("native", 1, 8, "nccl"), 5000.0)])}
+    answers = {
+        "symm-2": gpu.NotMeasured("symm needs Triton"),
+        "nccl": file([(case("native", 1, 8, "nccl"), 5000.0)]),
+    }
 
     def collbench(name: str, *options: str) -> RunFile:
         answer = answers.get(name, gpu.NotMeasured("NCCL 2.27.5 puts one rank on a GPU"))
@@ -157,14 +176,19 @@ def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
         return answer
 
     monkeypatch.setattr(check, "collbench", collbench)
-    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [gpu.Figure(what="tests/gpu", value="3 passed", met=True)])
+    monkeypatch.setattr(
+        gpu, "gpu_tests", lambda check: [gpu.Figure(what="tests/gpu", value="3 passed", met=True)]
+    )
     monkeypatch.delenv("NCCL_TESTS", raising=False)
     figures = gpu.measured(check, {"copy_rate": 3000.0, "graphs": [], "why_not": "no symm"})
     told = {f.what: f.value for f in figures}
     assert told["reference algorithms on symm"] == "not measured: symm needs Triton"
     assert told["nccl, 1 ranks: data right"] == "1 cases"
     assert told["nccl-shared, 2,4,8 ranks"].startswith("not measured: NCCL 2.27.5")
-    assert told["nccl-tests"].startswith("not measured: $NCCL_TESTS") and told["tests/gpu"] == "3 passed"
+    assert (
+        told["nccl-tests"].startswith("not measured: $NCCL_TESTS")
+        and told["tests/gpu"] == "3 passed"
+    )
     assert check.details["nccl"] == [{"n": 1, "nbytes": 8, "ns": 5000.0}]
     text = gpu.page("1 x Imagined 9000", figures)
     assert text.count("\n| ") == len(figures) + 1 and "| tests/gpu | 3 passed |  | yes |" in text
@@ -247,7 +271,12 @@ def test_both_graphs_hold_the_same_calls_and_take_turns(monkeypatch: pytest.Monk
         yield
         FakeGraph.capturing = None
 
-    fakes: dict[str, Any] = {"Event": FakeCuda, "current_stream": FakeCuda, "CUDAGraph": FakeGraph, "graph": graph}
+    fakes: dict[str, Any] = {
+        "Event": FakeCuda,
+        "current_stream": FakeCuda,
+        "CUDAGraph": FakeGraph,
+        "graph": graph,
+    }
     for name, fake in {**fakes, "_sleep": lambda cycles: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     inside = script("gpu_graphs")
@@ -257,4 +286,6 @@ def test_both_graphs_hold_the_same_calls_and_take_turns(monkeypatch: pytest.Monk
     ours, bare = FakeGraph.made
     assert ours.calls == bare.calls and len(set(ours.calls)) == inside.SLOTS
     assert found["ours"] == found["bare"] == found["again"] == pytest.approx(1000)
-    assert bare.replays == 2 * (ours.replays - 1) == 2 * inside.ROUNDS * inside.SAMPLES  # one replay warms it up
+    assert (
+        bare.replays == 2 * (ours.replays - 1) == 2 * inside.ROUNDS * inside.SAMPLES
+    )  # one replay warms it up

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch.local import Launcher
-from collbench.plan import Job, Plan
-from collbench.records import Record, World
-from collbench.suite import Case, Policy
+from collbench.records.types import Record, World
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 PLUGINS = Path(__file__).parent / "plugins"
 Measure = Callable[..., list[Record]]
@@ -19,7 +21,8 @@ Measure = Callable[..., list[Record]]
 
 @pytest.fixture(scope="session")
 def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where saboteurs of ``launcher`` read what to do: a setting in the environment would need a server of its own."""
+    """Where saboteurs of ``launcher`` read what to do: a setting in the environment would need a
+    server of its own."""
     return tmp_path_factory.mktemp("sabotage") / "fault"
 
 
@@ -34,19 +37,22 @@ def launcher(fault: Path) -> Iterator[Launcher]:
 
 @pytest.fixture
 def measure(launcher: Launcher, fault: Path) -> Measure:
-    """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told otherwise, without
-    a deadline that a busy machine may miss. ``sabotage`` is for saboteurs."""
+    """``measure(cases, **policy)``: the records of cases of one world, two samples each unless told
+    otherwise, without a deadline that a busy machine may miss. ``sabotage`` is for saboteurs."""
 
     def run(
-        cases: Sequence[Case], rotation: int = 2, env: tuple[tuple[str, str], ...] = (), sabotage: str = "",
+        cases: Sequence[Case],
+        rotation: int = 2,
+        env: tuple[tuple[str, str], ...] = (),
+        sabotage: str = "",
         **policy: object,
-    ) -> list[Record]:  # fmt: skip
+    ) -> list[Record]:
         fault.write_text(sabotage)
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
         jobs = [Job(case, rotation, "small") for case in cases]
         plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)
         lines: list[World | Record] = []
-        launcher.run(plan, lines.append, lambda job, phase: None)
+        launcher.run([plan], Listener(lines.append))
         assert isinstance(lines[0], World)
         return [line for line in lines if isinstance(line, Record)]
 

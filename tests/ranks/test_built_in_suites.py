@@ -14,10 +14,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from collbench import catalogue, options, plan, session, store
-from collbench.launch.local import Launcher
-from collbench.records import Record, World
-from collbench.suite import Axes, Policy, Suite
+from collbench.cli import options
+from collbench.records import store
+from collbench.records.types import Record, World
+from collbench.run import plan, session
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.suite import toml
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 BRIEF = Policy(iters=2, warmup=0, timeout=60.0)
 SUITE = """
@@ -44,20 +49,26 @@ def shrunk(suite: Suite) -> Suite:
     return msgspec.structs.replace(suite, axes=short(suite.axes), includes=includes, policy=BRIEF)
 
 
-@pytest.mark.parametrize("name", sorted(catalogue.built_in()))
+@pytest.mark.parametrize("name", sorted(toml.built_in()))
 def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: Launcher) -> None:
     suite = shrunk(
-        options.changed(catalogue.load(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo")
+        options.changed(
+            toml.load(name), ngpus="2", backend="" if name in ("pr", "algorithms") else "gloo"
+        )
     )
     prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
     assert all(skip.reason for skip in prepared.skips)
     lines: list[World | Record] = []
     for world in plan.worlds(prepared.jobs, suite.policy):
-        launcher.run(world, lines.append, lambda job, phase: None)
+        launcher.run([world], Listener(lines.append))
     records = [line for line in lines if isinstance(line, Record)]
-    assert {record.case for record in records} == set(prepared.cases) and len(records) == len(prepared.cases)
+    assert {record.case for record in records} == set(prepared.cases) and len(records) == len(
+        prepared.cases
+    )
     bad = [
-        (record.case.key, record.status, record.note) for record in records if record.status not in ("ok", "skipped")
+        (record.case.key, record.status, record.note)
+        for record in records
+        if record.status not in ("ok", "skipped")
     ]
     assert bad == []
     assert all(record.note for record in records if record.status == "skipped")
@@ -68,7 +79,11 @@ def test_every_built_in_suite_runs_and_its_data_is_right(name: str, launcher: La
 def start(*args: str, **env: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "collbench", "run", *args]
     return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
     )
 
 
@@ -76,9 +91,15 @@ def go_on(path: Path, launched: bool) -> str:
     """Resumes a run, alone or as two ranks of a launcher; what it said."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1]), "WORLD_SIZE": "2"}
+        place = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(found.getsockname()[1]),
+            "WORLD_SIZE": "2",
+        }
     ranks = (
-        [{**place, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"] if launched else [{}]
+        [{**place, "RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"} for rank in "01"]
+        if launched
+        else [{}]
     )
     processes = [start("--resume", str(path), **env) for env in ranks]
     said = [process.communicate(timeout=120)[1] for process in processes]

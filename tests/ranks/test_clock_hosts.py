@@ -1,4 +1,5 @@
-"""Ranks whose clocks are not one: what is measured on the common clock, against clocks whose truth is known."""
+"""Ranks whose clocks are not one: what is measured on the common clock, against clocks whose truth
+is known."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collbench import clock_links, records, sections, store
-from collbench.clock_links import Links
-from collbench.lines import RunFile
+from collbench.records import derive, store
+from collbench.records.types import RunFile
+from collbench.run.rank import clocks
+from collbench.run.rank.clocks import Links
+from collbench.show.views import run
 
 PLUGINS = Path(__file__).parent / "plugins"
 NEVER, ALWAYS = "0", str(10**12)  # limits that no model keeps, and that each does
@@ -25,12 +28,37 @@ NEVER, ALWAYS = "0", str(10**12)  # limits that no model keeps, and that each do
 def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile:
     """A run of ``n`` ranks that believe to be on a host each."""
     path = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0", "-m", "collbench", "all_reduce", "-b", "4K", "-e", "4K", "-w", "5",
-               "--place", "out", "--no-save", "--output", str(path), *more]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(n),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "collbench",
+        "all_reduce",
+        "-b",
+        "4K",
+        "-e",
+        "4K",
+        "-w",
+        "5",
+        "--place",
+        "out",
+        "--no-save",
+        "--output",
+        str(path),
+        *more,
+    ]
     seen = {**os.environ, "CLOCKS": limit, "GLOO_SOCKET_IFNAME": "lo", **env}
     seen["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=seen)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=seen
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return store.read(path)
 
@@ -44,7 +72,9 @@ def test_a_window_across_hosts(tmp_path: Path) -> None:
     assert (record.status, record.sync, record.note) == ("ok", "window", "")
     assert record.clock_error_ns > 0 and len(record.starts_ns) == 3
     for slowest, whole, apart in zip(record.times_ns, record.glob_ns, record.skew_ns, strict=True):
-        assert slowest <= whole <= slowest + apart < 10**11  # and not by the hours between the clocks
+        assert (
+            slowest <= whole <= slowest + apart < 10**11
+        )  # and not by the hours between the clocks
 
 
 def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
@@ -52,7 +82,12 @@ def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
     (world,), (record,) = file.worlds, file.records
     assert world.same_clock and world.clock_error_ns == world.clock_hidden_ns == 0
     assert [info.host for info in world.ranks] == ["host0", "host1"]
-    assert (record.status, record.sync, record.note, record.clock_error_ns) == ("ok", "window", "", 0)
+    assert (record.status, record.sync, record.note, record.clock_error_ns) == (
+        "ok",
+        "window",
+        "",
+        0,
+    )
     assert len(record.skew_ns) == len(record.times_ns) > 0
 
 
@@ -61,17 +96,20 @@ def test_without_a_good_clock_ranks_meet_by_messages(tmp_path: Path) -> None:
     (record,) = file.records
     assert (record.status, record.sync, record.clock_error_ns) == ("ok", "barrier", 0)
     assert not (record.starts_ns or record.glob_ns or record.skew_ns)
-    assert "no window: hosts' clocks are known to" in record.note and "no T_glob: hosts'" in record.note
+    assert (
+        "no window: hosts' clocks are known to" in record.note
+        and "no T_glob: hosts'" in record.note
+    )
 
 
 def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks on one core are both late")
     file = hosts(2, tmp_path, ALWAYS, "-n", "100", "--mode", "host", SABOTAGE="straggle:1:0")
-    row = records.derive(file.records[0], file.worlds[0])
+    row = derive.derive(file.records[0], file.worlds[0])
     assert row is not None and row.late_rank == 1 and "late:1" in row.flags
     assert row.lateness[0] < 1_000_000 < row.lateness[1] < 100_000_000  # it sleeps 2 ms
-    (skew,) = [section for section in sections.document([file]).sections if section.name == "skew"]
+    (skew,) = [section for section in run.document([file]).sections if section.name == "skew"]
     assert [line.cells[:2] for line in skew.tables[0].lines] == [("rank 1 of 2 (gloo)", "host1")]
 
 
@@ -121,7 +159,8 @@ class Told:
 
 
 def linked(monkeypatch: pytest.MonkeyPatch, stray: Any = None, absent: bool = False) -> list[Links]:
-    """Rank 0 with children 1 and 2; ``stray(address, port)`` comes before them, and rank 2 not at all if ``absent``."""
+    """Rank 0 with children 1 and 2; ``stray(address, port)`` comes before them, and rank 2 not at
+    all if ``absent``."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     control, found = Told(3), [None] * 3  # type: ignore[var-annotated]
 
@@ -158,19 +197,24 @@ def test_strangers_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
     links = linked(monkeypatch, stray)
     assert [one.trouble for one in links] == [""] * 3
-    server = threading.Thread(target=lambda: [links[0].serve(child, 3, lambda: 7) for child in (1, 2)])
+    server = threading.Thread(
+        target=lambda: [links[0].serve(child, 3, lambda: 7) for child in (1, 2)]
+    )
     server.start()
     times = iter(range(100))
     assert [links[child].ask(0, 3, lambda: next(times)) for child in (1, 2)] == [
-        [(0, 7, 1), (2, 7, 3), (4, 7, 5)], [(6, 7, 7), (8, 7, 9), (10, 7, 11)]
-    ]  # fmt: skip
+        [(0, 7, 1), (2, 7, 3), (4, 7, 5)],
+        [(6, 7, 7), (8, 7, 9), (10, 7, 11)],
+    ]
     server.join(30)
     for one in (*links, *kept):
         one.close()
 
 
-def test_a_child_that_stays_away_leaves_no_clock_but_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock_links, "CONNECT_S", 0.3)
+def test_a_child_that_stays_away_leaves_no_clock_but_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clocks, "CONNECT_S", 0.3)
     assert {one.trouble for one in linked(monkeypatch, absent=True)} == {
         "rank 0 has no connection: rank 2 did not connect in 0.3 s"
     }
@@ -190,8 +234,8 @@ def rank_of_its_own(rank: int, path: str) -> None:
 
     import torch.distributed as dist
 
-    from collbench.control import Control
-    from collbench.global_clock import GlobalClock
+    from collbench.run.rank.clocks import GlobalClock
+    from collbench.run.rank.control import Control
 
     host = [0, 1, 1, 2][rank]
     offset, ppm = [0, 10**16, -(10**15)][host], [0, 50, -30][host]

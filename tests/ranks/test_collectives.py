@@ -1,4 +1,5 @@
-"""Every collective on real Gloo ranks: verified, refused with the library's reason, or caught when it is wrong."""
+"""Every collective on real Gloo ranks: verified, refused with the library's reason, or caught when
+it is wrong."""
 
 from __future__ import annotations
 
@@ -6,12 +7,17 @@ import os
 
 import pytest
 
-from collbench import stats
-from collbench.collectives import COLLECTIVES, OPS
-from collbench.dtypes import DTYPES
-from collbench.suite import Axes, Case, expand
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.records import stats
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, expand
 
-LACKING = {"uint32", "uint64", "f8e4m3", "f8e5m2"}  # Gloo knows no such scalar, but sends and receives their bytes
+LACKING = {
+    "uint32",
+    "uint64",
+    "f8e4m3",
+    "f8e5m2",
+}  # Gloo knows no such scalar, but sends and receives their bytes
 WITH_DATA = sorted(set(COLLECTIVES) - {"barrier", "scan"})
 
 
@@ -21,9 +27,13 @@ def cases(**axes: object) -> list[Case]:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> None:
-    found = measure(cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,)))
+    found = measure(
+        cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,))
+    )
     for record in found:
-        lacking = record.case.collective == "scan" or (record.case.collective == "sendrecv" and n == 1)
+        lacking = record.case.collective == "scan" or (
+            record.case.collective == "sendrecv" and n == 1
+        )
         assert record.status == ("skipped" if lacking else "ok"), (record.case.key, record.note)
         assert record.note if lacking else record.times_ns
         if record.status == "ok" and record.case.size:
@@ -35,8 +45,14 @@ def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> N
 
 
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
-    swept = cases(collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"), sizes=(120,), ranks=(3,),
-                  dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))  # fmt: skip
+    swept = cases(
+        collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"),
+        sizes=(120,),
+        ranks=(3,),
+        dtypes=tuple(DTYPES),
+        ops=tuple(OPS),
+        in_place=(False,),
+    )
     for record in measure(swept, iters=1):
         case = record.case
         refused = (
@@ -55,12 +71,15 @@ def test_uneven_splits_arrive_whole(measure, tmp_path) -> None:
     found = measure(cases(collectives=("all_to_allv",), sizes=(3000,), ranks=(3,), splits=splits))
     assert [r.status for r in found] == ["ok"] * len(splits)
     by_splits = {r.case.splits: r.case for r in found}
-    assert by_splits["zipf:1.2"].moved > by_splits["uniform"].moved  # the popular rank receives more
+    assert (
+        by_splits["zipf:1.2"].moved > by_splits["uniform"].moved
+    )  # the popular rank receives more
 
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
 @pytest.mark.parametrize(
-    "extra", [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}]
+    "extra",
+    [{}, {"agg_iters": 3}, {"unalign": 3}, {"blocking": 1}, {"cpu_time": True}, {"check": 3}],
 )
 def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, object]) -> None:
     swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=(mode,))
@@ -88,9 +107,15 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
 
 
 def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
-    """Call by call and launch by launch; in place, too. Of what is exact in any order nothing is kept."""
-    swept = cases(collectives=("all_reduce", "reduce", "reduce_scatter", "all_gather"), sizes=(70_000,), ranks=(3,),
-                  dtypes=("float", "bfloat16", "int32"), ops=("sum", "max"))  # fmt: skip
+    """Call by call and launch by launch; in place, too. Of what is exact in any order nothing is
+    kept."""
+    swept = cases(
+        collectives=("all_reduce", "reduce", "reduce_scatter", "all_gather"),
+        sizes=(70_000,),
+        ranks=(3,),
+        dtypes=("float", "bfloat16", "int32"),
+        ops=("sum", "max"),
+    )
     first, second = (measure(swept, iters=1, bitwise=True) for _ in range(2))
     assert [record.bits for record in first] == [record.bits for record in second]
     kept = [record for record in first if record.bits]
@@ -102,9 +127,15 @@ def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
 
 
 def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
-    """The saboteur flips a bit in each call in turn. Those compared with what is expected are wrong; of the last two,
-    which are compared with each other, either shows."""
-    (case,) = cases(collectives=("all_reduce",), sizes=(1024,), ranks=(2,), backends=("saboteur",), in_place=(False,))
+    """The saboteur flips a bit in each call in turn. Those compared with what is expected are
+    wrong; of the last two, which are compared with each other, either shows."""
+    (case,) = cases(
+        collectives=("all_reduce",),
+        sizes=(1024,),
+        ranks=(2,),
+        backends=("saboteur",),
+        in_place=(False,),
+    )
     told = []
     for call in range(1, 20):
         settings = {"rotation": 1, "iters": 2, "warmup": 1, "bitwise": True}
@@ -117,9 +148,16 @@ def test_a_sum_that_comes_out_otherwise_is_noticed(measure) -> None:
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming"])
 def test_a_library_that_stops_delivering_is_caught(measure, mode: str) -> None:
-    """From its sixth call on it does nothing; what earlier calls left must not pass for the result of later ones."""
-    swept = cases(collectives=("all_reduce", "all_gather"), sizes=(1024,), ranks=(2,), backends=("saboteur",),
-                  ops=("sum", "max"), modes=(mode,))  # fmt: skip
+    """From its sixth call on it does nothing; what earlier calls left must not pass for the result
+    of later ones."""
+    swept = cases(
+        collectives=("all_reduce", "all_gather"),
+        sizes=(1024,),
+        ranks=(2,),
+        backends=("saboteur",),
+        ops=("sum", "max"),
+        modes=(mode,),
+    )
     for case in swept:
         (record,) = measure([case], rotation=2, iters=10, max_seconds=0.2, sabotage="lazy:0:6")
         assert record.status == "wrong", case.key
@@ -153,10 +191,13 @@ def test_all_ranks_stop_together_when_the_median_is_known(measure) -> None:
 
 
 def test_a_rank_that_comes_late_is_named(measure) -> None:
-    """In host mode nothing aligns the ranks: the late one finds the others waiting, and its calls are the shortest."""
+    """In host mode nothing aligns the ranks: the late one finds the others waiting, and its calls
+    are the shortest."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two ranks on one core are both late")
-    swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=("host",), in_place=(False,))
+    swept = cases(
+        collectives=("all_reduce",), sizes=(4096,), ranks=(2,), modes=("host",), in_place=(False,)
+    )
     for late in (0, 1):
         (record,) = measure(swept, iters=100, env=(("SABOTAGE", f"straggle:{late}:0"),))
         assert stats.straggler(record.per_rank) == late  # from durations alone, as across hosts

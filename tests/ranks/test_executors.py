@@ -1,4 +1,5 @@
-"""Every reference algorithm on real ranks, over messages and over shared memory: verified element by element."""
+"""Every reference algorithm on real ranks, over messages and over shared memory: verified element
+by element."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from collbench import algorithms
-from collbench.collectives import COLLECTIVES, OPS
-from collbench.dtypes import DTYPES
-from collbench.suite import Axes, Case, expand
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, expand
 
 EXECUTORS = ("shm", "gloo")
 PLUGINS = Path(__file__).parent / "plugins"
@@ -26,8 +27,12 @@ def cases(collective: str, **axes: object) -> list[Case]:
     return expand(Axes(collectives=(collective,), algorithms=names, **axes))[0]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("backend", "n"), [("shm", 1), ("shm", 4), ("shm", 5), ("gloo", 1), ("gloo", 4)])
-def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(measure, backend: str, n: int) -> None:
+@pytest.mark.parametrize(
+    ("backend", "n"), [("shm", 1), ("shm", 4), ("shm", 5), ("gloo", 1), ("gloo", 4)]
+)
+def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
+    measure, backend: str, n: int
+) -> None:
     swept: list[Case] = []
     for collective in COLLECTIVES:
         sizes = (8, 4 * 1003 * n) if not COLLECTIVES[collective].total else (4 * n, 4 * 1003 * n)
@@ -59,9 +64,17 @@ def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, bac
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
     swept = expand(
-        Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,), ranks=(2,),
-             sizes=(8 * 33,), dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))
-    )[0]  # fmt: skip
+        Axes(
+            collectives=("all_reduce",),
+            algorithms=("ring", "one_shot"),
+            backends=(backend,),
+            ranks=(2,),
+            sizes=(8 * 33,),
+            dtypes=tuple(DTYPES),
+            ops=tuple(OPS),
+            in_place=(False,),
+        )
+    )[0]
     for record in measure(swept, **QUICK):
         if record.case.op == "premul_sum":
             assert record.status == "skipped"
@@ -72,8 +85,17 @@ def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend
 
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> None:
-    """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in parts."""
-    names = ("ring", "two_shot", "halving_doubling", "recursive_doubling", "chain", "pairwise", "bruck")
+    """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in
+    parts."""
+    names = (
+        "ring",
+        "two_shot",
+        "halving_doubling",
+        "recursive_doubling",
+        "chain",
+        "pairwise",
+        "bruck",
+    )
     axes = {"backends": (backend,), "ranks": (3,), "sizes": ((9 << 20) + 12,)}
     collectives = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "scan")
     swept = [case for one in collectives for case in cases(one, **axes) if case.algorithm in names]
@@ -85,31 +107,72 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
     splits = ("uniform", "spread:1", "zipf:1.2")
     for backend in EXECUTORS:
         for record in measure(
-            cases("all_to_allv", backends=(backend,), ranks=(3,), sizes=(3000, 24 << 20), splits=splits)
+            cases(
+                "all_to_allv",
+                backends=(backend,),
+                ranks=(3,),
+                sizes=(3000, 24 << 20),
+                splits=splits,
+            ),
+            **QUICK,
         ):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
-@pytest.mark.parametrize("extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}])
+@pytest.mark.parametrize(
+    "extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}]
+)
 def test_options_keep_data_right(measure, extra: dict[str, object]) -> None:
     for backend in EXECUTORS:
-        swept = expand(Axes(collectives=("all_reduce",), algorithms=("ring", "one_shot"), backends=(backend,),
-                            ranks=(2,), sizes=(4096,), modes=("isolated", "streaming", "host")))[0]  # fmt: skip
+        swept = expand(
+            Axes(
+                collectives=("all_reduce",),
+                algorithms=("ring", "one_shot"),
+                backends=(backend,),
+                ranks=(2,),
+                sizes=(4096,),
+                modes=("isolated", "streaming", "host"),
+            )
+        )[0]
         for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
 def test_an_algorithm_asked_for_twice_runs_once_and_what_never_runs_is_said_before() -> None:
-    options = ("-g", "2", "--sizes", "1K", "--place", "out", "-n", "2", "-w", "0", "--no-save", "--format", "nccl")
-    text = collbench("all_reduce", "--backend", "shm", "--algo", "native,tree,reduce_broadcast", *options)
+    options = (
+        "-g",
+        "2",
+        "--sizes",
+        "1K",
+        "--place",
+        "out",
+        "-n",
+        "2",
+        "-w",
+        "0",
+        "--no-save",
+        "--format",
+        "nccl",
+    )
+    text = collbench(
+        "all_reduce", "--backend", "shm", "--algo", "native,tree,reduce_broadcast", *options
+    )
     assert text.count("Collective test starting") == 1
     assert len([line for line in text.splitlines() if line.split()[:2] == ["1024", "256"]]) == 1
     assert "# skipped" in text and "name an algorithm" in text
 
 
 def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
-    swept = expand(Axes(collectives=("broadcast",), algorithms=("chain", "chain:segments=5", "tree"), backends=("shm",),
-                        ranks=(3,), sizes=(1 << 20,), in_place=(True,)))[0]  # fmt: skip
+    swept = expand(
+        Axes(
+            collectives=("broadcast",),
+            algorithms=("chain", "chain:segments=5", "tree"),
+            backends=("shm",),
+            ranks=(3,),
+            sizes=(1 << 20,),
+            in_place=(True,),
+        )
+    )[0]
     notes = {record.case.algorithm: record.note for record in measure(swept)}
     assert set(notes) == {"chain", "chain:segments=5", "binomial"}
     assert notes["chain"].startswith("ran chain:segments=")
@@ -117,7 +180,9 @@ def test_parameters_left_to_the_algorithm_are_recorded(measure) -> None:
 
 
 def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
-    others = re.compile("vader|sm_segment|mpich|ray|plasma|pym-|sem\\.")  # of MPI, Ray and Python, in other tests
+    others = re.compile(
+        "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
+    )  # of MPI, Ray and Python, in other tests
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     record, *_ = measure(cases("all_reduce", backends=("shm",), ranks=(2,), sizes=(1 << 20,)))
     assert record.status == "ok"
@@ -135,11 +200,31 @@ def test_an_algorithm_added_in_one_file_is_known_everywhere() -> None:
     assert "line" in collbench("list")
     assert "line" in collbench("prove", "all_reduce", "line", "-n", "1,2,5")
     assert "16" in collbench("show", "all_reduce", "line", "-n", "4")
-    assert "line" in collbench("predict", "all_reduce", "-n", "4", "-b", "1K", "-e", "1K", "--algo", "line")
-    options = ("-g", "3", "--sizes", "1K", "--place", "out", "-n", "2", "-w", "0", "--no-save", "--format", "csv")
+    assert "line" in collbench(
+        "predict", "all_reduce", "-n", "4", "-b", "1K", "-e", "1K", "--algo", "line"
+    )
+    options = (
+        "-g",
+        "3",
+        "--sizes",
+        "1K",
+        "--place",
+        "out",
+        "-n",
+        "2",
+        "-w",
+        "0",
+        "--no-save",
+        "--format",
+        "csv",
+    )
     rows = csv.DictReader(
-        collbench("all_reduce", "--algo", "line", "--backend", "gloo,shm,model", *options).splitlines()
+        collbench(
+            "all_reduce", "--algo", "line", "--backend", "gloo,shm,model", *options
+        ).splitlines()
     )
     assert {row["implementation"]: (row["status"], row["wrong"]) for row in rows} == {
-        "line@gloo": ("ok", "0"), "line@shm": ("ok", "0"), "line@model": ("predicted", ""),
-    }  # fmt: skip
+        "line@gloo": ("ok", "0"),
+        "line@shm": ("ok", "0"),
+        "line@model": ("predicted", ""),
+    }

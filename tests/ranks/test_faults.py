@@ -1,4 +1,5 @@
-"""What breaks mid-run ends the run in time, names the culprit, keeps finished cases and leaves no process behind."""
+"""What breaks mid-run ends the run in time, names the culprit, keeps finished cases and leaves no
+process behind."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collbench import store
-from collbench.errors import CannotRun, Exit
-from collbench.records import Run, World
-from collbench.suite import Axes, Policy, Suite
+from collbench.core.errors import CannotRun, Exit
+from collbench.records import store
+from collbench.records.types import Run, World
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
 
 PLUGINS = Path(__file__).parent / "plugins"
-OTHERS = re.compile("vader|sm_segment|mpich|ray|plasma|pym-|sem\\.")  # of MPI, Ray and Python, in other tests
+OTHERS = re.compile(
+    "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
+)  # of MPI, Ray and Python, in other tests
 
 
 class Started:
@@ -30,11 +34,23 @@ class Started:
 
     def __init__(self, path: Path, *args: str, **env: str) -> None:
         self.path = path
-        command = [sys.executable, "-m", "collbench", *args, "--output", str(path), "--format", "nccl"]
+        command = [
+            sys.executable,
+            "-m",
+            "collbench",
+            *args,
+            "--output",
+            str(path),
+            "--format",
+            "nccl",
+        ]
         self.process = subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": str(PLUGINS), **env}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            command,
+            env={**os.environ, "PYTHONPATH": str(PLUGINS), **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def lines(self) -> list[dict[str, object]]:
         whole = self.path.read_text().split("\n")[:-1] if self.path.exists() else []
@@ -61,7 +77,10 @@ class Started:
 def gone(pids: list[int], seconds: float = 5) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+        if not any(
+            psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE
+            for p in pids
+        ):
             return True
         time.sleep(0.05)
     return False
@@ -80,7 +99,21 @@ def run(tmp_path: Path) -> Iterator[type[Started]]:
         one.process.kill()
 
 
-SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "3", "-n", "5", "-w", "1", "--order", "size", "--place", "out")
+SWEEP = (
+    "all_reduce",
+    "--sizes",
+    "4K,8K,16K",
+    "-g",
+    "3",
+    "-n",
+    "5",
+    "-w",
+    "1",
+    "--order",
+    "size",
+    "--place",
+    "out",
+)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +127,8 @@ SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "3", "-n", "5", "-w", "1", 
     ],
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
-    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4 (check) times."""
+    """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4
+    (check) times."""
     begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:16")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
@@ -112,15 +146,24 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     assert gone(begun.pids())
 
 
-@pytest.mark.parametrize(("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")])
-def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(run, what: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")]
+)
+def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
+    run, what: str, words: str
+) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    begun = run(*SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:16")
+    begun = run(
+        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:16"
+    )
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
     assert "rank 1 on" in err and "ring@saboteur_shm (case 2 of 3)" in err
-    assert [line["status"] for line in begun.lines() if line["line"] == "record"] == ["ok", "failed"]
+    assert [line["status"] for line in begun.lines() if line["line"] == "record"] == [
+        "ok",
+        "failed",
+    ]
     assert gone(begun.pids())
     left = set(os.listdir("/dev/shm")) - before  # noqa: PTH208
     assert [name for name in left if not OTHERS.match(name)] == []
@@ -156,7 +199,10 @@ def test_ranks_listen_on_loopback_only(run) -> None:
     pids = begun.pids()
     begun.wait_for("record")
     listening = [
-        c for pid in pids for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
+        c
+        for pid in pids
+        for c in psutil.Process(pid).net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
     ]
     assert listening  # Gloo's own
     assert {c.laddr.ip for c in listening} <= {"127.0.0.1", "::1"}
@@ -179,11 +225,19 @@ def test_an_unwritable_place_is_found_before_ranks_start(cli, tmp_path: Path) ->
 
 
 def test_a_disk_that_fills_loses_no_line_that_was_written(tmp_path: Path) -> None:
-    """A file size limit stands in for the full disk; when there is room again the waiting lines follow."""
+    """A file size limit stands in for the full disk; when there is room again the waiting lines
+    follow."""
     suite = Suite(name="x", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
     run = Run(id="x", started="", command=[], suite=suite, policy=Policy(), environment={})
     world = World(
-        index=0, backend="gloo", n=2, env=(), launcher="local", ranks=[], oversubscribed=False, same_clock=True
+        index=0,
+        backend="gloo",
+        n=2,
+        env=(),
+        launcher="local",
+        ranks=[],
+        oversubscribed=False,
+        same_clock=True,
     )
     writer = store.Writer(tmp_path / "run.jsonl", run)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

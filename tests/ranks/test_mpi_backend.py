@@ -1,4 +1,5 @@
-"""MPI on real ranks, started by mpirun or by collbench itself: every collective, its algorithms, and what breaks."""
+"""MPI on real ranks, started by mpirun or by collbench itself: every collective, its algorithms,
+and what breaks."""
 
 from __future__ import annotations
 
@@ -14,18 +15,33 @@ import psutil
 import pytest
 from test_faults import Started, gone
 
-from collbench import algorithms, store
-from collbench.collectives import COLLECTIVES, OPS
-from collbench.dtypes import DTYPES
-from collbench.errors import CannotRun, Exit
-from collbench.launch import mpirun
-from collbench.store import RunFile
-from collbench.suite import Axes, Case, expand
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.errors import CannotRun, Exit
+from collbench.records import store
+from collbench.records.types import RunFile
+from collbench.run.launch import mpirun
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, expand
 
 PLUGINS = Path(__file__).parent / "plugins"
 QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 UNKNOWN = {"half", "bfloat16", "f8e4m3", "f8e5m2"}  # to MPI
-SWEEP = ("all_reduce", "--sizes", "4K,8K,16K", "-g", "2", "-N", "500", "-w", "1", "--place", "out", "--backend", "mpi")
+SWEEP = (
+    "all_reduce",
+    "--sizes",
+    "4K,8K,16K",
+    "-g",
+    "2",
+    "-N",
+    "500",
+    "-w",
+    "1",
+    "--place",
+    "out",
+    "--backend",
+    "mpi",
+)
 
 
 def why_not() -> str:
@@ -59,17 +75,40 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         one.process.kill()
 
 
-def under_mpirun(path: Path, *args: str, **env: str) -> tuple[subprocess.CompletedProcess[str], RunFile]:
-    """``mpirun -n 2 collbench ARGS`` with the settings of collbench's own worlds, and the run it kept."""
-    settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": str(PLUGINS), **env}
-    command = [mpirun.find(), "-n", "2", sys.executable, "-m", "collbench", *args, "--output", str(path)]
-    done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120, check=False)
+def under_mpirun(
+    path: Path, *args: str, **env: str
+) -> tuple[subprocess.CompletedProcess[str], RunFile]:
+    """``mpirun -n 2 collbench ARGS`` with the settings of collbench's own worlds, and the run it
+    kept."""
+    settings = {
+        **mpirun.SETTINGS,
+        **mpirun.AS_ROOT,
+        **os.environ,
+        "PYTHONPATH": str(PLUGINS),
+        **env,
+    }
+    command = [
+        mpirun.find(),
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "collbench",
+        *args,
+        "--output",
+        str(path),
+    ]
+    done = subprocess.run(
+        command, env=settings, capture_output=True, text=True, timeout=120, check=False
+    )
     return done, store.read(path)
 
 
 def test_every_collective_is_right_or_refused(measure) -> None:
     n = 2
-    found = measure(cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,)))
+    found = measure(
+        cases(collectives=tuple(COLLECTIVES), sizes=(48, 1000, 70_000), ranks=(n,), roots=(-1,))
+    )
     for record in found:
         case = record.case
         refused = case.collective == "reduce_scatter" and case.in_place
@@ -82,22 +121,38 @@ def test_every_collective_is_right_or_refused(measure) -> None:
 
 
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
-    swept = cases(collectives=("all_reduce", "reduce_scatter", "scan", "all_gather", "sendrecv"), sizes=(120,),
-                  ranks=(2,), dtypes=tuple(DTYPES), ops=tuple(OPS), in_place=(False,))  # fmt: skip
+    swept = cases(
+        collectives=("all_reduce", "reduce_scatter", "scan", "all_gather", "sendrecv"),
+        sizes=(120,),
+        ranks=(2,),
+        dtypes=tuple(DTYPES),
+        ops=tuple(OPS),
+        in_place=(False,),
+    )
     for record in measure(swept, **QUICK):
         case = record.case
         if "saturates" in record.note:
             assert (case.type.size, case.op, record.status) == (1, "sum", "skipped")
             continue
-        unknown_op, unknown_type = case.op in ("avg", "premul_sum"), case.row.reduces and case.dtype in UNKNOWN
+        unknown_op, unknown_type = (
+            case.op in ("avg", "premul_sum"),
+            case.row.reduces and case.dtype in UNKNOWN,
+        )
         refused = unknown_op or unknown_type
         assert record.status == ("skipped" if refused else "ok"), (case.key, record.note)
-        assert not refused or f"MPI has no {'reduction' if unknown_op else 'datatype'}" in record.note
+        assert (
+            not refused or f"MPI has no {'reduction' if unknown_op else 'datatype'}" in record.note
+        )
 
 
 def test_uneven_blocks_arrive_whole_in_types_mpi_does_not_know_too(measure) -> None:
-    swept = cases(collectives=("all_to_allv",), sizes=(3000,), ranks=(3,), splits=("uniform", "zipf:1.2"),
-                  dtypes=("float", "half"))  # fmt: skip
+    swept = cases(
+        collectives=("all_to_allv",),
+        sizes=(3000,),
+        ranks=(3,),
+        splits=("uniform", "zipf:1.2"),
+        dtypes=("float", "half"),
+    )
     assert [(r.status, r.wrong) for r in measure(swept, **QUICK)] == [("ok", 0)] * 4
 
 
@@ -107,8 +162,14 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     for collective in COLLECTIVES:
         names = tuple(row.name for row in algorithms.of(collective))
         axes = {"dtypes": ("float", "half")} if collective != "barrier" else {}
-        swept += cases(collectives=(collective,), algorithms=names, sizes=(8 * n, 8 * 1003 * n), ranks=(n,),
-                       roots=(n - 1,), **axes)  # fmt: skip
+        swept += cases(
+            collectives=(collective,),
+            algorithms=names,
+            sizes=(8 * n, 8 * 1003 * n),
+            ranks=(n,),
+            roots=(n - 1,),
+            **axes,
+        )
     found = measure(swept, **QUICK)
     assert [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong] == []
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
@@ -120,14 +181,31 @@ def test_large_messages_in_parts_are_right(measure) -> None:
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
         names = ("native", "ring", "pairwise", "chain", "halving_doubling")
         known = {row.name for row in algorithms.of(collective)} | {"native"}
-        swept += cases(collectives=(collective,), algorithms=tuple(n for n in names if n in known), ranks=(3,),
-                       sizes=((9 << 20) + 12,), in_place=(False,))  # fmt: skip
+        swept += cases(
+            collectives=(collective,),
+            algorithms=tuple(n for n in names if n in known),
+            ranks=(3,),
+            sizes=((9 << 20) + 12,),
+            in_place=(False,),
+        )
     assert {(r.status, r.wrong) for r in measure(swept, **QUICK)} == {("ok", 0)}
 
 
-@pytest.mark.parametrize("extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}])
-def test_calls_left_to_themselves_and_options_keep_data_right(measure, extra: dict[str, object]) -> None:
-    some = ("all_reduce", "all_gather", "reduce_scatter", "all_to_allv", "broadcast", "reduce", "barrier")
+@pytest.mark.parametrize(
+    "extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}]
+)
+def test_calls_left_to_themselves_and_options_keep_data_right(
+    measure, extra: dict[str, object]
+) -> None:
+    some = (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_allv",
+        "broadcast",
+        "reduce",
+        "barrier",
+    )
     swept = cases(collectives=some, sizes=(4096,), ranks=(2,), modes=("isolated", "streaming"))
     for record in measure(swept, iters=4, batch=4, max_seconds=0.2, rotation=3, **extra):
         if record.status != "skipped":
@@ -136,14 +214,38 @@ def test_calls_left_to_themselves_and_options_keep_data_right(measure, extra: di
 
 
 IMPLEMENTATIONS = ["gloo", "ring@gloo", "mpi", "ring@mpi", "ring@shm"]
-COMPARED = ("all_reduce", "--backend", "gloo,mpi,shm", "--algo", "native,ring", "-b", "8", "-e", "64K", "-f", "8192",
-            "--cache", "hot", "-n", "3", "-w", "1", "--order", "size", "--format", "csv")  # fmt: skip
+COMPARED = (
+    "all_reduce",
+    "--backend",
+    "gloo,mpi,shm",
+    "--algo",
+    "native,ring",
+    "-b",
+    "8",
+    "-e",
+    "64K",
+    "-f",
+    "8192",
+    "--cache",
+    "hot",
+    "-n",
+    "3",
+    "-w",
+    "1",
+    "--order",
+    "size",
+    "--format",
+    "csv",
+)
 
 
 def whole(run: RunFile, text: str) -> None:
     header, *rows = text.splitlines()
     assert header not in rows and len(rows) == sum(r.status == "ok" for r in run.records)
-    assert list(dict.fromkeys(r.case.label for r in run.records if r.status == "ok")) == IMPLEMENTATIONS
+    assert (
+        list(dict.fromkeys(r.case.label for r in run.records if r.status == "ok"))
+        == IMPLEMENTATIONS
+    )
     assert {r.note for r in run.records if r.status != "ok"} == {
         "shm is no library with a choice of its own: name an algorithm (--algo ring)"
     }
@@ -152,7 +254,9 @@ def whole(run: RunFile, text: str) -> None:
     assert run.end is not None and run.end.exit == 0
 
 
-def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(cli, tmp_path: Path) -> None:
+def test_libraries_and_algorithms_stand_in_one_table_without_a_launcher(
+    cli, tmp_path: Path
+) -> None:
     done = cli(*COMPARED, "-g", "2", "--output", str(tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
     run = store.read(tmp_path / "run.jsonl")
@@ -168,22 +272,40 @@ def test_libraries_and_algorithms_stand_in_one_table_under_mpirun(tmp_path: Path
 
 
 def test_ranks_of_another_launcher_are_told_apart_from_mpis(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-                "--rdzv-endpoint", "localhost:0", "-m", "collbench"]  # fmt: skip
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "collbench",
+    ]
     command = [*torchrun, "all_reduce", "-b", "1K", "-e", "1K", "--backend", "mpi", "--no-save"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
-    assert "of 1, the launcher rank 0 of 2" in done.stderr and "needs the mpirun of the MPI" in done.stderr
+    assert (
+        "of 1, the launcher rank 0 of 2" in done.stderr
+        and "needs the mpirun of the MPI" in done.stderr
+    )
 
 
-def test_without_an_mpirun_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_mpirun_there_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CannotRun) as caught:
         mpirun.find(str(tmp_path / "python"))
     assert "needs an mpirun" in caught.value.message and "collbench[mpi]" in caught.value.hint
 
 
-def test_the_mpirun_beside_python_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_mpirun_beside_python_goes_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for place in ("near", "far"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "mpirun").write_text("#!/bin/sh\nexit 3\n")
@@ -193,7 +315,9 @@ def test_the_mpirun_beside_python_goes_first(monkeypatch: pytest.MonkeyPatch, tm
     assert mpirun.find(str(tmp_path / "python")) == str(tmp_path / "far" / "mpirun")
 
 
-def test_an_mpirun_that_starts_nothing_is_named(measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_mpirun_that_starts_nothing_is_named(
+    measure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fake = tmp_path / "mpirun"
     fake.write_text("#!/bin/sh\nexit 3\n")
     fake.chmod(0o755)
@@ -205,8 +329,10 @@ def test_an_mpirun_that_starts_nothing_is_named(measure, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("number", "words"),
     [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "is stopped (SIGSTOP)")],
-)  # fmt: skip
-def test_a_broken_rank_ends_the_run_and_is_named(started, tmp_path: Path, number: int, words: str) -> None:
+)
+def test_a_broken_rank_ends_the_run_and_is_named(
+    started, tmp_path: Path, number: int, words: str
+) -> None:
     begun = started(*SWEEP, "-T", "3")
     pids = begun.pids()
     begun.wait_for("record")
@@ -216,11 +342,17 @@ def test_a_broken_rank_ends_the_run_and_is_named(started, tmp_path: Path, number
     os.kill(pids[1], number)
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
-    assert words in err and f"rank 1 on {os.uname().nodename} (pid {pids[1]})" in err and " on mpi (case " in err
+    assert (
+        words in err
+        and f"rank 1 on {os.uname().nodename} (pid {pids[1]})" in err
+        and " on mpi (case " in err
+    )
     assert begun.lines()[-1]["exit"] == 4
     assert gone([*pids, *(process.pid for process in mpiruns)])
     assert shared
-    shared = {name for name in shared if "mpich_shm" not in name}  # MPICH's own ones outlive its killed ranks
+    shared = {
+        name for name in shared if "mpich_shm" not in name
+    }  # MPICH's own ones outlive its killed ranks
     assert not any(map(os.path.exists, shared))
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
@@ -255,7 +387,12 @@ def test_ranks_listen_on_loopback_only(started) -> None:
     ranks = [psutil.Process(pid) for pid in begun.pids()]
     above = psutil.Process(begun.process.pid).children()
     listening, inherited = (
-        {c.laddr for one in some for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        {
+            c.laddr
+            for one in some
+            for c in one.net_connections("inet")
+            if c.status == psutil.CONN_LISTEN
+        }
         for some in (ranks, above)
     )
     assert {address.ip for address in listening - inherited} == {"127.0.0.1"}
@@ -263,12 +400,30 @@ def test_ranks_listen_on_loopback_only(started) -> None:
 
 @pytest.mark.parametrize("what", ["corrupt", "raise"])
 def test_a_fault_under_mpirun_is_seen_and_ends_the_job(tmp_path: Path, what: str) -> None:
-    """Rank 1 gets a wrong element in the first call, or raises in the second case's."""
+    """Rank 1 gets a wrong element in the first call, or raises in the second case's: calls long
+    enough to be timed one by one, and starts that need no repeating, make their number known."""
     sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:16"}[what]
     done, run = under_mpirun(
-        tmp_path / "run.jsonl", *SWEEP[:3], "-n", "5", "-w", "1", "--order", "size", "--place", "out", "--backend",
-        "saboteur_mpi", "-T", "20", SABOTAGE=sabotage,
-    )  # fmt: skip
+        tmp_path / "run.jsonl",
+        "all_reduce",
+        "--sizes",
+        "1M,2M,4M",
+        "--sync",
+        "barrier",
+        "-n",
+        "5",
+        "-w",
+        "1",
+        "--order",
+        "size",
+        "--place",
+        "out",
+        "--backend",
+        "saboteur_mpi",
+        "-T",
+        "20",
+        SABOTAGE=sabotage,
+    )
     if what == "corrupt":
         assert done.returncode == Exit.WRONG_DATA
         assert [r.status for r in run.records] == ["wrong", "ok", "ok"]

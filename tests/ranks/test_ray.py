@@ -1,4 +1,5 @@
-"""Ranks on a Ray cluster of two nodes, both of this machine: table, records, and what is left of the cluster."""
+"""Ranks on a Ray cluster of two nodes, both of this machine: table, records, and what is left of
+the cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +19,27 @@ from typing import Any
 import psutil
 import pytest
 
-from collbench import store
-from collbench.errors import Exit
-from collbench.launch.on_ray import Cluster, Where
-from collbench.suite import Axes, Suite
+from collbench.core.errors import Exit
+from collbench.records import store
+from collbench.run.launch.ray import Cluster, Where
+from collbench.suite.sweep import Axes, Suite
 
 PLUGINS = Path(__file__).parent / "plugins"
-ONCE = ("all_reduce", "-n", "5", "-w", "1", "--place", "out", "--order", "size", "--sync", "barrier", "-T", "60")
+ONCE = (
+    "all_reduce",
+    "-n",
+    "5",
+    "-w",
+    "1",
+    "--place",
+    "out",
+    "--order",
+    "size",
+    "--sync",
+    "barrier",
+    "-T",
+    "60",
+)
 SWEEP = (*ONCE, "--sizes", "4K,8K,16K", "-g", "2")
 ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+) ", re.MULTILINE)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,11 +52,15 @@ def cluster() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(PLUGINS), prepend=os.pathsep)
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patched.setenv("RAY_TMPDIR", folder := tempfile.mkdtemp(prefix="ray-"))  # sockets need a short path
+        patched.setenv(
+            "RAY_TMPDIR", folder := tempfile.mkdtemp(prefix="ray-")
+        )  # sockets need a short path
         from ray.cluster_utils import Cluster as LocalCluster
 
         node = {"num_cpus": 2, "object_store_memory": 100 << 20}
-        made = LocalCluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        made = LocalCluster(
+            initialize_head=True, head_node_args={**node, "include_dashboard": False}
+        )
         made.add_node(**node)
         made.wait_for_nodes()
         yield made.address
@@ -60,13 +79,28 @@ def left(address: str) -> dict[str, Any]:
     ray.init(address=address, log_to_driver=False, logging_level="error")
     try:
         every, free = ray.cluster_resources(), ray.available_resources()
-        groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+        groups = [
+            group
+            for group in ray.util.placement_group_table().values()
+            if group["state"] != "REMOVED"
+        ]
     finally:
         ray.shutdown()
-    taken = {name: every[name] - free.get(name, 0) for name in ("CPU",) if every[name] != free.get(name, 0)}
-    ranks = [process.pid for process in psutil.process_iter(["cmdline"])
-             if "collbench.launch.ray_rank" in (process.info["cmdline"] or [])]  # fmt: skip
-    return {name: what for name, what in {"taken": taken, "groups": groups, "ranks": ranks}.items() if what}
+    taken = {
+        name: every[name] - free.get(name, 0)
+        for name in ("CPU",)
+        if every[name] != free.get(name, 0)
+    }
+    ranks = [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if "collbench.run.launch.ray_rank" in (process.info["cmdline"] or [])
+    ]
+    return {
+        name: what
+        for name, what in {"taken": taken, "groups": groups, "ranks": ranks}.items()
+        if what
+    }
 
 
 def assert_clean(address: str) -> None:
@@ -78,9 +112,26 @@ def assert_clean(address: str) -> None:
 
 def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: Path) -> None:
     """On two nodes, whose ranks meet at an address, as on several machines."""
-    sweep = (*ONCE, "-b", "8", "-e", "64K", "-f", "8", "-g", "2", "--algo", "native,ring", "--format", "nccl")
+    sweep = (
+        *ONCE,
+        "-b",
+        "8",
+        "-e",
+        "64K",
+        "-f",
+        "8",
+        "-g",
+        "2",
+        "--algo",
+        "native,ring",
+        "--format",
+        "nccl",
+    )
     runs, tables = [], []
-    for name, command in (("alone", list(sweep)), ("ray", on_ray(cluster, *sweep, "--placement", "spread"))):
+    for name, command in (
+        ("alone", list(sweep)),
+        ("ray", on_ray(cluster, *sweep, "--placement", "spread")),
+    ):
         done = cli(*command, "--output", str(tmp_path / f"{name}.jsonl"))
         assert (done.returncode, done.stderr) == (0, "")
         tables.append(ROW.findall(done.stdout))
@@ -89,7 +140,12 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
     alone, on = runs
     assert [record.case for record in on.records] == [record.case for record in alone.records]
     for one, other in zip(on.records, alone.records, strict=True):
-        assert (one.status, one.wrong, len(one.times_ns), one.checked) == ("ok", 0, 5, other.checked)
+        assert (one.status, one.wrong, len(one.times_ns), one.checked) == (
+            "ok",
+            0,
+            5,
+            other.checked,
+        )
     (world,) = on.worlds
     assert (world.launcher, world.n, world.backend) == ("ray", 2, "gloo")
     assert len({info.pid for info in world.ranks}) == 2 and all(info.host for info in world.ranks)
@@ -100,15 +156,38 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
 def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path: Path) -> None:
     """On one node, whose ranks share memory."""
     path = tmp_path / "run.jsonl"
-    done = cli(*on_ray(cluster, *ONCE, "--sizes", "4K", "-g", "1,2", "--backend", "shm,mpi", "--algo", "ring",
-                       "--env", "GLOO_LEVEL=1,2", "--output", str(path)))  # fmt: skip
+    done = cli(
+        *on_ray(
+            cluster,
+            *ONCE,
+            "--sizes",
+            "4K",
+            "-g",
+            "1,2",
+            "--backend",
+            "shm,mpi",
+            "--algo",
+            "ring",
+            "--env",
+            "GLOO_LEVEL=1,2",
+            "--output",
+            str(path),
+        )
+    )
     assert done.returncode == 0, done.stderr
     run = store.read(path)
-    ok = {(r.case.label, r.case.n, dict(r.case.env)["GLOO_LEVEL"]) for r in run.records if r.status == "ok"}
+    ok = {
+        (r.case.label, r.case.n, dict(r.case.env)["GLOO_LEVEL"])
+        for r in run.records
+        if r.status == "ok"
+    }
     assert ok == {("ring@shm", n, level) for n in (1, 2) for level in "12"}
     notes = {record.note for record in run.records if record.case.backend == "mpi"}
     assert notes == {"mpi needs ranks that mpirun has started, not Ray"}
-    assert len(run.worlds) == 4 and len({info.pid for world in run.worlds for info in world.ranks}) == 6
+    assert (
+        len(run.worlds) == 4
+        and len({info.pid for world in run.worlds for info in world.ranks}) == 6
+    )
 
 
 def test_placement(cluster: str) -> None:
@@ -123,13 +202,29 @@ def test_placement(cluster: str) -> None:
         assert len(set(group["bundles_to_node_id"].values())) == nodes
 
 
-def test_a_search_goes_on_with_what_the_command_names(cluster: str, cli: Cli, tmp_path: Path) -> None:
+def test_a_search_goes_on_with_what_the_command_names(
+    cluster: str, cli: Cli, tmp_path: Path
+) -> None:
     """The planted rank of three, of whose search the command is no part."""
-    path, searching = tmp_path / "run.jsonl", ("locate", "--launcher", "ray", "-g", "3", "--size", "256K", "-n", "6")
-    done = cli(*searching, "--inject", "slow-rank:1:3000%", "--format", "json", "--output", str(path),
-               RAY_ADDRESS=cluster)  # fmt: skip
+    path, searching = (
+        tmp_path / "run.jsonl",
+        ("locate", "--launcher", "ray", "-g", "3", "--size", "256K", "-n", "6"),
+    )
+    done = cli(
+        *searching,
+        "--inject",
+        "slow-rank:1:3000%",
+        "--format",
+        "json",
+        "--output",
+        str(path),
+        RAY_ADDRESS=cluster,
+    )
     assert done.returncode == Exit.BAD, done.stderr
-    assert "if Ray places each rank on a host of its own: 3 hosts: all 3 pairs in 3 rounds" in done.stderr
+    assert (
+        "if Ray places each rank on a host of its own: 3 hosts: all 3 pairs in 3 rounds"
+        in done.stderr
+    )
     whole = json.loads(done.stdout)
     assert [1] in [culprit["members"] for culprit in whole["located"]["culprits"]], whole
     run = store.read(path)
@@ -140,14 +235,29 @@ def test_a_search_goes_on_with_what_the_command_names(cluster: str, cli: Cli, tm
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("kill", "was killed by SIGKILL while at work on"), ("stop", "is stopped (SIGSTOP) while at work on")],
-)  # fmt: skip
+    [
+        ("kill", "was killed by SIGKILL while at work on"),
+        ("stop", "is stopped (SIGSTOP) while at work on"),
+    ],
+)
 def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
     cluster: str, cli: Cli, tmp_path: Path, what: str, words: str
 ) -> None:
     path = tmp_path / "run.jsonl"
-    done = cli(*on_ray(cluster, *SWEEP, "--backend", "saboteur", "--env", f"SABOTAGE={what}:1:16", "-T", "3",
-                       "--output", str(path)))  # fmt: skip
+    done = cli(
+        *on_ray(
+            cluster,
+            *SWEEP,
+            "--backend",
+            "saboteur",
+            "--env",
+            f"SABOTAGE={what}:1:16",
+            "-T",
+            "3",
+            "--output",
+            str(path),
+        )
+    )
     assert done.returncode == Exit.TIMEOUT, done.stderr
     assert words in done.stderr and "rank 1 on" in done.stderr
     assert "all_reduce 8192 B float out of place on saboteur (case 2 of 3)" in done.stderr
@@ -158,12 +268,24 @@ def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_whatever_ends_the_driver_the_cluster_is_left_clean(cluster: str, tmp_path: Path, number: int) -> None:
+def test_whatever_ends_the_driver_the_cluster_is_left_clean(
+    cluster: str, tmp_path: Path, number: int
+) -> None:
     path = tmp_path / "run.jsonl"
-    command = [sys.executable, "-m", "collbench", *on_ray(cluster, *SWEEP, "-N", "500", "--output", str(path))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "collbench",
+        *on_ray(cluster, *SWEEP, "-N", "500", "--output", str(path)),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         until = time.monotonic() + 60
-        while not (path.exists() and '"line":"record"' in path.read_text()) and time.monotonic() < until:
+        while (
+            not (path.exists() and '"line":"record"' in path.read_text())
+            and time.monotonic() < until
+        ):
             time.sleep(0.05)
         assert left(cluster).keys() == {"taken", "groups", "ranks"}
         process.send_signal(number)
@@ -177,8 +299,15 @@ def test_whatever_ends_the_driver_the_cluster_is_left_clean(cluster: str, tmp_pa
 def test_what_the_cluster_has_not_is_said(cluster: str, cli: Cli) -> None:
     done = cli(*on_ray(cluster, *ONCE[:-2], "-b", "8", "-e", "8", "-g", "64", "-T", "3"))
     assert done.returncode == Exit.CANNOT_RUN
-    assert "no places for 64 ranks within 3 s: a rank takes 1 CPU, and free are 4 of 4 CPU" in done.stderr
-    done = cli(*on_ray(cluster, *ONCE[:-2], "--backend", "nccl", "-b", "8", "-e", "8", "-g", "2", "-T", "1"))
+    assert (
+        "no places for 64 ranks within 3 s: a rank takes 1 CPU, and free are 4 of 4 CPU"
+        in done.stderr
+    )
+    done = cli(
+        *on_ray(
+            cluster, *ONCE[:-2], "--backend", "nccl", "-b", "8", "-e", "8", "-g", "2", "-T", "1"
+        )
+    )
     assert done.returncode == Exit.CANNOT_RUN
     assert "a rank takes 1 CPU and 1 GPU, and free are 4 of 4 CPU, 0 of 0 GPU" in done.stderr
     assert_clean(cluster)
@@ -193,5 +322,8 @@ def test_without_g_there_is_a_rank_for_each_cpu_of_the_cluster(cluster: str, cli
 def test_no_cluster(cli: Cli) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'collbench[ray]'")
     done = cli(*on_ray("127.0.0.1:1", *ONCE, "-g", "2"))
-    assert (done.returncode, "no Ray cluster at 127.0.0.1:1: " in done.stderr) == (Exit.CANNOT_RUN, True), done.stderr
+    assert (done.returncode, "no Ray cluster at 127.0.0.1:1: " in done.stderr) == (
+        Exit.CANNOT_RUN,
+        True,
+    ), done.stderr
     assert "hint: ray start --head" in done.stderr

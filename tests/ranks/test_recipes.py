@@ -1,7 +1,9 @@
-"""docker/: images, compose, Slurm, Kubernetes and Ray recipes, as far as they can be checked without their engines.
+"""docker/: images, compose, Slurm, Kubernetes and Ray recipes, as far as they can be checked
+without their engines.
 
-Linters and schemas read all of them; the command line reads the commands in them; sbatch files run real ranks under a
-srun made here, and the environments of compose's nodes and of the Job's pods bring real ranks together.
+Linters and schemas read all of them; the command line reads the commands in them; sbatch files run
+real ranks under a srun made here, and the environments of compose's nodes and of the Job's pods
+bring real ranks together.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from typing import Any
 
 import pytest
 import typer
+from factories import night, nightly, saved
 
 import collbench
-from collbench import cli as commands
-from collbench import store
-from collbench.launch import environments
+from collbench.cli import main as commands
+from collbench.records import store
+from collbench.run.launch import environments
 
-sys.path.append(str(Path(__file__).parents[1] / "pure"))
-from made_night import cases, night, saved
-
-yaml = pytest.importorskip("yaml", reason="manifests are read by PyYAML: pip install 'collbench[test]'")
+yaml = pytest.importorskip(
+    "yaml", reason="manifests are read by PyYAML: pip install 'collbench[test]'"
+)
 ROOT = Path(collbench.__file__).parents[1]
 DOCKER = ROOT / "docker"
 IMAGES = sorted(DOCKER.glob("Dockerfile*"))
@@ -37,32 +39,62 @@ MANIFESTS = sorted([*DOCKER.glob("kubernetes/*.yaml"), *DOCKER.glob("ray/*.yaml"
 SHELL = [DOCKER / "nightly.sh", *sorted(DOCKER.glob("slurm/*.sbatch"))]
 BIN = Path(sys.executable).parent
 FAKE = Path(__file__).parent / "fake_slurm"
-QUICK = ["--minbytes", "1K", "--maxbytes", "1K", "--iters", "6", "--warmup_iters", "1", "--format", "csv", "--no-save"]
+QUICK = [
+    "--minbytes",
+    "1K",
+    "--maxbytes",
+    "1K",
+    "--iters",
+    "6",
+    "--warmup_iters",
+    "1",
+    "--format",
+    "csv",
+    "--no-save",
+]
 
-# fields of custom kinds that recipes may use, from the kinds' definitions: kubernetes-sigs/jobset 08dfbdfd,
-# kubeflow/mpi-operator caa3c47 and ray-project/kuberay feeaf72f. [] stands for a list's items, {} for a pod's template.
+# fields of custom kinds that recipes may use, from the kinds' definitions: kubernetes-sigs/jobset
+# 08dfbdfd, kubeflow/mpi-operator caa3c47 and ray-project/kuberay feeaf72f. [] stands for a list's
+# items, {} for a pod's template.
 FIELDS = {
-    "JobSet": """
-        spec.network.enableDNSHostnames spec.network.publishNotReadyAddresses spec.failurePolicy.maxRestarts
-        spec.ttlSecondsAfterFinished spec.replicatedJobs[].name spec.replicatedJobs[].replicas
-        spec.replicatedJobs[].template.spec.completions spec.replicatedJobs[].template.spec.parallelism
-        spec.replicatedJobs[].template.spec.backoffLimit spec.replicatedJobs[].template.spec.activeDeadlineSeconds
-        spec.replicatedJobs[].template.spec.template{}""",
-    "MPIJob": """
-        spec.slotsPerWorker spec.sshAuthMountPath spec.launcherCreationPolicy spec.runPolicy.cleanPodPolicy
-        spec.runPolicy.backoffLimit spec.runPolicy.activeDeadlineSeconds spec.runPolicy.ttlSecondsAfterFinished
+    "JobSet": (
+        """
+        spec.network.enableDNSHostnames spec.network.publishNotReadyAddresses
+        spec.failurePolicy.maxRestarts spec.ttlSecondsAfterFinished spec.replicatedJobs[].name
+        spec.replicatedJobs[].replicas spec.replicatedJobs[].template.spec.completions
+        spec.replicatedJobs[].template.spec.parallelism
+        spec.replicatedJobs[].template.spec.backoffLimit
+        spec.replicatedJobs[].template.spec.activeDeadlineSeconds
+        spec.replicatedJobs[].template.spec.template{}"""
+    ),
+    "MPIJob": (
+        """
+        spec.slotsPerWorker spec.sshAuthMountPath spec.launcherCreationPolicy
+        spec.runPolicy.cleanPodPolicy spec.runPolicy.backoffLimit
+        spec.runPolicy.activeDeadlineSeconds spec.runPolicy.ttlSecondsAfterFinished
         spec.mpiReplicaSpecs.Launcher.replicas spec.mpiReplicaSpecs.Launcher.template{}
-        spec.mpiReplicaSpecs.Worker.replicas spec.mpiReplicaSpecs.Worker.template{}""",
-    "RayJob": """
-        spec.entrypoint spec.shutdownAfterJobFinishes spec.ttlSecondsAfterFinished spec.activeDeadlineSeconds
-        spec.backoffLimit spec.rayClusterSpec.headGroupSpec.rayStartParams.num-cpus
-        spec.rayClusterSpec.headGroupSpec.template{} spec.rayClusterSpec.workerGroupSpecs[].groupName
-        spec.rayClusterSpec.workerGroupSpecs[].replicas spec.rayClusterSpec.workerGroupSpecs[].minReplicas
-        spec.rayClusterSpec.workerGroupSpecs[].maxReplicas spec.rayClusterSpec.workerGroupSpecs[].rayStartParams
-        spec.rayClusterSpec.workerGroupSpecs[].template{}""",
+        spec.mpiReplicaSpecs.Worker.replicas spec.mpiReplicaSpecs.Worker.template{}"""
+    ),
+    "RayJob": (
+        """
+        spec.entrypoint spec.shutdownAfterJobFinishes spec.ttlSecondsAfterFinished
+        spec.activeDeadlineSeconds spec.backoffLimit
+        spec.rayClusterSpec.headGroupSpec.rayStartParams.num-cpus
+        spec.rayClusterSpec.headGroupSpec.template{}
+        spec.rayClusterSpec.workerGroupSpecs[].groupName
+        spec.rayClusterSpec.workerGroupSpecs[].replicas
+        spec.rayClusterSpec.workerGroupSpecs[].minReplicas
+        spec.rayClusterSpec.workerGroupSpecs[].maxReplicas
+        spec.rayClusterSpec.workerGroupSpecs[].rayStartParams
+        spec.rayClusterSpec.workerGroupSpecs[].template{}"""
+    ),
 }
 COMMON = {"apiVersion", "kind", "metadata.name"}
-VERSIONS = {"JobSet": "jobset.x-k8s.io/v1alpha2", "MPIJob": "kubeflow.org/v2beta1", "RayJob": "ray.io/v1"}
+VERSIONS = {
+    "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "MPIJob": "kubeflow.org/v2beta1",
+    "RayJob": "ray.io/v1",
+}
 
 
 def tool(name: str) -> str:
@@ -75,7 +107,7 @@ def tool(name: str) -> str:
 def ran(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         list(map(str, command)), capture_output=True, text=True, timeout=120, check=False, **options
-    )  # fmt: skip
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -111,8 +143,14 @@ def fields(found: Any, at: str = "") -> Iterator[str]:
 
 def instructions(path: Path) -> list[tuple[str, str]]:
     """(name, rest) of a Dockerfile's, with continued lines joined and comments left out."""
-    lines = re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ").splitlines()
-    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()]
+    lines = (
+        re.sub(r"^#.*\n", "", path.read_text(), flags=re.MULTILINE)
+        .replace("\\\n", " ")
+        .splitlines()
+    )
+    return [
+        (line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()
+    ]
 
 
 # ---- images
@@ -138,9 +176,19 @@ def test_images_are_pinned_private_and_cache_nothing(path: Path) -> None:
     for base in (rest.split()[0] for name, rest in said if name == "FROM"):
         assert base in ("python:3.12-slim-bookworm", "${BASE}")
     for run in (rest for name, rest in said if name == "RUN"):
-        assert all(" --no-cache-dir " in step for step in run.split("&&") if re.search(r"pip (install|wheel)", step))
-        assert all(" --constraint constraints.txt " in step for step in run.split("&&") if "pip install" in step)
-        assert "apt-get install" not in run or ("--no-install-recommends" in run and "rm -rf /var/lib/apt/lists" in run)
+        assert all(
+            " --no-cache-dir " in step
+            for step in run.split("&&")
+            if re.search(r"pip (install|wheel)", step)
+        )
+        assert all(
+            " --constraint constraints.txt " in step
+            for step in run.split("&&")
+            if "pip install" in step
+        )
+        assert "apt-get install" not in run or (
+            "--no-install-recommends" in run and "rm -rf /var/lib/apt/lists" in run
+        )
     labels = [rest for name, rest in said if name == "LABEL"]
     assert all(f'version="{collbench.__version__}"' in label for label in labels)
 
@@ -159,7 +207,9 @@ def test_what_images_copy_is_there_and_let_through(path: Path) -> None:
 def test_images_versions_are_those_of_the_recipes() -> None:
     known = {f"collbench:{collbench.__version__}{kind}" for kind in ("", "-cuda", "-operators")}
     texts = [path.read_text() for path in (*MANIFESTS, DOCKER / "compose.yaml")]
-    used = {image for text in texts for image in re.findall(r"^ *image: (\S+)$", text, re.MULTILINE)}
+    used = {
+        image for text in texts for image in re.findall(r"^ *image: (\S+)$", text, re.MULTILINE)
+    }
     assert used == known
 
 
@@ -175,14 +225,18 @@ def test_scripts_pass_shellcheck(path: Path) -> None:
 def slurm(script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     job = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(ROOT)}
     path = f"{FAKE}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
-    return ran("bash", DOCKER / "slurm" / script, *args, env={**os.environ, **job, "PATH": path, **env})
+    return ran(
+        "bash", DOCKER / "slurm" / script, *args, env={**os.environ, **job, "PATH": path, **env}
+    )
 
 
 def test_one_off_runs_real_ranks() -> None:
     done = slurm("once.sbatch", "all_reduce", *QUICK)
     header, *rows = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
-    assert header.startswith("collective,") and len(rows) == 2 and all(",2," in row for row in rows)  # one table
+    assert (
+        header.startswith("collective,") and len(rows) == 2 and all(",2," in row for row in rows)
+    )  # one table
 
 
 def test_one_off_ends_with_collbenchs_code() -> None:
@@ -191,37 +245,53 @@ def test_one_off_ends_with_collbenchs_code() -> None:
 
 
 def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
-    """The suite's smallest budget, and of it barriers alone, of which there can be no verdict; then a run that fails
-    ends the night with its code."""
+    """The suite's smallest budget, and of it barriers alone, of which there can be no verdict; then
+    a run that fails ends the night with its code."""
     launcher = tmp_path / "srun"
     launcher.write_text(f'#!/bin/sh\nexec {FAKE}/srun "$@" --only barrier\n')
     launcher.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
-    done = slurm("nightly.sbatch", NIGHTS=str(tmp_path / "nights"), RUNS="1", BUDGET="5s", PATH=path)
+    done = slurm(
+        "nightly.sbatch", NIGHTS=str(tmp_path / "nights"), RUNS="1", BUDGET="5s", PATH=path
+    )
     assert done.returncode == 3 and "no verdict: no data on data" in done.stdout, done.stderr
     (folder,) = (tmp_path / "nights").glob("2*")
     (run,) = folder.glob("*.jsonl")
     assert store.read(run).run.tag == "nightly" and store.read(run).worlds[0].launcher == "srun"
-    assert (folder / "complete").exists() and "<!doctype html>" in (folder / "report.html").read_text()[:99].lower()
-    done = slurm("nightly.sbatch", NIGHTS=str(tmp_path / "nights"), RUNS="3", BUDGET="nonsense", PATH=path)
+    assert (folder / "complete").exists() and "<!doctype html>" in (
+        folder / "report.html"
+    ).read_text()[:99].lower()
+    done = slurm(
+        "nightly.sbatch", NIGHTS=str(tmp_path / "nights"), RUNS="3", BUDGET="nonsense", PATH=path
+    )
     assert done.returncode == 2
     later = max((tmp_path / "nights").glob("2*"))
-    assert later != folder and not (later / "complete").exists() and [f.name for f in later.iterdir()] == ["1.csv"]
+    assert (
+        later != folder
+        and not (later / "complete").exists()
+        and [f.name for f in later.iterdir()] == ["1.csv"]
+    )
 
 
-@pytest.mark.parametrize(("slower", "baseline", "code"), [(1.0, "", 0), (1.5, "", 1), (1.5, "settled", 0)])
-def test_nights_are_judged_against_each_other(tmp_path: Path, slower: float, baseline: str, code: int) -> None:
-    """Runs are made up, four a night, in which all_reduce takes so much longer; report and verdicts are real. A night
-    like the baseline is well."""
+@pytest.mark.parametrize(
+    ("slower", "baseline", "code"), [(1.0, "", 0), (1.5, "", 1), (1.5, "settled", 0)]
+)
+def test_nights_are_judged_against_each_other(
+    tmp_path: Path, slower: float, baseline: str, code: int
+) -> None:
+    """Runs are made up, four a night, in which all_reduce takes so much longer; report and verdicts
+    are real. A night like the baseline is well."""
     nights, launcher = tmp_path / "nights", tmp_path / "launch"
-    launcher.write_text('#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n'
-                        'cp "$MADE/$(($(ls "$2" | grep -c jsonl) + 1)).jsonl" "$2"\n')  # fmt: skip
+    launcher.write_text(
+        '#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\n'
+        'cp "$MADE/$(($(ls "$2" | grep -c jsonl) + 1)).jsonl" "$2"\n'
+    )
     launcher.chmod(0o755)
     for name, factor in (("first", 1.0), ("second", slower), ("settled", 1.5)):
         (tmp_path / name).mkdir()
-        slow = {case: factor for case in cases() if case.collective == "all_reduce"}
+        slow = {case: factor for case in nightly() if case.collective == "all_reduce"}
         for number in range(1, 5):
-            made = night(slow, seed=ord(name[-1]) + number, id=f"{name}-{number}")
+            made = night(slow, seed=ord(name[-1]) + number, name=f"{name}-{number}")
             saved(made, tmp_path / "made").rename(tmp_path / name / f"{number}.jsonl")
     if baseline:
         nights.mkdir()
@@ -234,7 +304,11 @@ def test_nights_are_judged_against_each_other(tmp_path: Path, slower: float, bas
     verdict = json.loads((max(nights.glob("2*")) / "verdict.json").read_text())
     assert verdict["exit"] == code and ("REGRESSED" in second.stdout) == bool(code)
     health = json.loads((max(nights.glob("2*")) / "health.json").read_text())
-    assert health["state"] == "healthy" and len(health["runs"]) == 4 and (nights / "history.sqlite").exists()
+    assert (
+        health["state"] == "healthy"
+        and len(health["runs"]) == 4
+        and (nights / "history.sqlite").exists()
+    )
 
 
 # ---- manifests
@@ -242,8 +316,11 @@ def test_nights_are_judged_against_each_other(tmp_path: Path, slower: float, bas
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_keep_to_their_schemas(path: Path) -> None:
-    """Those of Kubernetes itself, and all pods, to its own; other kinds to the fields that they are known to have."""
-    check = pytest.importorskip("kubernetes_validate", reason="pip install 'collbench[test]' has it")
+    """Those of Kubernetes itself, and all pods, to its own; other kinds to the fields that they are
+    known to have."""
+    check = pytest.importorskip(
+        "kubernetes_validate", reason="pip install 'collbench[test]' has it"
+    )
     for found in read(path):
         if found["kind"] in FIELDS:
             assert found["apiVersion"] == VERSIONS[found["kind"]]
@@ -251,16 +328,28 @@ def test_manifests_keep_to_their_schemas(path: Path) -> None:
         else:
             check.validate(found, "1.37", strict=True)
         for pod in pods(found):
-            check.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **pod}, "1.37", strict=True)
+            check.validate(
+                {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **pod},
+                "1.37",
+                strict=True,
+            )
 
 
 def test_schemas_see_what_is_wrong() -> None:
-    check = pytest.importorskip("kubernetes_validate", reason="pip install 'collbench[test]' has it")
+    check = pytest.importorskip(
+        "kubernetes_validate", reason="pip install 'collbench[test]' has it"
+    )
     (pod,) = pods(read(DOCKER / "kubernetes" / "jobset.yaml"))
     pod["spec"]["containers"][0]["resource"] = {}
     with pytest.raises(check.ValidationError, match="resource"):
-        check.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **pod}, "1.37", strict=True)
-    assert "spec.slotsPerWorkers" in set(fields({"spec": {"slotsPerWorkers": 8}})) - set(FIELDS["MPIJob"].split())
+        check.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **pod},
+            "1.37",
+            strict=True,
+        )
+    assert "spec.slotsPerWorkers" in set(fields({"spec": {"slotsPerWorkers": 8}})) - set(
+        FIELDS["MPIJob"].split()
+    )
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
@@ -268,14 +357,20 @@ def test_pods_have_no_more_than_they_need(path: Path) -> None:
     found = [pod["spec"] for kind in read(path) for pod in pods(kind)]
     assert found or all(kind["kind"] == "Service" for kind in read(path))
     for spec in found:
-        assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
+        assert (
+            spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
+        )
         assert spec["automountServiceAccountToken"] is False
         for container in spec["containers"]:
             held = container["securityContext"]
             assert held == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
             assert container["resources"]["limits"]["memory"]
             if container["name"] not in ("launcher", "head"):  # those have no ranks
-                memory = [volume["emptyDir"]["medium"] for volume in spec["volumes"] if volume["name"] == "shm"]
+                memory = [
+                    volume["emptyDir"]["medium"]
+                    for volume in spec["volumes"]
+                    if volume["name"] == "shm"
+                ]
                 mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
                 assert memory == ["Memory"] and mounts["shm"] == "/dev/shm"
 
@@ -290,7 +385,9 @@ def called() -> list[list[str]]:
         text = path.read_text().replace("\\\n", " ")
         found += [
             shlex.split(line)
-            for line in re.findall(r"(?<![\w/-])collbench (all_\w+.*|(?:run|report|compare) .*)", text)
+            for line in re.findall(
+                r"(?<![\w/-])collbench (all_\w+.*|(?:run|report|compare) .*)", text
+            )
         ]
         found += [shlex.split(line) for line in re.findall(r"collbench:[\w.-]+ (all_.*)", text)]
         found += [shlex.split(line) for line in re.findall(r"(?:command:|set --) (all_.*)", text)]
@@ -333,22 +430,33 @@ def test_torchruns_options_are_its_own() -> None:
     (pod,) = pods(read(DOCKER / "kubernetes" / "jobset.yaml"))
     (container,) = pod["spec"]["containers"]
     assert container["command"] == ["torchrun"]
-    known = run.get_args_parser().parse_args([word.replace("$(NODE)", "1") for word in container["args"]])
+    known = run.get_args_parser().parse_args(
+        [word.replace("$(NODE)", "1") for word in container["args"]]
+    )
     assert (known.module, known.training_script, known.node_rank) == (True, "collbench", 1)
 
 
 # ---- ranks by environment
 
 
-def met(environments: list[dict[str, str]], args: list[str]) -> list[subprocess.CompletedProcess[str]]:
+def met(
+    environments: list[dict[str, str]], args: list[str]
+) -> list[subprocess.CompletedProcess[str]]:
     """A process for each environment, with rank 0's host here, run to their ends."""
     command = [sys.executable, "-m", "collbench", *args, *QUICK]
     started = [
-        subprocess.Popen(command, env={**os.environ, **env, "MASTER_ADDR": "127.0.0.1"}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            command,
+            env={**os.environ, **env, "MASTER_ADDR": "127.0.0.1"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for env in environments
-    ]  # fmt: skip
-    return [subprocess.CompletedProcess(p.args, p.wait(), *p.communicate(timeout=100)) for p in started]
+    ]
+    return [
+        subprocess.CompletedProcess(p.args, p.wait(), *p.communicate(timeout=100)) for p in started
+    ]
 
 
 def test_composes_two_nodes_meet() -> None:
@@ -356,9 +464,13 @@ def test_composes_two_nodes_meet() -> None:
     nodes = compose["services"]
     assert set(nodes) == {"node0", "node1"} and nodes["node1"]["depends_on"] == ["node0"]
     assert compose["networks"] == {"ranks": {"internal": True}} and "ports" not in nodes["node0"]
-    environments = [{name: str(value) for name, value in node["environment"].items()} for node in nodes.values()]
+    environments = [
+        {name: str(value) for name, value in node["environment"].items()} for node in nodes.values()
+    ]
     assert [env["MASTER_ADDR"] for env in environments] == ["node0", "node0"]
-    secret = [{**env, "COLLBENCH_TOKEN": env["COLLBENCH_TOKEN"].strip("${}:-")} for env in environments]
+    secret = [
+        {**env, "COLLBENCH_TOKEN": env["COLLBENCH_TOKEN"].strip("${}:-")} for env in environments
+    ]
     done = met(secret, shlex.split(nodes["node1"]["command"]))
     assert [p.returncode for p in done] == [0, 0], done[0].stderr + done[1].stderr
     assert len(done[0].stdout.splitlines()) == 3 and done[1].stdout == ""
@@ -374,14 +486,24 @@ def test_the_jobs_pods_meet() -> None:
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert int(given["WORLD_SIZE"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     ranks = range(int(given["WORLD_SIZE"]))
-    done = met([{"WORLD_SIZE": given["WORLD_SIZE"], "RANK": str(rank)} for rank in ranks], container["args"])
+    done = met(
+        [{"WORLD_SIZE": given["WORLD_SIZE"], "RANK": str(rank)} for rank in ranks],
+        container["args"],
+    )
     assert [p.returncode for p in done] == [0, 0], done[0].stderr + done[1].stderr
     assert len(done[0].stdout.splitlines()) == 3 and done[1].stdout == ""
 
 
 def test_everything_is_explained() -> None:
     text = (DOCKER / "README.md").read_text()
-    files = [path.relative_to(DOCKER) for path in DOCKER.rglob("*") if path.is_file() and path.name != "README.md"]
+    files = [
+        path.relative_to(DOCKER)
+        for path in DOCKER.rglob("*")
+        if path.is_file() and path.name != "README.md"
+    ]
     assert all(f"`{path}`" in text for path in files)
-    assert not [name for name in re.findall(r"`([\w/.-]+\.(?:yaml|sbatch|sh)|Dockerfile[\w.]*)`", text)
-                if not any(fnmatch.fnmatch(str(path), name) for path in files)]  # fmt: skip
+    assert not [
+        name
+        for name in re.findall(r"`([\w/.-]+\.(?:yaml|sbatch|sh)|Dockerfile[\w.]*)`", text)
+        if not any(fnmatch.fnmatch(str(path), name) for path in files)
+    ]

@@ -1,4 +1,5 @@
-"""symm's kernel in Triton's interpreter, between processes on CPUs: every algorithm, verified element by element."""
+"""symm's kernel in Triton's interpreter, between processes on CPUs: every algorithm, verified
+element by element."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from collbench import algorithms
-from collbench.collectives import COLLECTIVES, OPS
-from collbench.dtypes import DTYPES
-from collbench.errors import RunBroken
-from collbench.records import Record
-from collbench.suite import Axes, Case, expand
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+from collbench.core.errors import RunBroken
+from collbench.records.types import Record
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, expand
 
 pytest.importorskip("triton", reason="symm's kernel is written in Triton, which is not installed")
 
@@ -29,17 +30,27 @@ def cases(collective: str, names: tuple[str, ...] = (), **axes: object) -> list[
 
 def wrong(records: list[Record]) -> list[tuple[str, str]]:
     return [
-        (r.case.key, r.note) for r in records if r.status != "ok" or r.wrong != (0 if r.case.size else None)
-    ]  # fmt: skip
+        (r.case.key, r.note)
+        for r in records
+        if r.status != "ok" or r.wrong != (0 if r.case.size else None)
+    ]
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(measure, n: int) -> None:
+def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
+    measure, n: int
+) -> None:
     swept = []
     for collective, row in COLLECTIVES.items():
         few, many = (4 * n, 4 * 103 * n) if row.total else (8, 4 * 103)
         swept += cases(collective, ranks=(n,), sizes=(few,), roots=(n - 1,), in_place=(False,))
-        swept += cases(collective, ranks=(n,), sizes=(many,), roots=(n - 1,), in_place=(row.in_place is not None,))
+        swept += cases(
+            collective,
+            ranks=(n,),
+            sizes=(many,),
+            roots=(n - 1,),
+            in_place=(row.in_place is not None,),
+        )
     found = measure(swept, **QUICK)
     assert wrong(found) == []
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
@@ -47,10 +58,17 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(m
 
 
 def test_every_reduction_is_right_for_every_datatype(measure) -> None:
-    axes = {"ranks": (2,), "sizes": (8 * 33,), "dtypes": tuple(DTYPES), "ops": tuple(sorted(set(OPS) - {"premul_sum"}))}
+    axes = {
+        "ranks": (2,),
+        "sizes": (8 * 33,),
+        "dtypes": tuple(DTYPES),
+        "ops": tuple(sorted(set(OPS) - {"premul_sum"})),
+    }
     found = measure(cases("all_reduce", ("one_shot",), in_place=(False,), **axes), **QUICK)
     skipped = [r for r in found if r.status == "skipped"]
-    assert {(r.case.dtype, r.case.op) for r in skipped} == {("bfloat16", "avg")}  # which the interpreter cannot
+    assert {(r.case.dtype, r.case.op) for r in skipped} == {
+        ("bfloat16", "avg")
+    }  # which the interpreter cannot
     found = [r for r in found if r.status != "skipped"]
     assert wrong(found) == []
     ran = {(r.case.dtype, r.case.op) for r in found + skipped}
@@ -58,44 +76,67 @@ def test_every_reduction_is_right_for_every_datatype(measure) -> None:
 
 
 def test_every_datatype_is_copied(measure) -> None:
-    found = measure(cases("all_gather", ("ring",), ranks=(2,), sizes=(2 * 8 * 11,), dtypes=tuple(DTYPES)), **QUICK)
+    found = measure(
+        cases("all_gather", ("ring",), ranks=(2,), sizes=(2 * 8 * 11,), dtypes=tuple(DTYPES)),
+        **QUICK,
+    )
     assert wrong(found) == [] and {r.case.dtype for r in found} == set(DTYPES)
 
 
 def test_several_channels_and_unaligned_buffers_are_right(measure) -> None:
-    """Cells of 24 KiB and more have channels of their own parts; the odd count and -u leave nothing on 16 bytes."""
+    """Cells of 24 KiB and more have channels of their own parts; the odd count and -u leave nothing
+    on 16 bytes."""
     swept = []
-    for collective, names in (("all_reduce", ("ring", "one_shot", "two_shot")), ("all_to_all", ("pairwise",))):
+    for collective, names in (
+        ("all_reduce", ("ring", "one_shot", "two_shot")),
+        ("all_to_all", ("pairwise",)),
+    ):
         swept += cases(collective, names, ranks=(2,), sizes=(48 << 10, (48 << 10) + 8))
     assert wrong(measure(swept, **QUICK)) == []
     assert wrong(measure(swept, unalign=3, **QUICK)) == []
 
 
 def test_uneven_blocks_arrive_whole(measure) -> None:
-    swept = cases("all_to_allv", ranks=(3,), sizes=(3000,), splits=("uniform", "spread:1", "zipf:1.2"))
+    swept = cases(
+        "all_to_allv", ranks=(3,), sizes=(3000,), splits=("uniform", "spread:1", "zipf:1.2")
+    )
     assert wrong(measure(swept, **QUICK)) == []
 
 
 def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
-    swept = cases("all_reduce", ("ring", "one_shot"), ranks=(3,), sizes=(412,), modes=("isolated", "streaming", "host"))
+    swept = cases(
+        "all_reduce",
+        ("ring", "one_shot"),
+        ranks=(3,),
+        sizes=(412,),
+        modes=("isolated", "streaming", "host"),
+    )
     found = measure(swept, **{**QUICK, "rotation": 3, "iters": 4, "batch": 4})
     assert wrong(found) == []
 
 
 def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None:
-    from collbench.plan import Job, Plan
-    from collbench.suite import Policy
+    from collbench.run.launch.world import Listener
+    from collbench.run.plan import Job, Plan
+    from collbench.suite.policy import Policy
 
-    (case, *_) = cases("all_reduce", ("ring",), ranks=(2,), sizes=(64,))
+    case, *_ = cases("all_reduce", ("ring",), ranks=(2,), sizes=(64,))
     lines: list[Any] = []
     plan = Plan(0, "symm", 2, INTERPRETED, Policy(iters=1, warmup=0), [Job(case, 1, "small")], 60.0)
-    launcher.run(plan, lines.append, lambda job, phase: None)
+    launcher.run([plan], Listener(lines.append))
     assert lines[0].interpreted and "interpreter" in lines[0].library
 
 
 def test_a_rank_that_never_comes_is_named_by_those_who_waited(measure) -> None:
-    swept = expand(Axes(collectives=("all_reduce",), algorithms=("one_shot",), backends=("saboteur_symm",), ranks=(3,),
-                        sizes=(4096,)))[0]  # fmt: skip
+    swept = expand(
+        Axes(
+            collectives=("all_reduce",),
+            algorithms=("one_shot",),
+            backends=("saboteur_symm",),
+            ranks=(3,),
+            sizes=(4096,),
+        )
+    )[0]
     with pytest.raises(RunBroken, match="waited in vain for rank 1: progress 1 awaited, 0 seen"):
         measure(swept, **QUICK, sabotage="sleep:1:2")
 
@@ -110,11 +151,11 @@ def alone(script: str) -> list[str]:
 
 FOLDED = """
 import torch
-from collbench import tape, walker
-from collbench.dtypes import DTYPES
-from collbench.collectives import OPS
-from collbench.reducers import arithmetic, fold
-from collbench.suite import Case
+from collbench.run.backends import _instructions as tape; from collbench.run.backends import _kernel as walker
+from collbench.core.collectives import DTYPES
+from collbench.core.collectives import OPS
+from collbench.run.backends._reducers import arithmetic, fold
+from collbench.suite.case import Case
 torch.manual_seed(1)
 COUNT, TERMS = 1003, 5
 for dtype in DTYPES.values():
@@ -145,7 +186,7 @@ for dtype in DTYPES.values():
         for function, arguments in fold(how, wanted.view(torch.uint8), [row.view(torch.uint8) for row in given]):
             function(*arguments)
         print(dtype.name, op.name, torch.equal(out.view(torch.uint8), wanted.view(torch.uint8)))
-"""
+"""  # noqa: E501
 
 
 def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit() -> None:
@@ -157,8 +198,8 @@ def test_terms_are_combined_as_shared_memory_combines_them_to_the_bit() -> None:
 
 GAVE_UP = """
 import torch
-from collbench import tape, walker
-from collbench.suite import Case
+from collbench.run.backends import _instructions as tape; from collbench.run.backends import _kernel as walker
+from collbench.suite.case import Case
 case = Case(collective="barrier", backend="symm", n=2, nbytes=0)
 counters = [torch.zeros(32, dtype=torch.int64) for _ in range(2)]
 bases = torch.zeros(2, tape.ADDRESSES, dtype=torch.int64)
@@ -171,11 +212,12 @@ counters[1][0] = 1
 launch(10)
 launch(10)
 launch(1 << 30)
-"""
+"""  # noqa: E501
 
 
 def test_after_giving_up_the_kernel_leaves_at_once_and_for_good() -> None:
-    """The peer has come once; the second launch gives up after 10 looks, the third would look a thousand million."""
+    """The peer has come once; the second launch gives up after 10 looks, the third would look a
+    thousand million."""
     assert alone(GAVE_UP) == [
         "[0, 0, 0, 0, 0, 0] [1, 1] [1, 0]",
         "[1, 0, 0, 1, 1, 0] [2, -1] [1, 0]",

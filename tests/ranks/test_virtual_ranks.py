@@ -1,4 +1,5 @@
-"""All ranks of a world in one process: each has buffers of its own, filled and checked like a real rank's."""
+"""All ranks of a world in one process: each has buffers of its own, filled and checked like a real
+rank's."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from collbench.launch.local import Launcher
-from collbench.plan import Job, Plan
-from collbench.records import Record, World, derive
-from collbench.suite import Case, Policy
+from collbench.records.derive import derive
+from collbench.records.types import Record, World
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -21,7 +25,7 @@ def run(cases: list[Case], **env: str) -> tuple[World, list[Record]]:
     lines: list[World | Record] = []
     launcher = Launcher(settings={**os.environ, "PYTHONPATH": str(PLUGINS), **env})
     try:
-        launcher.run(plan, lines.append, lambda job, phase: None)
+        launcher.run([plan], Listener(lines.append))
     finally:
         launcher.close()
     world, *records = lines
@@ -30,18 +34,27 @@ def run(cases: list[Case], **env: str) -> tuple[World, list[Record]]:
 
 
 def case(n: int, in_place: bool = False, op: str = "sum", backend: str = "imagined") -> Case:
-    return Case(collective="all_reduce", backend=backend, n=n, nbytes=4000, op=op, in_place=in_place)
+    return Case(
+        collective="all_reduce", backend=backend, n=n, nbytes=4000, op=op, in_place=in_place
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_one_process_holds_all_ranks_and_checks_each(n: int) -> None:
     world, (out, into, mean) = run([case(n), case(n, in_place=True), case(n, op="avg")])
     assert world.virtual and world.n == n and not world.oversubscribed
-    assert [info.rank for info in world.ranks] == list(range(n)) and len({info.pid for info in world.ranks}) == 1
+    assert [info.rank for info in world.ranks] == list(range(n)) and len(
+        {info.pid for info in world.ranks}
+    ) == 1
     for record in (out, into):
         assert record.status == "ok" and record.wrong == 0, record.note
-        assert record.checked % (n * 1000) == 0 and record.checked >= 3 * n * 1000  # every rank's every buffer
-        assert len(record.times_ns) == 7 and record.per_rank == record.starts_ns == [] == record.skew_ns
+        assert (
+            record.checked % (n * 1000) == 0 and record.checked >= 3 * n * 1000
+        )  # every rank's every buffer
+        assert (
+            len(record.times_ns) == 7
+            and record.per_rank == record.starts_ns == [] == record.skew_ns
+        )
         row = derive(record, world)
         assert row and "virtual" in row.flags and not row.gateable and row.late_rank is None
     assert mean.status == "skipped" and mean.note == "beyond imagination"
@@ -59,7 +72,7 @@ def test_a_backend_without_virtual_ranks_says_so() -> None:
     lines: list[World | Record] = []
     launcher = Launcher()
     try:
-        launcher.run(plan, lines.append, lambda job, phase: None)
+        launcher.run([plan], Listener(lines.append))
     finally:
         launcher.close()
     (record,) = [line for line in lines if isinstance(line, Record)]

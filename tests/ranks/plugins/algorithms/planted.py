@@ -1,7 +1,7 @@
 """A family of one: an all-reduce down a line of ranks and back."""
 
-from collbench.algorithms import Algorithm
-from collbench.schedule import Moves
+from collbench.core.algorithms import Algorithm
+from collbench.core.schedule import Moves
 
 
 def line(n, cells):

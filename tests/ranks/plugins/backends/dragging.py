@@ -1,5 +1,5 @@
-"""Shared memory whose calls take longer at some sizes: DRAG=65536:500,1048576:3000 adds 500 us to those of 64 KiB and
-3 ms to those of 1 MiB, on every rank."""
+"""Shared memory whose calls take longer at some sizes: DRAG=65536:500,1048576:3000 adds 500 us to
+those of 64 KiB and 3 ms to those of 1 MiB, on every rank."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import time
 from typing import Any
 
-from collbench.backends import Call
-from collbench.backends.shm import SharedMemory
-from collbench.suite import Case
+from collbench.run.backends import Call
+from collbench.run.backends.shm import SharedMemory
+from collbench.suite.case import Case
 
 
 class Dragging(SharedMemory):

@@ -1,4 +1,5 @@
-"""All ranks of an all_reduce in one process, for trying virtual ranks without a GPU. WRONG=RANK spoils what it gets."""
+"""All ranks of an all_reduce in one process, for trying virtual ranks without a GPU. WRONG=RANK
+spoils what it gets."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 import torch
 
-from collbench.backends import Base, Call
-from collbench.suite import Case
+from collbench.run.backends import Base, Call
+from collbench.suite.case import Case
 
 
 class Imagined(Base):

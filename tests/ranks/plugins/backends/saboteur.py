@@ -1,8 +1,9 @@
-"""Gloo (saboteur_shm: shared memory) with one planted fault:
-$SABOTAGE, or what stands in $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
+"""Gloo (saboteur_shm: shared memory) with one planted fault: $SABOTAGE, or what stands in
+$SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
-``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or fail the rank;
-``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call on.
+``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or
+fail the rank; ``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call
+on.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from collbench.backends import Call
-from collbench.backends.torchdist import TorchDistributed
-from collbench.suite import Case
+from collbench.run.backends import Call
+from collbench.run.backends.torchdist import TorchDistributed
+from collbench.suite.case import Case
 
 
 class Sabotage:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collbench.backends.saboteur import Sabotage
+from collbench.run.backends.saboteur import Sabotage
 
-from collbench.backends.mpi import Mpi
+from collbench.run.backends.mpi import Mpi
 
 
 class Saboteur(Sabotage, Mpi):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collbench.backends.saboteur import Sabotage
+from collbench.run.backends.saboteur import Sabotage
 
-from collbench.backends.shm import SharedMemory
+from collbench.run.backends.shm import SharedMemory
 
 
 class Saboteur(Sabotage, SharedMemory):

@@ -1,11 +1,11 @@
-"""The kernel over symmetric memory, in the interpreter, with one planted fault, as saboteur.py describes; patience is
-short."""
+"""The kernel over symmetric memory, in the interpreter, with one planted fault, as saboteur.py
+describes; patience is short."""
 
 from __future__ import annotations
 
-from collbench.backends.saboteur import Sabotage
+from collbench.run.backends.saboteur import Sabotage
 
-from collbench.backends import symm
+from collbench.run.backends import symm
 
 
 class Saboteur(Sabotage, symm.Symmetric):

@@ -1,5 +1,7 @@
-"""Shared memory by a clock that is made up: a call moves its data, and is said to take 100 us, some hundredths more in
-one launch than in another, and as many hundredths more as SLOWER says of a size: SLOWER=65536:15,1048576:20."""
+"""Shared memory by a clock that is made up: a call moves its data, and is said to take 100 us, some
+hundredths more in one launch than in another, and as many hundredths more as SLOWER says of a size:
+SLOWER=65536:15,1048576:20.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ import os
 import random
 from typing import Any
 
-from collbench import measure, trial
-from collbench.backends import Call
-from collbench.backends.shm import SharedMemory
-from collbench.suite import Case
+from collbench.run.backends import Call
+from collbench.run.backends.shm import SharedMemory
+from collbench.run.rank import measure
+from collbench.suite.case import Case
 
 
 class Timed(SharedMemory):
@@ -18,10 +20,11 @@ class Timed(SharedMemory):
         super().__init__()
         self._now, self._called, self._chance = 0, False, random.Random()
         self._launch = self._chance.gauss(1.0, 0.01)
-        measure.clock = trial.clock = self._read
+        measure.clock = measure.clock = self._read
 
     def _read(self) -> int:
-        """The time; after a call it goes on to the next full millisecond, so that all ranks begin calls at once."""
+        """The time; after a call it goes on to the next full millisecond, so that all ranks begin
+        calls at once."""
         now, step = self._now, 10**6
         self._now = (now // step + 1) * step if self._called else now + 20
         self._called = False

@@ -1,0 +1,229 @@
+"""`collbench ab`: one experiment from its options to its exit code."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.judge.comparison import Rules
+    from collbench.run.experiment import Order
+    from collbench.run.interrupts import Interrupts
+    from collbench.run.reporter import Step
+    from collbench.run.variants import Name, Variant
+    from collbench.suite.sweep import Suite
+
+
+def ab(
+    base: str = "",
+    head: str = "",
+    suite: str = "pr",
+    build: str = "",
+    rebuild: bool = False,
+    aa: bool = False,
+    rounds: str = "8,12",
+    ranks: str = "",
+    max_seconds: str = "",
+    timeout: float | None = None,
+    tau: str = "",
+    strict: bool = False,
+    across_machines: bool = False,
+    output: Path | None = None,
+    out: list[Path] | None = None,
+    output_format: str = "table",
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one
+    machine."""
+    from collbench.cli import compare as judge
+    from collbench.judge.comparison import suspects
+    from collbench.run.experiment import Order
+    from collbench.run.interrupts import Interrupts
+
+    _refuse_launchers()
+    sides = _sides(base, head, aa)
+    judge.check(output_format, out or [])
+    if output is not None and not dry_run:
+        _folder(output)
+    rules = _rules(tau, strict, across_machines)
+    order = Order(
+        suite=_suite(suite, ranks, max_seconds, timeout),
+        variants=sides,
+        command=sys.argv,
+        rounds=_rounds(rounds),
+        suspects=partial(suspects, rules=rules),
+        aa=aa,
+        output=output,
+        tag=tag,
+    )
+    if dry_run:
+        return _show_plan(order)
+    with Interrupts() as interrupts, tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
+        order = _built(order, build, rebuild, Path(folder))
+        raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
+
+
+def _refuse_launchers() -> None:
+    """Raises CannotRun where this process is a rank already."""
+    from collbench.run.launch import join
+
+    if member := join.detect():
+        raise CannotRun(
+            f"ab starts ranks of its own, and {member.launcher} has started this one",
+            "run it without",
+        )
+
+
+def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
+    from collbench.judge.comparison import Rules
+    from collbench.suite import grammar
+
+    smallest = grammar.parse_share(tau, "--tau") if tau else None
+    return Rules(tau=smallest, strict=strict, across_machines=across_machines)
+
+
+def _suite(name: str, ranks: str, max_seconds: str, timeout: float | None) -> Suite:
+    """The suite with what the command line says in place of it."""
+    from msgspec.structs import replace
+
+    from collbench.cli import options
+    from collbench.suite import toml
+
+    suite = options.changed(toml.load(name), ngpus=ranks, max_time=max_seconds)
+    if timeout is None:
+        return suite
+    return replace(suite, policy=replace(suite.policy, timeout=timeout))
+
+
+def _built(order: Order, build: str, rebuild: bool, folder: Path) -> Order:
+    """The order with a place for each side, built where it is a revision."""
+    from msgspec.structs import replace
+
+    from collbench.run import variants
+
+    command = variants.Build(build, rebuild)
+    return replace(order, homes=variants.homes(order.variants, command, folder))
+
+
+def _folder(output: Path) -> None:
+    """Make the folder that both runs go to. Raises UsageError and CannotRun."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(
+            f"--output {output} is a file", "ab saves two runs: give a folder"
+        ) from None
+    except OSError as e:
+        raise CannotRun(
+            f"cannot make --output {output}: {e.strerror}", "choose another folder"
+        ) from e
+
+
+def _sides(base: str, head: str, aa: bool) -> dict[Name, Variant]:
+    from collbench.run import variants
+
+    if aa and head:
+        raise UsageError("--aa compares --base with itself", "leave --head out")
+    if not aa and base == head:
+        raise UsageError(
+            "--base and --head are the same",
+            f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
+        )
+    return {
+        "base": variants.parse(base, "--base"),
+        "head": variants.parse(base if aa else head, "--head"),
+    }
+
+
+def _rounds(text: str) -> tuple[int, int]:
+    numbers = text.split(",")
+    if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise UsageError(
+            f"--rounds '{text}': two numbers are expected", "for example --rounds 8,12"
+        )
+    first, second = map(int, numbers)
+    if first < 6 or second < 6:
+        raise UsageError(
+            f"--rounds {text}: fewer than 6 pairs have no 95 % interval", "at least --rounds 6,6"
+        )
+    return first, second
+
+
+def _show_plan(order: Order) -> None:
+    from collbench.core.text import counted
+    from collbench.run import plan
+    from collbench.run.experiment import SIDES, rows
+    from collbench.show import terminal
+    from collbench.show.words import clock
+
+    found, skips = rows(order)
+    launches = 2 * order.rounds[0]
+    policy = order.piloted
+    seconds = (
+        launches
+        * sum(plan.seconds(row.jobs[side], policy) for row in found for side in SIDES)
+        / len(SIDES)
+    )
+    sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
+    listed = [f"  {row.key}" for row in found]
+    left_out = [
+        f"  {side}, left out: {skip.case.key}: {skip.reason}"
+        for side in SIDES
+        for skip in skips[side]
+    ]
+    about = (
+        f"{counted(len(found), 'row')}, {order.rounds[0]} paired launches: about {clock(seconds)}"
+    )
+    terminal.show(*sides, f"{about}, and a second stage for what it flags", *listed, *left_out)
+
+
+def _execute(
+    order: Order, rules: Rules, interrupts: Interrupts, out: list[Path], output_format: str
+) -> Exit:
+    """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
+    from collbench.cli import compare as judge
+    from collbench.judge import comparison as compare
+    from collbench.run.experiment import Experiment
+    from collbench.show.live import Watch
+    from collbench.show.views import comparison as views
+
+    problem: CollbenchError | None = None
+    with Watch() as watch:
+
+        def step(at: Step) -> None:
+            interrupts.check()
+            watch.step(at)
+
+        experiment = Experiment(order, step)
+        try:
+            experiment.run()
+            code, note = Exit.OK, ""
+        except KeyboardInterrupt:
+            code, note = Exit.INTERRUPTED, "interrupted"
+        except CollbenchError as e:
+            problem, code, note = e, e.exit, e.message
+    comparison = None
+    try:
+        comparison = compare.compare(*experiment.files, rules, under_way=True)
+        code = code or comparison.exit
+    except UsageError:  # it broke before there was anything to compare
+        code = code or Exit.NO_VERDICT
+    try:
+        paths = experiment.end(code, note)
+        print(f"saved: {paths[0]}\n       {paths[1]}", file=sys.stderr)
+    except CollbenchError as e:
+        problem = problem or e
+    if comparison is not None:
+        judge.tell(comparison, views.document(comparison), output_format, out)
+    if problem is not None:
+        raise problem
+    return code

@@ -1,0 +1,130 @@
+"""`collbench compare`: two runs, their comparison, and everything made of it. Heavy imports stay
+inside."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collbench.judge.comparison import Comparison
+    from collbench.records.types import RunFile
+    from collbench.show.document import Document
+
+
+FORMATS = ("table", "md", "json", "html", "junit")
+
+
+def compare(
+    base: str,
+    head: str = "",
+    everything: bool = False,
+    tau: str = "",
+    strict: bool = False,
+    gate_unpaired: bool = False,
+    across_machines: bool = False,
+    output_format: str = "table",
+    out: list[Path] | None = None,
+    title: str = "collbench",
+    marker: str = "compare",
+    debug: bool = False,
+) -> None:
+    """Judge a run against another: which rows are slower, beyond noise."""
+    from collbench.judge import comparison as judging
+    from collbench.show import programs
+    from collbench.show.views import comparison as views
+    from collbench.suite import grammar
+
+    rules = judging.Rules(
+        tau=grammar.parse_share(tau, "--tau") if tau else None,
+        strict=strict,
+        gate_unpaired=gate_unpaired,
+        across_machines=across_machines,
+    )
+    check(output_format, out or [], marker)
+    bases, heads = (_runs(base), _runs(head)) if head else ([file] for file in _both_sides(base))
+    ids = Counter(file.run.id for file in (*bases, *heads))
+    if len(ids) < ids.total():
+        raise UsageError(
+            f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others"
+        )
+    comparison = judging.compare(bases, heads, rules)
+    document = views.document(comparison, everything, title, marker)
+    tell(comparison, document, output_format, out or [])
+    programs.in_github(document, os.environ)
+    raise typer.Exit(comparison.exit)
+
+
+def _runs(names: str) -> list[RunFile]:
+    """One run, or several separated by commas."""
+    from collbench.records import store
+
+    several = [] if Path(names).is_file() else [name for name in names.split(",") if name]
+    return [store.read(store.find(name)) for name in several or [names]]
+
+
+def _both_sides(name: str) -> tuple[RunFile, RunFile]:
+    """Base and head of the experiment to which the run called ``name`` belongs. Raises
+    UsageError."""
+    from collbench.records import store
+
+    path = store.find(name)
+    other = other_side(path)
+    if other is None:
+        raise UsageError(
+            f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
+        )
+    base, head = sorted(map(store.read, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
+    return base, head
+
+
+def other_side(path: Path) -> Path | None:
+    """The other run of the experiment that the run in ``path`` is a side of; None where it is of
+    none. Raises UsageError where it is not beside it."""
+    from collbench.records import store
+
+    pairing = store.read_run(path).pairing
+    if pairing is None:
+        return None
+    name: Literal["base", "head"] = "head" if pairing.side == "base" else "base"
+    beside = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
+    there = store.read_run(beside).pairing if beside.is_file() else None
+    if there is None or (there.experiment, there.side) != (pairing.experiment, name):
+        raise UsageError(
+            f"{path} is the {pairing.side} of an experiment whose {name} is not at {beside}",
+            "name both runs: BASE HEAD",
+        )
+    return beside
+
+
+def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:
+    """Whether ``tell`` can make all this, before any time is spent. Raises UsageError and
+    CannotRun."""
+    from collbench.cli import outputs
+
+    outputs.check(output_format, out, FORMATS)
+    if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
+        raise UsageError(
+            f"--marker '{marker}' is no name", "letters and digits, with . or - between: pr-gloo"
+        )
+
+
+def tell(
+    comparison: Comparison, document: Document, output_format: str, out: Sequence[Path]
+) -> None:
+    """Prints the comparison, writes it to every file of ``out``, and says on standard error why it
+    fails."""
+    from collbench.cli import outputs
+    from collbench.show.words import short
+
+    outputs.deliver(document, output_format, out)
+    if comparison.exit:
+        typer.echo(f"collbench: {short(comparison.reason, 500)}", err=True)

@@ -1,0 +1,459 @@
+"""What can run on this machine, with the reason for whatever cannot, and how finely it can be
+measured here.
+
+What the doctor says of GPUs: all that their ranks stand on, with a remedy for what is
+missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata, util
+from typing import Any, NamedTuple
+
+import psutil
+import typer
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
+from collbench.machine import environment
+from collbench.records import stats
+from collbench.records.types import GpuState, Record, World
+from collbench.run import plan, session
+from collbench.run.launch import mpirun
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.show.views import machines
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+LAUNCHES = 6  # worlds started one after another to see how much identical runs differ
+
+
+def findings() -> Iterator[Finding]:
+    """All of them, cheap ones first; the last ones start ranks and take some seconds."""
+    found = environment.gather()
+    yield from _machine(found)
+    yield from _backends()
+    yield from gpu_findings(found)
+    yield _interface()
+    yield _clock()
+    yield from _measured()
+
+
+def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
+    available, why = environment.memory_limit()
+    cores = environment.core_count()
+    cpu = found["cpu"]
+    yield Finding(
+        "machine", "note", f"{found['host']}: {cpu.get('model')}, {cores} physical cores usable"
+    )
+    governor = cpu.get("governor")
+    state = "note" if governor in (None, "performance") else "no"
+    yield Finding(
+        "cpu governor",
+        state,
+        f"{governor or 'not visible'}" + (" (clocks will wander)" if state == "no" else ""),
+    )
+    yield Finding(
+        "ranks", "note", f"up to {cores} with a core each; more are tagged oversubscribed"
+    )
+    yield Finding("memory", "note", f"{available >> 20:,} MiB for ranks and buffers ({why})")
+    swap = psutil.swap_memory().total
+    yield Finding(
+        "swap",
+        "note" if not swap else "no",
+        "none" if not swap else f"{swap >> 20:,} MiB: runs stay clear of it",
+    )
+    try:
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+        yield Finding("pinning", "yes", "ranks can be bound to cores")
+    except OSError as e:
+        yield Finding("pinning", "no", f"{e.strerror}: times will move with the scheduler")
+
+
+def _backends() -> Iterator[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    from collbench.run.backends import shm
+
+    yield Finding("torch", "yes", torch.__version__)
+    yield Finding(
+        "gloo",
+        *(
+            ("yes", "CPU ranks")
+            if dist.is_gloo_available()
+            else ("no", "this torch was built without it")
+        ),
+    )
+    yield _mpi()
+    ucc = dist.is_ucc_available()
+    yield Finding("ucc", "yes" if ucc else "no", "" if ucc else "this torch was built without UCC")
+    missing = shm.why_not_here()
+    yield Finding(
+        "shm",
+        "no" if missing else "yes",
+        missing or "reference algorithms in memory the ranks share",
+    )
+    yield Finding("model", "yes", "predicted times, needs nothing")
+    there = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
+    yield Finding(
+        "launchers",
+        "yes",
+        "; ".join(
+            [
+                "torchrun, mpirun and srun are joined when found in the environment",
+                *(f"{n} is there" for n in there),
+            ]
+        ),
+    )
+
+
+def _mpi() -> Finding:
+    from collbench.run.backends import mpi
+
+    try:
+        return Finding(
+            "mpi",
+            "yes",
+            f"{mpi.spoken(mpi.load().Get_library_version())}, ranks by {mpirun.find()}",
+        )
+    except CannotRun as e:
+        return Finding("mpi", "no", f"{e.message}: {e.hint}")
+
+
+def _interface() -> Finding:
+    """Which interface Gloo takes between hosts: the one named in GLOO_SOCKET_IFNAME, else that of
+    the host's name."""
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if named:
+        state = "yes" if named in psutil.net_if_addrs() else "no"
+        return Finding(
+            "gloo between hosts",
+            state,
+            f"GLOO_SOCKET_IFNAME={named}" + ("" if state == "yes" else ": no such interface"),
+        )
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError as e:
+        return Finding(
+            "gloo between hosts",
+            "no",
+            f"this host's name does not resolve ({e}); set GLOO_SOCKET_IFNAME",
+        )
+    names = [
+        n for n, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)
+    ]
+    name = names[0] if names else "no local interface"
+    if address.startswith("127."):
+        return Finding(
+            "gloo between hosts",
+            "no",
+            f"the host's name is {address} ({name}): set GLOO_SOCKET_IFNAME",
+        )
+    return Finding(
+        "gloo between hosts", "yes", f"{name} ({address}); ranks of one machine stay on lo"
+    )
+
+
+def _clock() -> Finding:
+    reads = [time.perf_counter_ns() for _ in range(10_000)]
+    steps = sorted(after - before for before, after in itertools.pairwise(reads))
+    detail = (
+        f"{steps[len(steps) // 2]} ns between two reads (99 %: {steps[len(steps) * 99 // 100]} ns),"
+        " CLOCK_MONOTONIC"
+    )
+    return Finding("clock", "note", detail)
+
+
+def _measured() -> Iterator[Finding]:
+    """Overhead, achieved skew and A=A noise: the same small sweep in several fresh worlds of two
+    ranks."""
+    axes = Axes(collectives=("all_reduce",), sizes=(64 << 10,), ranks=(2,), in_place=(True,))
+    suite = Suite(name="doctor", axes=axes, policy=Policy(iters=200, timeout=30.0))
+    try:
+        found = _launches(suite)
+    except CollbenchError as e:
+        yield Finding("gloo ranks", "no", e.message)
+        return
+    medians = [
+        stats.median_interval(record.times_ns, len(record.times_ns))[0] / record.inner
+        for _, record in found
+    ]
+    world, last = found[-1]
+    typical = statistics.median(medians)
+    spread = statistics.stdev(medians) / typical
+    detail = (
+        f"identical launches differ by {spread:.1%} (1 sd of {LAUNCHES} medians, all_reduce 64 KiB,"
+        " 2 ranks)"
+    )
+    yield Finding("noise, A = A", "note" if spread < 0.05 else "no", detail)
+    yield Finding(
+        "harness overhead",
+        "note",
+        f"{last.overhead_ns} ns a sample ({last.overhead_ns / typical / last.inner:.2%} of the"
+        " above)",
+    )
+    skew = statistics.median(last.skew_ns) if last.skew_ns else 0
+    yield Finding(
+        "start skew",
+        "note",
+        f"{skew / 1000:.1f} us by {last.sync}"
+        + (", oversubscribed" if world.oversubscribed else ""),
+    )
+
+
+def _launches(suite: Suite) -> list[tuple[World, Record]]:
+    prepared = session.prepare(session.Order(suite=suite, command=[], save=False))
+    if not prepared.jobs:
+        raise CannotRun(prepared.skips[0].reason)
+    lines: list[World | Record] = []
+    launcher = Launcher()
+    try:
+        for _ in range(LAUNCHES):
+            launcher.run(plan.worlds(prepared.jobs, suite.policy), Listener(lines.append))
+    finally:
+        launcher.close()
+    worlds = [line for line in lines if isinstance(line, World)]
+    return list(zip(worlds, [line for line in lines if isinstance(line, Record)], strict=True))
+
+
+def doctor() -> None:
+    """Say what can run on this machine, and why the rest cannot."""
+    from collbench.show import terminal
+
+    alive = True
+    for finding in findings():
+        terminal.finding(*finding)
+        alive = alive and (finding.what, finding.state) not in (
+            ("gloo", "no"),
+            ("gloo ranks", "no"),
+        )
+    raise typer.Exit(Exit.OK if alive else Exit.CANNOT_RUN)
+
+
+NO_TRITON = "pip install triton: without it symm runs no reference algorithm in GPU memory"
+
+
+IN_CONTAINER = "or start the container with GPUs (docker run --gpus all)"
+
+
+NO_NODES = f"check CUDA_VISIBLE_DEVICES, {IN_CONTAINER}"
+
+
+class Finding(NamedTuple):
+    """One line of the report: what, how it stands (yes, no, note), and the reason or value."""
+
+    what: str
+    state: str
+    detail: str
+
+
+def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
+    """What GPU ranks stand on, from the driver upwards; where something is missing, what to do
+    about it."""
+    import torch
+
+    gpus = found["gpus"]
+    yield _driver(gpus, max(environment.gpu_count(), torch.cuda.device_count()))
+    yield _nvml(gpus)
+    yield _cuda(torch.version.cuda, gpus.get("cuda"))
+    yield from _nccl()
+    triton = found["libraries"].get("triton")
+    yield Finding(
+        "triton", *(("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON))
+    )
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        yield _reach(count)
+        yield from _symmetric(count)
+        yield from _states(count)
+    else:
+        for what in ("gpu to gpu", "symmetric memory", "multicast"):
+            yield Finding(what, "no", "needs a GPU that torch can use, see above")
+    if any(device.get("persistence") == 0 for device in gpus["devices"]):
+        yield Finding(
+            "gpu persistence",
+            "no",
+            "off, so that each start wakes the driver: sudo nvidia-smi -pm 1",
+        )
+    for what, detail in (
+        ("gpu links", machines.links(gpus)),
+        ("rdma", ", ".join(machines.adapters(found["rdma"]))),
+    ):
+        if detail:
+            yield Finding(what, "note", detail)
+
+
+def _driver(gpus: Mapping[str, Any], nodes: int) -> Finding:
+    version, cuda = gpus.get("driver"), gpus.get("cuda")
+    if version and nodes:
+        return Finding(
+            "gpu driver",
+            "yes",
+            f"{version}{f', CUDA up to {cuda}' if cuda else ''}, {nodes} GPUs usable",
+        )
+    if version:
+        return Finding("gpu driver", "no", f"{version}, but no GPU to use: {NO_NODES}")
+    return Finding("gpu driver", "no", f"no NVIDIA driver here: install it, {IN_CONTAINER}")
+
+
+def _nvml(gpus: Mapping[str, Any]) -> Finding:
+    wheel = next(iter(metadata.distributions(name="nvidia-ml-py")), None)
+    if not util.find_spec("pynvml"):
+        detail = (
+            "pip install nvidia-ml-py: without it clocks, throttling, errors and topology stay"
+            " unknown"
+        )
+        return Finding("nvidia-ml-py", "no", detail)
+    if why_not := gpus.get("why_not"):
+        return Finding(
+            "nvidia-ml-py", "no", f"{why_not}: it comes with the driver; nvidia-smi must work first"
+        )
+    return Finding(
+        "nvidia-ml-py",
+        "yes",
+        f"{wheel.version if wheel else 'found'}: clocks, throttling, errors, topology",
+    )
+
+
+def _cuda(built: str | None, driver: str | None) -> Finding:
+    """Whether torch is built for CUDA, and for one that the driver can run: any minor version of
+    its own major one."""
+    if not built:
+        return Finding(
+            "torch for CUDA",
+            "no",
+            "a CPU build of torch: pytorch.org/get-started names the one for CUDA",
+        )
+    if driver and int(built.split(".")[0]) > int(driver.split(".")[0]):
+        detail = (
+            f"built for CUDA {built}, the driver runs {driver}: update the driver, or take a torch"
+            " for that"
+        )
+        return Finding("torch for CUDA", "no", detail)
+    return Finding("torch for CUDA", "yes", f"built for CUDA {built}")
+
+
+def _nccl() -> Iterator[Finding]:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        yield Finding("nccl", "no", "this torch build has no NCCL: install one for CUDA")
+        yield Finding(
+            "ranks sharing a GPU", "no", "--share-gpu needs NCCL; --backend gloo runs without"
+        )
+        return
+    from collbench.run.backends import _cuda
+
+    version = _cuda.nccl_version()
+    usable = torch.cuda.is_available()
+    state = (
+        ("yes", "")
+        if usable
+        else ("no", ", but torch sees no usable GPU: check the driver with nvidia-smi")
+    )
+    yield Finding("nccl", state[0], f"NCCL {_cuda.dotted(version)}{state[1]}")
+    shares = version >= _cuda.SHARING
+    detail = (
+        "--share-gpu, by NCCL_MULTI_RANK_GPU_ENABLE=1"
+        if shares
+        else (
+            f"NCCL {_cuda.dotted(_cuda.SHARING)} or newer can: a newer torch, or its nvidia-nccl"
+            " wheel"
+        )
+    )
+    yield Finding("ranks sharing a GPU", "yes" if shares else "no", detail)
+
+
+def _reach(count: int) -> Finding:
+    """Whether GPUs can read and write each other's memory."""
+    import torch
+
+    if count == 1:
+        return Finding(
+            "gpu to gpu",
+            "note",
+            "one GPU: nothing to reach; --virtual-ranks runs symm's ranks on it",
+        )
+    pairs = list(itertools.combinations(range(count), 2))
+    apart = [f"{a} and {b}" for a, b in pairs if not torch.cuda.can_device_access_peer(a, b)]
+    if not apart:
+        return Finding("gpu to gpu", "yes", f"all {count} GPUs reach each other's memory")
+    detail = (
+        f"{len(apart)} of {len(pairs)} pairs cannot, {apart[0]} first: PCIe ACS, the IOMMU or the"
+        " hypervisor forbids it"
+    )
+    return Finding("gpu to gpu", "no", detail)
+
+
+def _symmetric(count: int) -> Iterator[Finding]:
+    """Whether torch maps GPUs' memory into each other, and whether a switch can add up what lies at
+    one address."""
+    try:
+        from torch._C._autograd import DeviceType
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        without = [
+            str(i)
+            for i in range(count)
+            if not _SymmetricMemory.has_multicast_support(DeviceType.CUDA, i)
+        ]
+    except (ImportError, RuntimeError) as e:
+        yield Finding(
+            "symmetric memory", "no", f"not in this torch ({first_line(e)}): install a newer one"
+        )
+        return
+    yield Finding(
+        "symmetric memory", "yes", "for symm and torch_*, between GPUs that reach each other"
+    )
+    detail = (
+        f"not on GPU {', '.join(without)}: it needs NVSwitch with its fabric manager running, and"
+        " H100 or later"
+    )
+    yield Finding(
+        "multicast",
+        *(("no", detail) if without else ("yes", "the switch can reduce: torch_multimem, NVLS")),
+    )
+
+
+def _states(count: int) -> Iterator[Finding]:
+    """Each GPU now: no where it is held back or has errors."""
+    import torch
+
+    from collbench.run.rank import gpu
+
+    for index in range(count):
+        watch = gpu.watch(torch.device("cuda", index))
+        if watch is None:
+            yield Finding(f"gpu {index}", "note", torch.cuda.get_device_name(index))
+            continue
+        state = watch.read()
+        watch.close()
+        troubles = [f"held back by {', '.join(state.throttle)}: check cooling and power"] * bool(
+            state.throttle
+        )
+        troubles += [
+            f"{state.ecc} uncorrected ECC errors: reset it, see nvidia-smi -q -d ECC"
+        ] * bool(state.ecc)
+        yield Finding(
+            f"gpu {index}", "no" if troubles else "note", "; ".join([told(state), *troubles])
+        )
+
+
+def told(state: GpuState) -> str:
+    """A GPU's state in words, as far as it is known."""
+    clock = (
+        f"{state.sm_mhz} of {state.sm_mhz_default} MHz"
+        if state.sm_mhz and state.sm_mhz_default
+        else ""
+    )
+    heat = f"{state.celsius} °C" if state.celsius is not None else ""
+    power = f"{state.watts:.0f} W" if state.watts is not None else ""
+    return ", ".join(filter(None, [state.name, clock, heat, power]))

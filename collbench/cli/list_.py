@@ -1,0 +1,46 @@
+"""The command `list`: what can be measured, and how."""
+
+from __future__ import annotations
+
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES
+
+
+def list_() -> None:
+    """List collectives, algorithms, backends and suites."""
+    from collbench.show import terminal
+
+    terminal.show(terminal.listing(catalogue()))
+
+
+def catalogue() -> dict[str, list[tuple[str, ...]]]:
+    """Tables by title, a header row first."""
+    from collbench.suite import toml
+
+    rows: list[tuple[str, ...]] = [("name", "busbw factor", "in place", "meaning")]
+    rows += [(c.name, c.factor, c.in_place or "-", c.meaning) for c in COLLECTIVES.values()]
+    backends: list[tuple[str, ...]] = [
+        ("name", "what it is"),
+        ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
+        ("nccl", "torch.distributed on NVIDIA GPUs; algorithms by its messages (ring@nccl)"),
+        ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
+        ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
+        (
+            "symm",
+            "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)",
+        ),
+        ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),
+        ("torch_multimem, torch_multimem_one_shot", "the same, with the switch adding up (NVLS)"),
+        ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
+        (
+            "model",
+            "predicted times on a flat network: the lower bound, and algorithms (ring@model)",
+        ),
+    ]
+    named: list[tuple[str, ...]] = [("collective", "algorithms (--algo), with their parameters")]
+    named += [
+        (name, ", ".join(map(algorithms.spelling, algorithms.of(name)))) for name in COLLECTIVES
+    ]
+    suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
+    suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
+    return {"Collectives": rows, "Algorithms": named, "Backends": backends, "Suites": suites}

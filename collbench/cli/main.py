@@ -1,0 +1,223 @@
+"""The command line: what `collbench` can do, by name; a command's module is imported when it is
+called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.errors import CollbenchError, Exit, UsageError
+
+MEASURE = "collbench.cli.measure:measure"  # the command of every collective
+
+
+# Where each command is, and what it does: the first paragraph of its docstring.
+COMMANDS = {
+    "run": ("collbench.cli.run:run", "Run suites: sweeps kept in files."),
+    "runs": ("collbench.cli.runs:runs", "List saved runs."),
+    "show": (
+        "collbench.cli.show:show",
+        "Draw an algorithm's steps, in the terminal or as a page with a slider.",
+    ),
+    "prove": (
+        "collbench.cli.prove:prove",
+        "Check algorithms by counting contributions, for many numbers of ranks.",
+    ),
+    "predict": (
+        "collbench.cli.predict:predict",
+        "Predict times on a model network: per algorithm and size, crossovers, bounds.",
+    ),
+    "fit": (
+        "collbench.cli.fit:fit",
+        "Fit latency and bandwidth of the model to recorded runs.",
+    ),
+    "export": (
+        "collbench.cli.export:export",
+        "Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON.",
+    ),
+    "pairs": (
+        "collbench.cli.pairs:pairs",
+        "Measure every pair of ranks, and say which ranks, hosts and links stand out.",
+    ),
+    "locate": (
+        "collbench.cli.locate:locate",
+        "Find who makes a group slow: disjoint groups at once, slow ones halved, suspects"
+        " confirmed with good partners.",
+    ),
+    "ab": (
+        "collbench.cli.ab:ab",
+        "Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one"
+        " machine.",
+    ),
+    "compare": (
+        "collbench.cli.compare:compare",
+        "Judge a run against another: which rows are slower, beyond noise.",
+    ),
+    "health": (
+        "collbench.cli.health:health",
+        "Say whether a cluster is well: healthy, unhealthy (who, since when, how sure, what to"
+        " do), or no verdict.",
+    ),
+    "report": (
+        "collbench.cli.report:report",
+        "Make one offline page of runs: figures, tables, comparison, raw data.",
+    ),
+    "import": (
+        "collbench.cli.import_:import_",
+        "Read logs of nccl-tests, rccl-tests, OSU and Intel MPI benchmarks into runs.",
+    ),
+    "doctor": (
+        "collbench.cli.doctor:doctor",
+        "Say what can run on this machine, and why the rest cannot.",
+    ),
+    "list": ("collbench.cli.list_:list_", "List collectives, algorithms, backends and suites."),
+}
+
+
+# Commands that have commands of their own: functions that make the group.
+GROUPS = {
+    "history": (
+        "collbench.cli.history:group",
+        "Keep nights of runs, show what changed since when, review levels.",
+    ),
+}
+
+
+DIFFERENCES = """
+Letters mean what they mean in nccl-tests, with these differences: sizes double unless -f or -i
+says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists sweep the
+product (-d float,half -g 2,4); per-rank blocks are not rounded to 16 bytes unless --align 16; -n
+fixes the number of samples, without it they are taken until the median is known well enough
+(--precision).
+"""
+
+
+EXITS = (
+    "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or hang, 5 cannot run here,"
+    " 7 wrong data, 130 interrupted."
+)
+
+
+def _help(name: str) -> str:
+    row = COLLECTIVES[name]
+    sizes = (
+        "SIZE is the whole buffer, divided over the ranks."
+        if row.total
+        else "SIZE is each rank's buffer."
+    )
+    if not row.moves_data:
+        sizes = "There is no SIZE."
+    factor = (
+        "It moves no data: latency only." if row.factor == "-" else f"busbw = algbw x {row.factor}."
+    )
+    place = {
+        "same": "In place, both buffers are one.",
+        "block of recv": "In place, a rank sends from its own block of the receive buffer.",
+        "block of send": "In place, a rank receives into its own block of the send buffer.",
+        None: "It has no in-place form.",
+    }[row.in_place]
+    return (
+        f"{row.meaning}\n\n{sizes} {factor} {place}\n\n{' '.join(DIFFERENCES.split())}\n\n{EXITS}"
+    )
+
+
+class _Commands(TyperGroup):
+    """Builds a command's options only when it is called, so that `collbench --help` costs no more
+    than its text."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COLLECTIVES, *COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in GROUPS:
+            return typer.main.get_command(entry(GROUPS[cmd_name][0])())
+        if cmd_name in COMMANDS:
+            return _command(cmd_name, entry(COMMANDS[cmd_name][0]))
+        try:
+            name = collective(cmd_name).name
+        except UsageError:
+            return None
+        return _command(name, entry(MEASURE), _help(name))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Measure"):
+            formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
+        with formatter.section("And"):
+            formatter.write_dl([(name, text) for name, (_, text) in (COMMANDS | GROUPS).items()])
+
+
+def entry(place: str) -> Callable[..., Any]:
+    """The function at ``module:name``."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
+
+
+def _command(name: str, function: Callable[..., None], text: str | None = None) -> Any:
+    from collbench.cli import flags
+
+    command = typer.main.get_command(flags.app({name: function}, text))
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from collbench.core.version import __version__
+
+        typer.echo(f"collbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog=EXITS)
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Measure collective communication: how fast, how sure, and whether the data arrived.
+
+    Start with `collbench all_reduce -b 8 -e 64M -g 2`; every command explains itself with --help.
+    """
+
+
+def main() -> None:
+    """The console script: errors meant for people become two lines and an exit code."""
+    try:
+        app()
+    except CollbenchError as e:
+        if "--debug" in sys.argv:
+            raise
+        print(f"collbench: {e.message}", file=sys.stderr)
+        if e.hint:
+            print(f"  hint: {e.hint}", file=sys.stderr)
+        _leave(e.exit)
+    except KeyboardInterrupt:
+        _leave(Exit.INTERRUPTED)
+    except SystemExit as e:
+        _leave(e.code if isinstance(e.code, int) else bool(e.code))
+
+
+def _leave(code: int) -> None:
+    """Ends this process; at once where it is a rank."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        from collbench.run.launch.forkserver import leave
+
+        leave(code)
+    sys.exit(code)

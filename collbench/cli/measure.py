@@ -1,0 +1,39 @@
+"""`collbench COLLECTIVE`: one sweep, from the words of the command line to its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from collbench.cli.parameters import every
+from collbench.core.collectives import collective
+from collbench.core.errors import Exit
+
+if TYPE_CHECKING:
+    from collbench.run.reporter import Reporter
+    from collbench.run.session import Order
+
+
+@every
+def measure(ctx: typer.Context, **given: Any) -> None:
+    from collbench.cli import options
+
+    asked = options.asked(collective(ctx.info_name or "").name, given)
+    raise typer.Exit(carry_out(asked.order, asked.reporter, asked.dry_run))
+
+
+def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
+    """Run what is asked for, or only print what would run; on one rank, where there are more."""
+    from collbench.run import session
+    from collbench.run.launch import join
+    from collbench.show import terminal
+    from collbench.show.views import cases
+
+    if not dry_run:
+        return session.execute(order, reporter)
+    member = join.detect(order.launcher)
+    if member is None or member.rank == 0:
+        terminal.show(*cases.plan(session.plan_rows(session.prepare(order))))
+    return Exit.OK

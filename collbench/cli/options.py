@@ -1,0 +1,279 @@
+"""What a measuring command line asks for: the order of a run, and how it is printed; with
+errors that name the option."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from collbench.core import groups
+from collbench.core.collectives import collective
+from collbench.core.errors import UsageError
+from collbench.run.launch import join
+from collbench.run.launch.ray import PLACEMENTS, Where
+from collbench.run.reporter import Reporter, Several
+from collbench.run.session import Order
+from collbench.show import live, nccl, nccl_json, programs
+from collbench.suite import fields, grammar
+from collbench.suite.case import Mode
+from collbench.suite.fields import Field
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Exclude, Part, Suite
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+PLACES = {"out": (False,), "in": (True,), "both": (False, True)}
+
+
+class Asked(NamedTuple):
+    """A sweep as the command line asks for it: what runs, and how the run is printed."""
+
+    order: Order
+    reporter: Callable[[], Reporter]
+    dry_run: bool
+
+
+def asked(name: str, given: Mapping[str, Any]) -> Asked:
+    """What the words ``given`` for each option ask for. Raises UsageError."""
+    values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
+    launcher, replays = values["launcher"], values["replays"]
+    ray = where(launcher, values["address"], values["placement"])
+    policy = _part(Policy, values)
+    policy = msgspec.structs.replace(policy, batch=policy.iters or 20, graph=replays or 1)
+    _refuse(policy, values["budget"])
+    swept = {
+        "collectives": (name,),
+        "sizes": _sizes(*(values[row] for row in SIZES)),
+        "modes": _modes(values["modes"], replays, policy.blocking),
+        "groups": _groups(values["groups"], launcher),
+    }
+    axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
+    suite = Suite(name=name, axes=axes, policy=policy)
+    order = Order(
+        suite=suite,
+        command=sys.argv,
+        save=values["save"],
+        output=values["output"],
+        tag=values["tag"],
+        budget=values["budget"],
+        launcher=launcher,
+        ray=ray,
+    )
+    show = partial(reporter, values["output_format"], values["output_file"])
+    return Asked(order, partial(show, _part(nccl.Options, values)), values["dry_run"])
+
+
+SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
+
+
+def _sizes(
+    smallest: int | None,
+    largest: int | None,
+    factor: float | None,
+    step: int | None,
+    listed: tuple[int, ...] | None,
+) -> tuple[int, ...]:
+    if listed is None:
+        smallest = 32 << 20 if smallest is None else smallest
+        largest = max(smallest, 32 << 20) if largest is None else largest
+        return grammar.sweep(smallest, largest, factor, step)
+    if smallest is not None or largest is not None:
+        raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
+    return listed
+
+
+def _part(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
+    """The values that this struct has fields for."""
+    return kind(**{name: values[name] for name in kind.__struct_fields__ if name in values})
+
+
+def _value(row: Field, said: Any) -> Any:
+    """What is ``said`` of a field, read as its kind is written. Raises UsageError."""
+    option = row.flags.split()[0]
+    if row.kind == "setting":
+        return grammar.expand_envs(said or [])
+    if row.kind == "place":
+        return PLACES[grammar.choice(option, said, PLACES)]
+    if row.type is not str:
+        return bool(said) if row.kind == "flag" else said
+    if not (said or row.said) and (row.of == "command" or not row.many):
+        return row.default
+    if not row.many:
+        return _word(row, option, said)
+    values: list[Any] = []
+    for word in grammar.words(said):
+        values += row.every if word == "all" and row.every else [_word(row, option, word)]
+    return tuple(values)
+
+
+def _word(row: Field, option: str, word: str) -> Any:
+    if row.kind == "choice":
+        return grammar.choice(option, word, row.choices)
+    if row.kind == "whole":
+        return grammar.integer(option, word, int(row.least or 0))
+    return READ[row.kind](word, option) if row.kind in READ else word
+
+
+READ: dict[str, Callable[[str, str], Any]] = {
+    "size": grammar.parse_size,
+    "share": grammar.parse_share,
+    "seconds": grammar.parse_duration,
+    "rule": groups.spelled,
+}
+
+
+def _refuse(policy: Policy, budget: float | None) -> None:
+    """Raises UsageError where two options choose the same, or one gives no time limit."""
+    if policy.iters and (budget is not None or policy.max_seconds is not None):
+        raise UsageError(
+            "-n fixes the repetitions that --budget and --max-time would choose",
+            "give one or the other",
+        )
+    if policy.timeout is not None and not policy.timeout < 1e7:
+        raise UsageError(
+            f"-T: {policy.timeout:g} s is no time limit",
+            "leave -T out for one that fits the sizes",
+        )
+
+
+def _modes(modes: tuple[Mode, ...], replays: int, blocking: int) -> tuple[Mode, ...]:
+    """The modes named, or those that -G and -z stand for."""
+    if replays:
+        if modes and modes != ("graph",):
+            raise UsageError(
+                f"-G measures in graph mode, not {', '.join(modes)}", "leave --mode out"
+            )
+        modes = ("graph",)
+    if "graph" in modes and blocking:
+        raise UsageError("-z waits for each call, which a CUDA graph cannot", "-z or -G")
+    stood_for: dict[int, tuple[Mode, ...]] = {2: ("host",), 3: ("isolated",)}
+    return stood_for.get(blocking, modes)
+
+
+def _groups(rule: str, launcher: str) -> str:
+    """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
+    ranks of a host that the launcher tells."""
+    member, told = join.detect(launcher), ""
+    if not rule:
+        rule, told = groups.told(os.environ)
+    if told and not (member and member.rank):
+        print(f"collbench: {told} is set: --split {rule}", file=sys.stderr)
+    if rule not in groups.BY_HOST or member is None:
+        return rule
+    if not member.local_n:
+        raise UsageError(
+            f"--split {rule}: {member.launcher} does not say how many ranks share a host",
+            f"say it: --split {rule}:8",
+        )
+    return f"{rule}:{member.local_n}"
+
+
+def _settled(axes: Axes, launcher: str, ray: Where | None) -> Axes:
+    """The sweep with what it leaves open filled in, from where its ranks will be."""
+    if ray:
+        return ray.settle(axes)
+    member = join.detect(launcher)
+    return axes.settled(member.n if member else 0)
+
+
+def where(launcher: str, address: str, placement: str) -> Where | None:
+    """The Ray cluster to run on, if any. Raises UsageError."""
+    if launcher == "ray":
+        return Where(
+            address or "auto", grammar.choice("--placement", placement or "pack", PLACEMENTS)
+        )
+    for option, value in {"--address": address, "--placement": placement}.items():
+        if value:
+            raise UsageError(f"{option} {value}: that is about a Ray cluster", "add --launcher ray")
+    return None
+
+
+def changed(
+    named: Suite,
+    *,
+    ngpus: str = "",
+    backend: str = "",
+    only: str = "",
+    max_time: str = "",
+    launcher: str = "auto",
+    ray: Where | None = None,
+    inject: str = "",
+) -> Suite:
+    """A suite with what the command line says in place of it, and filled in where it says nothing
+    itself."""
+    said = {
+        "ranks": tuple(grammar.integer("-g", word, 1) for word in grammar.words(ngpus)),
+        "backends": tuple(grammar.words(backend)),
+    }
+    said = {axis: values for axis, values in said.items() if values}
+    silent: dict[str, Any] = dict.fromkeys(said, ())
+    kept = [collective(word).name for word in grammar.words(only)]
+    others = tuple(name for name in named.values("collectives") if kept and name not in kept)
+    if kept and set(kept).isdisjoint(named.values("collectives")):
+        raise UsageError(
+            f"--only {only}: there is none in {named.name}", f"it has {', '.join(others)}"
+        )
+    if max_time and named.policy.iters:
+        raise UsageError(
+            f"{named.name} fixes the repetitions that --max-time would choose",
+            "leave --max-time out",
+        )
+    seconds = (
+        grammar.parse_duration(max_time, "--max-time") if max_time else named.policy.max_seconds
+    )
+    replace = msgspec.structs.replace
+    settle = partial(_settled, launcher=launcher, ray=ray)
+    return replace(
+        named,
+        policy=replace(named.policy, max_seconds=seconds, inject=inject),
+        axes=settle(replace(named.axes, **said)),
+        includes=tuple(settle(replace(further, **said)) for further in named.includes),
+        overrides=tuple(replace(o, axes=replace(o.axes, **silent)) for o in named.overrides),
+        excludes=(Exclude(match=Part(collectives=others)), *named.excludes)
+        if others
+        else named.excludes,
+    )
+
+
+def budgeted(order: Order, budget: str) -> Order:
+    """The order with this time for all of its suite. Raises UsageError where the suite leaves
+    nothing to choose."""
+    if not budget:
+        return order
+    seconds = grammar.parse_duration(budget, "--budget")
+    if order.suite.policy.iters:
+        raise UsageError(
+            f"{order.suite.name} fixes the repetitions that --budget would choose",
+            "leave --budget out",
+        )
+    return msgspec.structs.replace(order, budget=seconds)
+
+
+def reporter(
+    name: str, output_file: Path | None = None, options: nccl.Options = nccl.DEFAULTS
+) -> Reporter:
+    """The reporter that prints a run while it goes on, in the format ``name``. Raises
+    UsageError."""
+    makers: dict[str, Callable[[], Reporter]] = {
+        "table": live.LiveTable,
+        "nccl": lambda: nccl.Text(sys.stdout, options),
+        "json": lambda: programs.Json(sys.stdout),
+        "csv": lambda: programs.Csv(sys.stdout),
+        "md": lambda: programs.Markdown(sys.stdout),
+    }
+    grammar.choice("--format", name, ("auto", *makers))
+    if name == "auto":
+        name = "table" if sys.stdout.isatty() else "nccl"
+    reporters = [makers[name]()]
+    if name != "table":
+        reporters.append(live.Status())
+    if output_file:
+        reporters.append(nccl_json.Document(output_file, options))
+    return Several(*reporters)

@@ -1,0 +1,81 @@
+"""What --format and -o ask for: checked before time is spent, then one document printed and
+written."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.core.errors import CannotRun
+
+if TYPE_CHECKING:
+    from collbench.show.document import Document
+
+
+SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
+
+
+def check(printed: str, files: Sequence[Path], formats: Collection[str]) -> None:
+    """Whether ``deliver`` can make all this, ``formats`` being those of the command. Raises
+    UsageError and CannotRun."""
+    from collbench.suite import grammar
+
+    grammar.choice("--format", printed, formats)
+    endings = [suffix for suffix, name in SUFFIXES.items() if name in formats]
+    for path in files:
+        grammar.choice(f"-o {path}: its ending", path.suffix, endings)
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            raise CannotRun(
+                f"-o {path}: {path.parent} is no folder to write to",
+                "make it, or choose another place",
+            )
+
+
+def deliver(
+    document: Document | Callable[[str], Document], printed: str, files: Sequence[Path] = ()
+) -> None:
+    """Prints the document in the format ``printed``, then writes every one of ``files``, each whole
+    or not at all. A document that depends on the format is made by a function of its name."""
+    make = document if callable(document) else lambda _: document
+    show(text(make(printed), printed))
+    write(make, files)
+
+
+def write(make: Callable[[str], Document], files: Sequence[Path]) -> None:
+    """Writes ``files`` in the formats that their endings name. Raises CannotRun."""
+    from collbench.records import store
+
+    for path in files:
+        name = SUFFIXES[path.suffix]
+        store.save(path, text(make(name), name))
+
+
+def text(document: Document, name: str) -> str:
+    """The document in one format."""
+    from collbench.show import html, markdown, programs, terminal
+
+    renderers: Mapping[str, Callable[[Document], str]] = {
+        "table": terminal.text,
+        "md": markdown.text,
+        "html": html.page,
+        "json": programs.as_json,
+        "csv": programs.as_csv,
+        "junit": programs.junit,
+        "prometheus": programs.prometheus,
+        "line": programs.line,
+    }
+    return renderers[name](document)
+
+
+def show(words: str) -> None:
+    """Prints text to standard output; whoever reads it may have seen enough."""
+    try:
+        typer.echo(words.rstrip("\n"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115

@@ -1,0 +1,216 @@
+"""The command `pairs`: every pair of ranks measured, and what stands out among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from msgspec.structs import replace
+
+from collbench.core.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.judge.health.findings import Finding
+    from collbench.records.types import End, RunFile
+    from collbench.run.reporter import Gathered
+    from collbench.run.session import Order
+    from collbench.suite.policy import Policy
+
+
+FORMATS = ("table", "md", "csv", "json")
+
+
+AMONG = ("all", "node", "inter", "rail")
+
+
+def pairs(
+    run: str = "",
+    ngpus: str = "",
+    backend: str = "",
+    large: str = "4M",
+    small: str = "8",
+    among: str = "all",
+    alone: bool = False,
+    topology: Path | None = None,
+    iters: int = 20,
+    warmup: int = 3,
+    launcher: str = "auto",
+    timeout: float | None = None,
+    inject: str = "",
+    resume: str = "",
+    output_format: str = "table",
+    output: Path | None = None,
+    save: bool = True,
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Measure every pair of ranks, and say which ranks, hosts and links stand out.
+
+    Pairs that share no rank are measured at once, in as few rounds as there can be, each in both
+    directions at once. What stands out lies four robust standard deviations and a tenth below its
+    like: pairs on one host, in one rack, between racks. Exit code 1 if something does.
+    """
+    from collbench.cli import outputs
+    from collbench.machine import topology as racks
+    from collbench.suite.policy import Policy
+
+    outputs.check(output_format, (), FORMATS)
+    known = racks.read(topology) if topology else {}
+    if run:
+        raise typer.Exit(_recorded(run, known, output_format))
+    if resume:
+        order = _resumed(resume, launcher)
+    else:
+        rule = _rule("alone" if alone else "pairs", among, launcher)
+        policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
+        sizes = [large, small] if small != "0" else [large]
+        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule)
+        order = replace(order, save=save and not dry_run, output=output, tag=tag)
+    if dry_run:
+        return _plan(order)
+    raise typer.Exit(_measure(order, known, output_format))
+
+
+def _recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
+    from collbench.records import store
+
+    findings = _show(store.read(store.find(name)), racks, output_format)
+    return Exit.BAD if findings else Exit.OK
+
+
+def _resumed(name: str, launcher: str) -> Order:
+    from collbench.cli import options
+    from collbench.run import resume
+    from collbench.run.session import Order
+
+    old, ray = resume.find(name), options.where(launcher, "", "")
+    return Order(suite=old.run.suite, command=sys.argv, resumed=old, launcher=launcher, ray=ray)
+
+
+def _rule(kind: str, among: str, launcher: str) -> str:
+    from collbench.run.launch import join
+    from collbench.suite import grammar
+
+    if grammar.choice("--among", among, AMONG) == "all":
+        return kind
+    member = join.detect(launcher)
+    if member is None:
+        raise UsageError(
+            f"--among {among}: without a launcher all ranks are on one host", "leave it out"
+        )
+    if not member.local_n:
+        raise UsageError(
+            f"--among {among}: {member.launcher} does not say how many ranks share a host",
+            "--among all",
+        )
+    return f"{kind}:{among}:{member.local_n}"
+
+
+def order_of(
+    name: str,
+    sizes: Sequence[str],
+    policy: Policy,
+    ngpus: str = "",
+    backend: str = "",
+    launcher: str = "auto",
+    rule: str = "",
+) -> Order:
+    """A run of sendrecv between the ranks that ``rule`` puts together."""
+    from collbench.cli import options
+    from collbench.run.session import Order
+    from collbench.suite import grammar
+    from collbench.suite.sweep import Axes, Suite
+
+    axes = Axes(
+        collectives=("sendrecv",),
+        sizes=tuple(grammar.parse_size(size, "--small or --large") for size in sizes),
+        ranks=(),
+        backends=(),
+        in_place=(False,),
+        groups=rule,
+    )
+    ray = options.where(launcher, "", "")
+    suite = options.changed(
+        Suite(name=name, axes=axes, policy=policy),
+        ngpus=ngpus,
+        backend=backend,
+        launcher=launcher,
+        ray=ray,
+        inject=policy.inject,
+    )
+    return Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray)
+
+
+def _plan(order: Order) -> None:
+    """Say at rank 0 what would be measured, which is too much for a line each."""
+    from collbench.core.text import counted
+    from collbench.run import plan, session
+    from collbench.run.launch import join
+    from collbench.show.words import reasons
+
+    member = join.detect(order.launcher)
+    if member is not None and member.rank:
+        return
+    prepared = session.prepare(order)
+    cases = [job.case for job in prepared.jobs]
+    seconds = sum(plan.seconds(job, prepared.suite.policy) for job in prepared.jobs)
+    rounds = len({case.groups for case in cases})
+    pairs = sum(case.of for case in cases) // max(1, len({case.nbytes for case in cases}))
+    typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
+    for reason, number in reasons(prepared.skips):
+        typer.echo(f"{number} skipped: {reason}")
+
+
+def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
+    """Measure the pairs, progress on standard error, and print at rank 0 what they come to, however
+    far they came."""
+    from collbench.run import session
+    from collbench.show import live
+
+    findings: list[Finding] = []
+
+    class Progress(live.Status):
+        def end(self, end: End, path: Path | None) -> None:
+            super().end(end, path)
+            findings.extend(_show(gathered(self), racks, output_format))
+
+    code = session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
+    return code or (Exit.BAD if findings else Exit.OK)
+
+
+def gathered(reporter: Gathered) -> RunFile:
+    """A run as a reporter gathered it, in the form of one that was read."""
+    from collbench.records.types import RunFile
+
+    return RunFile(
+        run=reporter.run,
+        worlds=list(reporter.worlds.values()),
+        records=[record for record, _ in reporter.arrived],
+        end=reporter.ended,
+        path=reporter.path or Path(),
+    )
+
+
+def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Finding]:
+    """Print a run's pairs, and return what stands out. Raises UsageError where it has none."""
+    from collbench.cli import outputs
+    from collbench.judge import pairs as judging
+    from collbench.machine import topology
+    from collbench.show.views import pairs as views
+
+    matrix = judging.matrix(file)
+    if matrix is None:
+        if file.end and file.end.exit:
+            return []  # it ended before it had any, and says why
+        raise UsageError(f"{file.run.id} has measured no pairs", "collbench pairs measures them")
+    findings = judging.judge(file, racks)
+    outputs.deliver(views.document(views.Pairs(file, matrix, racks, findings)), output_format)
+    if unknown := topology.missing(racks, matrix.hosts):
+        typer.echo(
+            f"collbench: --topology does not say where {', '.join(unknown[:8])} is", err=True
+        )
+    return findings

@@ -1,0 +1,65 @@
+"""The command `predict`: times on a model network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collbench.core.network import Link
+
+
+def predict(
+    name: str,
+    n: int = 8,
+    minbytes: str = "8",
+    maxbytes: str = "",
+    stepfactor: float = 2.0,
+    algo: str = "all",
+    network: str = "flat",
+    link: str = "",
+    inside: str = "nvlink",
+    source: str = "",
+    counts: bool = False,
+    output_format: str = "table",
+    debug: bool = False,
+) -> None:
+    """Predict times on a model network: per algorithm and size, crossovers, bounds."""
+    from collbench.cli import outputs
+    from collbench.core import algorithms, simulate
+    from collbench.core import network as networks
+    from collbench.core.collectives import collective
+    from collbench.show.views import prediction
+    from collbench.suite import grammar
+
+    row = collective(name)
+    outputs.check(output_format, (), ("table", "json", "csv"))
+    if counts and output_format != "table":
+        raise UsageError("--counts comes as a table only", "leave --format out")
+    smallest = grammar.parse_size(minbytes, "-b")
+    largest = grammar.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
+    sizes = grammar.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
+    speed, note = _link(link, source)
+    model = networks.parse(network, n, speed, networks.parse_link(inside, "--inside"))
+    words = [found.name for found in algorithms.of(row.name)] if algo == "all" else algo.split(",")
+    variants = [algorithms.find(row.name, word) for word in words]
+    view = simulate.forecast(row, n, model, variants, sizes)
+    nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
+    about = f"{row.name}, {n} ranks, {network} network{nodes}, {prediction.in_words(speed)}"
+    make = prediction.counts if counts else prediction.document
+    outputs.deliver(make(view, sizes, f"predicted: {about}{note}"), output_format)
+
+
+def _link(link: str, source: str) -> tuple[Link, str]:
+    """The link asked for, or the one that a recorded run shows and what it rests on."""
+    if not source:
+        from collbench.core import network
+
+        return network.parse_link(link or "ib200"), ""
+    if link:
+        raise UsageError("--from and --link both say what the link is", "give one of them")
+    from collbench.judge import fit
+
+    speed, note = fit.link_from(source)
+    return speed, f"; {note}"

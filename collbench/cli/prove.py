@@ -1,0 +1,139 @@
+"""The command `prove`: algorithms checked by counting contributions."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import typer
+
+from collbench.core.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.core.algorithms import Variant
+
+
+def prove(
+    name: str | None = None,
+    algorithm: str | None = None,
+    n: str = "1..33",
+    root: str = "",
+    hazards: bool = False,
+    debug: bool = False,
+) -> None:
+    """Check algorithms by counting contributions, for many numbers of ranks."""
+    from collbench.core import algorithms
+    from collbench.core.collectives import COLLECTIVES, collective
+    from collbench.show import terminal
+
+    numbers = _ranks(n)
+    if root not in ("", "all") and not root.isdecimal():
+        raise UsageError(f"--root: '{root}' is no rank", "a whole number, or all")
+    wrong = right = 0
+    for owner in [collective(name).name] if name else COLLECTIVES:
+        chosen = (
+            [algorithms.find(owner, algorithm)]
+            if algorithm
+            else map(algorithms.Variant, algorithms.of(owner))
+        )
+        proofs = [_proof(variant, numbers, root) for variant in chosen]
+        head = ("algorithm", "right for n =", "wrong", "hazards", "paper")
+        lines = [
+            line
+            for p in proofs
+            for line in (*p.faults, *p.left_out, *(p.hazards if hazards else ()))
+        ]
+        terminal.show(
+            terminal.listing({owner: [head, *(proof.row(bool(algorithm)) for proof in proofs)]}),
+            *lines,
+            "",
+        )
+        wrong += sum(len(proof.faults) for proof in proofs)
+        right += sum(len(proof.right) for proof in proofs)
+    if wrong or not right:
+        raise typer.Exit(Exit.WRONG_DATA if wrong else Exit.NO_VERDICT)
+
+
+class _Proof(NamedTuple):
+    """What ``prove`` found out about one algorithm: for which ranks it is right, and lines on all
+    else."""
+
+    name: str
+    paper: str
+    right: list[int]
+    faults: list[str]
+    left_out: list[str]
+    hazards: list[str]
+    cells: int
+
+    def row(self, alone: bool) -> tuple[str, ...]:
+        authors, year, *_ = [*re.split(r" (?=\d{4},)", self.paper), ""]
+        first, _, others = authors.partition(", ")
+        short = f"{first} et al. {year[:4]}" if year and "," in others else f"{authors} {year[:4]}"
+        paper = self.paper if alone else textwrap.shorten(short, 36, placeholder=" …")
+        return (
+            self.name,
+            _spans(self.right).replace(",", ", ") or "-",
+            str(len(self.faults)),
+            str(self.cells),
+            paper,
+        )
+
+
+def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
+    from collbench.core import schedule
+    from collbench.core.collectives import COLLECTIVES
+
+    proof = _Proof(variant.name, variant.algorithm.paper, [], [], [], [], 0)
+    rooted, left_out, cells = COLLECTIVES[variant.algorithm.collective].rooted, dict[int, str](), 0
+    for n in numbers:
+        roots = sorted({0, n // 2}) if not root else range(n) if root == "all" else [int(root)]
+        reason = variant.why_not(n) or (
+            f"there is no rank {root}" if rooted and roots[0] >= n else None
+        )
+        if reason:
+            left_out[n] = reason
+            continue
+        known = len(proof.faults)
+        for plan in [variant.schedule(n, r) for r in (roots if rooted else [0])]:
+            where = f"  {plan.name} n={n}{f' root={plan.root}' if rooted else ''}"
+            proof.faults.extend(f"{where}: {fault}" for fault in schedule.prove(plan))
+            if len(proof.faults) == known:
+                found = schedule.hazards(plan)
+                cells += len(found)
+                for step, both in itertools.groupby(found, lambda hazard: hazard.step):
+                    words = ", ".join(f"rank {hazard.rank} cell {hazard.cell}" for hazard in both)
+                    proof.hazards.append(f"{where}: step {step} reads and writes {words}")
+        if len(proof.faults) == known:
+            proof.right.append(n)
+    if left_out:
+        first = min(left_out)
+        proof.left_out.append(f"  {variant.name}: not for {_spans(left_out)}: {left_out[first]}")
+    return proof._replace(cells=cells)
+
+
+def _ranks(text: str) -> list[int]:
+    """``1..33`` or ``2,4,8``, or both together."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\.\.(\d+))?\s*", part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= low <= high <= 4096:
+            raise UsageError(
+                f"-n: '{part.strip()}' is no number of ranks up to 4096", "as in 1..33 or 2,4,8"
+            )
+        found.update(range(low, high + 1))
+    return sorted(found)
+
+
+def _spans(numbers: Iterable[int]) -> str:
+    """[1, 2, 3, 5] as 1..3,5."""
+    runs = itertools.groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    ends = [(run[0][1], run[-1][1]) for run in (list(group) for _, group in runs)]
+    return ",".join(
+        str(low) if low == high else f"{low}{',' if high == low + 1 else '..'}{high}"
+        for low, high in ends
+    )

@@ -1,0 +1,79 @@
+"""`collbench run`: suites, from files to exit code, or a run that goes on."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from collbench.cli.measure import carry_out
+from collbench.core.errors import Exit, UsageError
+
+
+def run(
+    suites: list[str] | None = None,
+    ranks: str = "",
+    backends: str = "",
+    only: str = "",
+    max_seconds: str = "",
+    budget: str = "",
+    launcher: str = "auto",
+    address: str = "",
+    placement: str = "",
+    resume: str = "",
+    inject: str = "",
+    output_format: str = "auto",
+    output: Path | None = None,
+    save: bool = True,
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Run suites: sweeps kept in files.
+
+    A suite is a TOML file: description, tags; [axes], the lists whose product is measured:
+    collectives and sizes ("64K", or { min = 8, max = "1G", factor = 4 }), and as wanted ranks,
+    backends, algorithms, dtypes, ops, roots, in_place, modes, env ("NCCL_ALGO=Ring,Tree"), splits,
+    align, cycles; [policy]: iters, precision, max_seconds and others; [[include]]: a further sweep,
+    with keys in place of those of [axes]; [[override]]: a match, and keys for the cases that match;
+    [[exclude]]: keys of cases to leave out, min_size, max_size, perhaps a reason; [[threshold]]: a
+    match and tau, the smallest change to judge.
+    """
+    from collbench.cli import options
+    from collbench.run import resume as resuming
+    from collbench.run.session import Order
+    from collbench.suite import toml
+
+    changes = (ranks, backends, only, max_seconds, budget, inject, output, tag, not save)
+    _refuse(suites or [], resume, any(changes), launcher)
+    ray = options.where(launcher, address, placement)
+    narrowed = partial(options.changed, only=only, launcher=launcher, ray=ray, inject=inject)
+    changed = partial(narrowed, ngpus=ranks, backend=backends, max_time=max_seconds)
+    asked = [changed(toml.load(name)) for name in suites or []]
+    order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
+    kept = partial(order, save=save, output=output, tag=tag)
+    orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]
+    if resume:
+        found = resuming.find(resume)
+        orders = [order(suite=found.run.suite, resumed=found)]
+    reporter = partial(options.reporter, output_format)
+    codes = [carry_out(order, reporter, dry_run) for order in orders]
+    raise typer.Exit(max(codes, default=Exit.OK))
+
+
+def _refuse(suites: list[str], resume: str, changed: bool, launcher: str) -> None:
+    """Raises UsageError for what cannot be asked together."""
+    from collbench.run.launch import join
+
+    if resume and (suites or changed):
+        raise UsageError(
+            "--resume goes on with a run as it was begun", "leave suites and their options out"
+        )
+    if not resume and not suites:
+        raise UsageError(
+            "no suite is named", "collbench list shows the built-in ones; or a TOML file"
+        )
+    if len(suites) > 1 and join.detect(launcher):
+        raise UsageError("under a launcher, ranks live for one suite", "one command per suite")

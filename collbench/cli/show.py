@@ -1,0 +1,45 @@
+"""The command `show`: an algorithm's steps, drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collbench.core.errors import UsageError
+
+
+def show(
+    name: str,
+    algorithm: str,
+    n: int | None = None,
+    root: int = 0,
+    rank: int | None = None,
+    step: int | None = None,
+    values: str = "",
+    html: Path | None = None,
+    debug: bool = False,
+) -> None:
+    """Draw an algorithm's steps, in the terminal or as a page with a slider."""
+    from collbench.core import algorithms
+    from collbench.show import terminal
+    from collbench.show.views import drawing
+
+    given = drawing.parse(values) if values else None
+    n = n or (len(given) if given else 4)
+    schedule = algorithms.find(name, algorithm).schedule(n, root)
+    frames = list(drawing.frames(schedule, given or drawing.example(schedule)))
+    steps = len(frames) - 1
+    for what, value, most in (("rank", rank, n - 1), ("step", step, steps)):
+        if value is not None and value > most:
+            where = f"{schedule.collective} {schedule.name} for {n} ranks"
+            raise UsageError(f"--{what}: there is no {what} {value} in {where}", f"0 to {most}")
+    if html:
+        from collbench.records import store
+        from collbench.show.views import drawing_html
+
+        store.save(html, drawing_html.page(schedule, frames), "--html")
+        return terminal.show(f"wrote {html}: {steps} steps")
+    shown = frames
+    if step is not None:
+        shown = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
+    drawn = drawing.document(schedule, frames, shown, rank, terminal.screen())
+    terminal.show(*drawn.brief)

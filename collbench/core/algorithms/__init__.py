@@ -1,0 +1,199 @@
+"""Every reference algorithm, a generator of steps each. A module in this package is a family, found
+by its file.
+
+A family ends in a table ``ALGORITHMS``. A generator ``steps(n, cells, **parameters)`` yields Moves
+for ranks 0..n-1 with root 0 (other roots are the same schedule with ranks renamed) and blocks cut
+into ``cells``; it knows nothing of tensors, networks or clocks. An algorithm added to a table is
+listed, proved, drawn, predicted and run everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from collbench.core.collectives import COLLECTIVES, collective
+from collbench.core.errors import UsageError
+from collbench.core.schedule import Ints, Moves, Schedule
+
+Steps = Callable[..., Iterator[Moves]]
+
+
+class Algorithm(NamedTuple):
+    """One row: ``steps(n, cells, **parameters)``, the pieces ``cells(n, **parameters)`` a block is
+    cut into, and why it cannot run on n ranks (``why_not(n, **parameters)``, None where it can).
+
+    ``parameters`` map a name to its default for (ranks, size in units of alpha / beta): the model's
+    optimum, if any.
+    """
+
+    name: str
+    collective: str
+    steps: Steps
+    paper: str
+    cells: Callable[..., int] = lambda n, **_: 1
+    why_not: Callable[..., str | None] = lambda n, **_: None
+    parameters: Mapping[str, Callable[[int, float], int]] = {}
+    aliases: tuple[str, ...] = ()
+
+
+class Variant(NamedTuple):
+    """An algorithm with the parameters somebody chose for it (``chain:segments=64``)."""
+
+    algorithm: Algorithm
+    given: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return _named(self.algorithm.name, dict(self.given))
+
+    def resolved(self, n: int, ratio: float) -> dict[str, int]:
+        """All parameters: those given, and defaults for a size of ``ratio`` times alpha / beta."""
+        return {
+            name: default(n, ratio) for name, default in self.algorithm.parameters.items()
+        } | dict(self.given)
+
+    def why_not(self, n: int) -> str | None:
+        """Why this cannot run on n ranks, or None."""
+        return self.algorithm.why_not(n, **self.resolved(n, 1.0))
+
+    def schedule(self, n: int, root: int = 0, ratio: float = 1.0) -> Schedule:
+        """The schedule for n ranks, named with all its parameters. Raises UsageError where there is
+        none."""
+        parameters = self.resolved(n, ratio)
+        name = _named(self.algorithm.name, parameters)
+        row = COLLECTIVES[self.algorithm.collective]
+        root = max(root, 0) if row.rooted else 0
+        reason = self.why_not(n)
+        if reason:
+            raise UsageError(
+                f"{row.name} {name}: {reason}", "collbench prove shows what runs where"
+            )
+        if root >= n:
+            raise UsageError(f"root {root} does not exist among {n} ranks", f"0 to {n - 1}")
+        cells = self.algorithm.cells(n, **parameters)
+        steps = functools.partial(self.algorithm.steps, n, cells, **parameters)
+        turned = (
+            functools.partial(_turned, steps, n, root, cells if row.total else 0) if root else steps
+        )
+        return Schedule(name, row.name, n, root if row.rooted else -1, cells, turned)
+
+
+def _named(name: str, parameters: dict[str, int]) -> str:
+    return ":".join([name, *(f"{key}={value}" for key, value in parameters.items())])
+
+
+def _turned(steps: Callable[[], Iterator[Moves]], n: int, root: int, block: int) -> Iterator[Moves]:
+    """The same steps with rank 0's role played by ``root``; cells in blocks by rank move along."""
+
+    def cell(index: Ints) -> Ints:
+        return (index + root * block) % (n * block) if block else index
+
+    for moves in steps():
+        yield Moves(
+            (moves.src + root) % n,
+            (moves.dst + root) % n,
+            cell(moves.chunk),
+            cell(moves.into),
+            moves.reduce,
+        )
+
+
+@functools.cache
+def catalogue() -> dict[tuple[str, str], Algorithm]:
+    """Every algorithm by (collective, name), in the order of the table of collectives."""
+    families = [
+        importlib.import_module(f"{__name__}.{found.name}")
+        for found in pkgutil.iter_modules(__path__)
+    ]
+    rows = [row for family in families for row in family.ALGORITHMS]
+    order = list(COLLECTIVES)
+    return {
+        (row.collective, row.name): row
+        for row in sorted(rows, key=lambda row: order.index(row.collective))
+    }
+
+
+def of(name: str) -> list[Algorithm]:
+    """All algorithms for a collective."""
+    return [row for (owner, _), row in catalogue().items() if owner == name]
+
+
+def spelling(algorithm: Algorithm) -> str:
+    """How to ask for it: ``chain[:segments=N]``, with what else it is called."""
+    also = f" ({', '.join(algorithm.aliases)})" if algorithm.aliases else ""
+    return algorithm.name + "".join(f"[:{key}=N]" for key in algorithm.parameters) + also
+
+
+def find(name: str, text: str) -> Variant:
+    """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or
+    ``chain:segments=64``."""
+    owner = collective(name).name
+    word, *settings = text.split(":")
+    algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
+    if algorithm is None:
+        known = ", ".join(row.name for row in of(owner))
+        raise UsageError(f"{owner} has no algorithm '{word}'", f"one of {known}")
+    given = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if (
+            key not in algorithm.parameters
+            or not re.fullmatch("[0-9]{1,4}", value)
+            or not int(value)
+        ):
+            takes = (
+                ", ".join(f"{word}:{known}=4" for known in algorithm.parameters)
+                or "it takes no parameters"
+            )
+            raise UsageError(
+                f"{owner} {word}: '{setting}' is not a parameter with a number from 1 to 9999",
+                takes,
+            )
+        given.append((key, int(value)))
+    return Variant(algorithm, tuple(given))
+
+
+def mirror(steps: Iterable[Moves], reduce: bool = True) -> Iterator[Moves]:
+    """The steps backwards in time, every move turned round: a broadcast becomes a reduce, a scatter
+    a gather."""
+    for moves in reversed(list(steps)):
+        yield Moves(moves.dst, moves.src, moves.into, moves.chunk, reduce)
+
+
+def around(n: int) -> Callable[[int], Ints]:
+    """``turn(k)``: (rank + k) mod n for all ranks at once, for -n <= k <= n, as a view that costs
+    nothing to make."""
+    thrice = np.tile(np.arange(n), 3)
+    return lambda k: thrice[n + k : 2 * n + k]
+
+
+def log2(n: int) -> int:
+    """Rounds in which one rank can reach n by doubling: the logarithm, rounded up."""
+    return (n - 1).bit_length()
+
+
+def power_of_two(n: int, **_: int) -> str | None:
+    return None if n & (n - 1) == 0 else f"needs a power of two, and {n} ranks are none"
+
+
+def one_each(n: int, **_: int) -> int:
+    """A cell for each rank."""
+    return n
+
+
+def segments(n: int, segments: int) -> int:
+    """A cell for each segment."""
+    return segments
+
+
+def pipelined(n: int, ratio: float) -> int:
+    """Segments that make a chain of n ranks fastest: sqrt((n-2) * size * beta / alpha)."""
+    return max(1, min(256, round(math.sqrt(max(0, n - 2) * ratio))))

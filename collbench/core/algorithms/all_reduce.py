@@ -1,0 +1,219 @@
+"""All-reduce: a reduce and a broadcast, a reduce-scatter and an all-gather, or everyone with
+everyone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from collbench.core.algorithms import Algorithm, mirror, one_each, power_of_two
+from collbench.core.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
+from collbench.core.algorithms.rooted import (
+    CHAN,
+    RABENSEIFNER,
+    SANDERS,
+    TREES,
+    binomial,
+    double_tree,
+    linear,
+    two_halves,
+)
+from collbench.core.schedule import Ints, Moves
+
+PATARASUK = (
+    "Patarasuk, Yuan 2009, Bandwidth optimal all-reduce algorithms for clusters of workstations"
+)
+
+
+SWING = (
+    "De Sensi et al. 2024, Swing: short-cutting rings for higher bandwidth allreduce (arXiv"
+    " 2401.09356)"
+)
+
+
+TORUS = (
+    "Jain, Sabharwal 2010, Optimal bucket algorithms for large MPI collectives on torus"
+    " interconnects"
+)
+
+
+TWO_SHOT = (
+    "all-pairs exchange between the GPUs of a node, as in NVIDIA TensorRT-LLM's custom all-reduce"
+)
+
+
+def central(n: int, cells: int) -> Iterator[Moves]:
+    """The textbook's straw man: one rank collects and adds everything, then sends it back to
+    everyone."""
+    yield from mirror(linear(n, cells))
+    yield from linear(n, cells)
+
+
+def reduce_broadcast(n: int, cells: int) -> Iterator[Moves]:
+    yield from mirror(binomial(n, cells))
+    yield from binomial(n, cells)
+
+
+def ring(n: int, cells: int) -> Iterator[Moves]:
+    yield from ring_reduce(n, cells)
+    yield from ring_gather(n, cells)
+
+
+def _folded(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:
+    """``steps`` among the first 2^k ranks; the others lend them their data before and get the
+    result after."""
+    extra = np.arange(core(n), n)[:, None]
+    if len(extra):
+        yield Moves(extra, extra - core(n), np.arange(cells), reduce=True)
+    yield from steps
+    if len(extra):
+        yield Moves(extra - core(n), extra, np.arange(cells))
+
+
+def core(n: int, **_: int) -> int:
+    """The largest power of two that is not above n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def recursive_doubling(n: int, cells: int) -> Iterator[Moves]:
+    """Partners at distance 1, 2, 4 … exchange and add whole buffers."""
+    ranks = np.arange(core(n))
+    rounds = (Moves(ranks, ranks ^ (1 << k), 0, reduce=True) for k in range(n.bit_length() - 1))
+    return _folded(n, cells, rounds)
+
+
+def halving_doubling(n: int, cells: int) -> Iterator[Moves]:
+    def phases() -> Iterator[Moves]:
+        yield from halving(cells, cells)
+        yield from doubling(cells, cells)
+
+    return _folded(n, cells, phases())
+
+
+def double_tree_both(n: int, cells: int, segments: int) -> Iterator[Moves]:
+    yield from mirror(double_tree(n, cells, segments))
+    yield from double_tree(n, cells, segments)
+
+
+def _grid(n: int, across: int) -> Iterator[Moves]:
+    """Reduce-scatter along rows of ``across`` ranks, ring all-reduce along columns, all-gather
+    along rows."""
+    down = n // across
+    row, column = np.divmod(np.arange(n), across)
+    right, below = row * across + (column + 1) % across, (row + 1) % down * across + column
+
+    def along(step: int, reduce: bool) -> Moves:
+        block = (column - step - reduce) % across
+        return Moves(
+            np.arange(n)[:, None],
+            right[:, None],
+            block[:, None] * down + np.arange(down),
+            reduce=reduce,
+        )
+
+    def across_rows(step: int, reduce: bool) -> Moves:
+        return Moves(
+            np.arange(n), below, column * down + (row - step - reduce) % down, reduce=reduce
+        )
+
+    yield from (along(step, True) for step in range(across - 1))
+    yield from (across_rows(step, True) for step in range(down - 1))
+    yield from (across_rows(step, False) for step in range(down - 1))
+    yield from (along(step, False) for step in range(across - 1))
+
+
+def _divisor(n: int, most: float) -> int:
+    """The largest divisor of n up to ``most``."""
+    return max(d for d in range(1, int(most) + 1) if n % d == 0)
+
+
+def torus2d(n: int, cells: int) -> Iterator[Moves]:
+    return _grid(n, _divisor(n, n**0.5))
+
+
+def composite(n: int, **_: int) -> str | None:
+    return None if _divisor(n, n**0.5) > 1 else f"{n} ranks form no grid of two dimensions"
+
+
+def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
+    """Inside nodes of ``group`` ranks, then between equal places of all nodes, then inside
+    again."""
+    return _grid(n, group)
+
+
+def whole_groups(n: int, group: int) -> str | None:
+    return (
+        None
+        if n % group == 0
+        else f"groups of {group} do not divide {n} ranks; say hierarchical:group=SIZE"
+    )
+
+
+def swing_peers(n: int) -> list[Ints]:
+    """Step s's partner of every rank: rank + rho(s) if even, rank - rho(s) if odd, rho(s) = (1 -
+    (-2)^(s+1)) / 3."""
+    ranks = np.arange(n)
+    sign = 1 - 2 * (ranks % 2)
+    return [
+        (ranks + sign * ((1 - (-2) ** (step + 1)) // 3)) % n for step in range(n.bit_length() - 1)
+    ]
+
+
+def swing(n: int, cells: int) -> Iterator[Moves]:
+    """Halving and doubling between partners that are near on a ring or torus."""
+    peers = swing_peers(n)
+    blocks = [
+        np.arange(n)[:, None]
+    ]  # from the last step back: those a rank answers for, own and of later partners
+    for partner in reversed(peers):
+        blocks.append(np.hstack([blocks[-1], blocks[-1][partner]]))
+    halves = [(partner[:, None], mine) for partner, mine in zip(peers, blocks[-2::-1], strict=True)]
+    ranks = np.arange(n)[:, None]
+    yield from (Moves(ranks, partner, mine[partner[:, 0]], reduce=True) for partner, mine in halves)
+    yield from (Moves(ranks, partner, mine) for partner, mine in reversed(halves))
+
+
+def swing_latency(n: int, cells: int) -> Iterator[Moves]:
+    """Swing's partners exchange and add whole buffers."""
+    return (Moves(np.arange(n), partner, 0, reduce=True) for partner in swing_peers(n))
+
+
+def _pairs(n: int) -> tuple[Ints, Ints]:
+    src, dst = np.divmod(np.arange(n * n), n)
+    return src[src != dst], dst[src != dst]
+
+
+def one_shot(n: int, cells: int) -> Iterator[Moves]:
+    """Everyone reads everything of everyone, and adds."""
+    if n > 1:
+        yield Moves(*_pairs(n), 0, reduce=True)
+
+
+def two_shot(n: int, cells: int) -> Iterator[Moves]:
+    """Everyone adds up its own block of all, then reads the others' sums."""
+    if n > 1:
+        src, dst = _pairs(n)
+        yield Moves(src, dst, dst, reduce=True)
+        yield Moves(src, dst, src)
+
+
+GROUP: dict[str, Callable[[int, float], int]] = {
+    "group": lambda n, ratio: _divisor(n, 8 if n > 8 else n**0.5)
+}
+
+
+ALGORITHMS = (
+    Algorithm("central", "all_reduce", central, CHAN),
+    Algorithm("reduce_broadcast", "all_reduce", reduce_broadcast, CHAN, aliases=("tree",)),
+    Algorithm("ring", "all_reduce", ring, PATARASUK, one_each),
+    Algorithm("recursive_doubling", "all_reduce", recursive_doubling, THAKUR),
+    Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, core),
+    Algorithm("double_tree", "all_reduce", double_tree_both, SANDERS, two_halves, parameters=TREES),
+    Algorithm("torus2d", "all_reduce", torus2d, TORUS, one_each, composite),
+    Algorithm("hierarchical", "all_reduce", hierarchical, TORUS, one_each, whole_groups, GROUP),
+    Algorithm("swing", "all_reduce", swing, SWING, one_each, power_of_two),
+    Algorithm("swing_latency", "all_reduce", swing_latency, SWING, why_not=power_of_two),
+    Algorithm("one_shot", "all_reduce", one_shot, TWO_SHOT),
+    Algorithm("two_shot", "all_reduce", two_shot, TWO_SHOT, one_each),
+)

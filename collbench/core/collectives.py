@@ -1,0 +1,435 @@
+"""The one table that says what each collective means.
+
+Everything else asks this table: how many elements a rank sends and receives, what ends up where
+(``result``), how busbw follows from algbw, what no algorithm can beat, and which buffers may be
+shared in place. Sizes follow nccl-tests: ``size`` is the whole for all_gather, reduce_scatter,
+all_to_all, gather and scatter, and the per-rank buffer for the rest; ``count`` is the element count
+handed to the library call.
+
+Bounds are those of Chan, Heimlich, Purkayastha and van de Geijn (2007) for one-port, full-duplex,
+point-to-point networks: ``T >= max(a*alpha, b*beta*S, g*gamma*S)`` with S the size in bytes.
+
+Element types: nccl-tests' names, the sizes behind them, and what they can represent exactly.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from collbench.core.errors import UsageError
+
+Values = Any  # a numpy array (of numbers or of any objects), or a list of blocks for all_to_allv
+
+
+Combine = Callable[[Any, Any], Any]
+
+
+Result = Callable[[Sequence[Values], Combine, int], list[Any]]
+
+
+class Bound(NamedTuple):
+    """Lower bound, each component on its own: messages, bytes and reduced bytes as multiples of the
+    size."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+class Collective(NamedTuple):
+    """One row of the table.
+
+    ``result(inputs, op, root)`` maps every rank's input to every rank's output (None where the
+    operation leaves a rank's output undefined); it is pure and works on any values that ``op`` can
+    combine. ``factor`` is busbw's, ``least`` the terms of the bound, both as formulas (TERMS).
+    ``total``: the size is divided over the ranks. ``in_place``: which buffer serves as both -
+    ``same``, the rank's ``block of recv`` is its input, the rank's ``block of send`` is its output
+    - or None where no in-place form exists. ``synchronising``: no rank can leave before the last
+    one arrived, so exits nearly coincide and per-rank durations tell who came late. ``uneven``:
+    blocks differ in length, and an input is a list of blocks. ``moves_data``: there is a size, and
+    bandwidth. ``pairwise``: each rank has to do with two others only, so that pairs of ranks can be
+    measured by it.
+    """
+
+    name: str
+    meaning: str
+    result: Result
+    counts: Callable[[int, int], tuple[int, int]]
+    factor: str
+    least: tuple[str, str, str]
+    rooted: bool = False
+    reduces: bool = False
+    total: bool = False
+    in_place: str | None = None
+    synchronising: bool = False
+    aliases: tuple[str, ...] = ()
+    uneven: bool = False
+    moves_data: bool = True
+    pairwise: bool = False
+
+    def busbw(self, n: int) -> float:
+        """What algbw is multiplied by on n ranks."""
+        return float(TERMS[self.factor](n))
+
+    def bound(self, n: int) -> Bound:
+        """What no algorithm can beat on n ranks."""
+        return Bound(*(TERMS[term](n) for term in self.least))
+
+    def overlay(self, n: int, count: int, rank: int) -> tuple[int, int, int]:
+        """Where a rank's send and receive block begin in one buffer that holds both, and its
+        length, in elements: shared as in place or, where there is no in-place form, one after the
+        other."""
+        send, recv = self.counts(n, count)
+        places = {
+            "same": (0, 0),
+            "block of recv": (rank * count, 0),
+            "block of send": (0, rank * count),
+        }
+        if self.in_place is None:
+            return 0, send, send + recv
+        return (*places[self.in_place], max(send, recv))
+
+
+class Op(NamedTuple):
+    """A reduction: ``function`` is its name in numpy and torch, ``combine`` folds two values with
+    it.
+
+    Bitwise ones are ``integers_only``; ``idempotent``: op(x, x) = x; ``divides``: the total is
+    divided by n at the end.
+    """
+
+    name: str
+    function: str
+    integers_only: bool = False
+    idempotent: bool = False
+    divides: bool = False
+
+    def combine(self, a: Any, b: Any) -> Any:
+        import numpy as np
+
+        return getattr(np, self.function)(a, b)
+
+
+def _blocks(values: Any, n: int) -> list[Any]:
+    if len(values) % n:
+        raise ValueError(f"{len(values)} elements cannot be cut into {n} equal blocks")
+    size = len(values) // n
+    return [values[i * size : (i + 1) * size] for i in range(n)]
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(list(parts))
+
+
+def _all_reduce(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [functools.reduce(op, inputs)] * len(inputs)
+
+
+def _all_gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [_join(inputs)] * len(inputs)
+
+
+def _reduce_scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return _blocks(functools.reduce(op, inputs), len(inputs))
+
+
+def _all_to_all(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return _all_to_allv([_blocks(values, len(inputs)) for values in inputs], op, root)
+
+
+def _all_to_allv(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [_join([blocks[rank] for blocks in inputs]) for rank in range(len(inputs))]
+
+
+def _broadcast(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [inputs[root]] * len(inputs)
+
+
+def _at_root(whole: Any, n: int, root: int) -> list[Any]:
+    return [whole if rank == root else None for rank in range(n)]
+
+
+def _reduce(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return _at_root(functools.reduce(op, inputs), len(inputs), root)
+
+
+def _gather(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return _at_root(_join(inputs), len(inputs), root)
+
+
+def _scatter(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return _blocks(inputs[root], len(inputs))
+
+
+def _sendrecv(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [inputs[rank - 1] for rank in range(len(inputs))]
+
+
+def _scan(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return list(itertools.accumulate(inputs, op))
+
+
+def _barrier(inputs: Sequence[Values], op: Combine, root: int) -> list[Any]:
+    return [None] * len(inputs)
+
+
+def _same(n: int, count: int) -> tuple[int, int]:
+    return count, count
+
+
+def _gathers(n: int, count: int) -> tuple[int, int]:
+    return count, n * count
+
+
+def _scatters(n: int, count: int) -> tuple[int, int]:
+    return n * count, count
+
+
+def _exchanges(n: int, count: int) -> tuple[int, int]:
+    return n * count, n * count
+
+
+def _nothing(n: int, count: int) -> tuple[int, int]:
+    return 0, 0
+
+
+# Formulas of the table, for n ranks.
+TERMS: dict[str, Callable[[int], float]] = {
+    "2(n-1)/n": lambda n: 2 * (n - 1) / n,
+    "(n-1)/n": lambda n: (n - 1) / n,
+    "1": lambda n: 1,
+    "1 (of the busiest rank's bytes)": lambda n: 1,
+    "0": lambda n: 0,
+    "-": lambda n: 0,
+    "log2(n)": lambda n: (n - 1).bit_length(),
+}
+
+
+COLLECTIVES: dict[str, Collective] = {
+    row.name: row
+    for row in (
+        Collective(
+            "all_reduce",
+            "Every rank ends with the reduction of all ranks' buffers.",
+            _all_reduce,
+            _same,
+            factor="2(n-1)/n",
+            least=("log2(n)", "2(n-1)/n", "(n-1)/n"),
+            reduces=True,
+            in_place="same",
+            synchronising=True,
+            aliases=("allreduce",),
+        ),
+        Collective(
+            "all_gather",
+            "Every rank ends with all ranks' blocks, in rank order.",
+            _all_gather,
+            _gathers,
+            factor="(n-1)/n",
+            least=("log2(n)", "(n-1)/n", "0"),
+            total=True,
+            in_place="block of recv",
+            synchronising=True,
+            aliases=("allgather",),
+        ),
+        Collective(
+            "reduce_scatter",
+            "The reduction of all ranks' buffers is cut into n blocks; rank r ends with block r.",
+            _reduce_scatter,
+            _scatters,
+            factor="(n-1)/n",
+            least=("log2(n)", "(n-1)/n", "(n-1)/n"),
+            reduces=True,
+            total=True,
+            in_place="block of send",
+            synchronising=True,
+            aliases=("reducescatter",),
+        ),
+        Collective(
+            "all_to_all",
+            "Block j of rank i arrives as block i of rank j.",
+            _all_to_all,
+            _exchanges,
+            factor="(n-1)/n",
+            least=("log2(n)", "(n-1)/n", "0"),
+            total=True,
+            synchronising=True,
+            aliases=("alltoall",),
+        ),
+        Collective(
+            "all_to_allv",
+            "all_to_all with blocks of unequal length (--splits).",
+            _all_to_allv,
+            _exchanges,
+            factor="1 (of the busiest rank's bytes)",
+            least=("log2(n)", "1", "0"),
+            total=True,
+            synchronising=True,
+            aliases=("alltoallv",),
+            uneven=True,
+        ),
+        Collective(
+            "broadcast",
+            "Every rank ends with the root's buffer.",
+            _broadcast,
+            _same,
+            factor="1",
+            least=("log2(n)", "1", "0"),
+            rooted=True,
+            in_place="same",
+            aliases=("bcast",),
+        ),
+        Collective(
+            "reduce",
+            "The root ends with the reduction of all ranks' buffers.",
+            _reduce,
+            _same,
+            factor="1",
+            least=("log2(n)", "1", "(n-1)/n"),
+            rooted=True,
+            reduces=True,
+            in_place="same",
+        ),
+        Collective(
+            "gather",
+            "The root ends with all ranks' blocks, in rank order.",
+            _gather,
+            _gathers,
+            factor="(n-1)/n",
+            least=("log2(n)", "(n-1)/n", "0"),
+            rooted=True,
+            total=True,
+            in_place="block of recv",
+        ),
+        Collective(
+            "scatter",
+            "The root's buffer is cut into n blocks; rank r ends with block r.",
+            _scatter,
+            _scatters,
+            factor="(n-1)/n",
+            least=("log2(n)", "(n-1)/n", "0"),
+            rooted=True,
+            total=True,
+            in_place="block of send",
+        ),
+        Collective(
+            "sendrecv",
+            "Ring shift: every rank sends its buffer to rank+1 and receives that of rank-1.",
+            _sendrecv,
+            _same,
+            factor="1",
+            least=("1", "1", "0"),
+            pairwise=True,
+        ),
+        Collective(
+            "scan",
+            "Rank r ends with the reduction of the buffers of ranks 0..r (inclusive prefix).",
+            _scan,
+            _same,
+            factor="1",
+            least=("log2(n)", "1", "(n-1)/n"),
+            reduces=True,
+            in_place="same",
+        ),
+        Collective(
+            "barrier",
+            "No rank leaves before every rank has entered; latency only, no data.",
+            _barrier,
+            _nothing,
+            factor="-",
+            least=("log2(n)", "0", "0"),
+            synchronising=True,
+            moves_data=False,
+        ),
+    )
+}
+
+
+def collective(name: str) -> Collective:
+    """The row called ``name`` or an alias of it (``allreduce``, ``alltoall`` …)."""
+    for row in COLLECTIVES.values():
+        if name in (row.name, *row.aliases):
+            return row
+    raise UsageError(f"unknown collective '{name}'", f"one of {', '.join(COLLECTIVES)}")
+
+
+# avg folds like sum and divides at the end; premul_sum folds inputs that were scaled by
+# premul_factor first.
+OPS: dict[str, Op] = {
+    o.name: o
+    for o in (
+        Op("sum", "add"),
+        Op("prod", "multiply"),
+        Op("min", "minimum", idempotent=True),
+        Op("max", "maximum", idempotent=True),
+        Op("avg", "add", divides=True),
+        Op("band", "bitwise_and", integers_only=True, idempotent=True),
+        Op("bor", "bitwise_or", integers_only=True, idempotent=True),
+        Op("bxor", "bitwise_xor", integers_only=True),
+        Op("premul_sum", "add"),
+    )
+}
+
+
+def premul_factor(rank: int) -> int:
+    """What ``premul_sum`` multiplies rank's input by: 1 on even ranks, 2 on odd ones, as
+    nccl-tests' mulsum does."""
+    return 1 + rank % 2
+
+
+def reduction(name: str) -> str:
+    """The reduction called ``name``, by its proper name."""
+    name = {"mulsum": "premul_sum"}.get(name, name)
+    if name != "none" and name not in OPS:
+        raise UsageError(f"unknown reduction '{name}'", f"one of {', '.join(OPS)}, or all")
+    return name
+
+
+class DType(NamedTuple):
+    """One element type.
+
+    ``precision`` is the number of significand bits including the hidden one (for integers the value
+    bits), ``emin`` and ``emax`` the exponents of the smallest and largest normal number ``1.0 *
+    2**e``.
+    """
+
+    name: str
+    torch: str
+    size: int
+    kind: Literal["int", "uint", "float"]
+    precision: int
+    emin: int = 0
+    emax: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+DTYPES: dict[str, DType] = {
+    d.name: d
+    for d in (
+        DType("int8", "int8", 1, "int", 7),
+        DType("uint8", "uint8", 1, "uint", 8),
+        DType("int32", "int32", 4, "int", 31, aliases=("int",)),
+        DType("uint32", "uint32", 4, "uint", 32),
+        DType("int64", "int64", 8, "int", 63, aliases=("long",)),
+        DType("uint64", "uint64", 8, "uint", 64),
+        DType("half", "float16", 2, "float", 11, -14, 15, ("float16", "fp16")),
+        DType("float", "float32", 4, "float", 24, -126, 127, ("float32", "fp32")),
+        DType("double", "float64", 8, "float", 53, -1022, 1023, ("float64", "fp64")),
+        DType("bfloat16", "bfloat16", 2, "float", 8, -126, 127, ("bf16",)),
+        DType("f8e4m3", "float8_e4m3fn", 1, "float", 4, -6, 8, ("fp8_e4m3", "float8_e4m3fn")),
+        DType("f8e5m2", "float8_e5m2", 1, "float", 3, -14, 15, ("fp8_e5m2", "float8_e5m2")),
+    )
+}
+
+
+def dtype(name: str) -> DType:
+    """The type called ``name`` (nccl-tests' spelling, torch's, or a common short form)."""
+    for d in DTYPES.values():
+        if name in (d.name, *d.aliases):
+            return d
+    raise UsageError(f"unknown datatype '{name}'", f"one of {', '.join(DTYPES)}, or all")

@@ -1,0 +1,64 @@
+"""Errors a person is meant to read, and the exit codes of every command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What the process returns, the same for all commands."""
+
+    OK = 0
+    BAD = 1
+    USAGE = 2
+    NO_VERDICT = 3
+    TIMEOUT = 4
+    CANNOT_RUN = 5
+    WRONG_DATA = 7
+    INTERRUPTED = 130
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def says_peer_is_gone(message: str) -> bool:
+    """Whether a library's error only reports that another process went away."""
+    return any(
+        words in message.lower() for words in ("closed by peer", "connection reset", "broken pipe")
+    )
+
+
+class CollbenchError(Exception):
+    """An error with one line of what happened and one of what to do; the CLI prints both without a
+    traceback."""
+
+    exit = Exit.CANNOT_RUN
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(CollbenchError):
+    """The command line or a file given to it asks for something that does not exist."""
+
+    exit = Exit.USAGE
+
+
+class CannotRun(CollbenchError):
+    """What was asked is meaningful, but not on this machine: backend, ranks or memory are
+    missing."""
+
+
+class RunBroken(CollbenchError):
+    """A rank died, hung or never came. The message names it; ``job`` is the place in the plan it
+    had come to."""
+
+    exit = Exit.TIMEOUT
+
+    def __init__(self, message: str, hint: str = "", job: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.job = job

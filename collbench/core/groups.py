@@ -1,0 +1,267 @@
+"""Disjoint groups of a world's ranks that are measured at once, by a rule as of nccl-tests'
+NCCL_TESTS_SPLIT.
+
+A rule gives every rank a colour: ``mod:8`` r % 8, ``div:8`` r // 8, ``and:0x7`` r & 7, ``or:0x1`` r
+| 1; ranks of one colour are a group, and groups are numbered by colour. ``node:8`` has the ranks of
+a host together, ``rail:8`` those of one place on their hosts, where 8 is how many a host has;
+without a number, all ranks are on one host.
+
+Other rules place groups among the ranks, of which some may be in none: ``pairs`` has every pair of
+ranks meet once, in as few rounds as there can be, ``alone`` one pair a round; ``pairs:node:8`` only
+those on one host, ``pairs:inter:8`` on two hosts, ``pairs:rail:8`` of one place on two hosts. A
+case has one round of these: ``pairs 3/16`` is number 3 among 16 ranks. ``ranks 0,5,2;1,4,3/8`` says
+who is together, in which order.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from collbench.core.errors import UsageError
+
+COLOURS: dict[str, Callable[[int, int], int]] = {
+    "mod": operator.mod,
+    "div": operator.floordiv,
+    "and": operator.and_,
+    "or": operator.or_,
+    "node": operator.floordiv,
+    "rail": operator.mod,
+}
+
+
+SYMBOLS = {"%": "mod", "/": "div", "&": "and", "|": "or"}
+
+
+BY_HOST = ("node", "rail")
+
+
+HINT = "mod:8, div:8, and:0x7, or:0x1, node, rail or pairs"
+
+
+MEETING = re.compile(r"(pairs|alone)(?::(node|inter|rail):([1-9]\d*))?(?: (\d+)/(\d+))?")
+
+
+MOST_MEETING = 4096  # ranks, of which all pairs are too many cases already
+
+
+NAMED = re.compile(r"ranks ([\d,;]+)/(\d+)")
+
+
+VARIABLES = ("NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_SPLIT")  # the first wins
+
+
+Groups = tuple[Sequence[int], ...]
+
+
+Pair = tuple[int, int]
+
+
+class _Rule(NamedTuple):
+    """``value`` is None for all ranks of a world."""
+
+    name: str
+    value: int | None
+
+
+def spelled(text: str, option: str = "--split") -> str:
+    """A rule as this module writes it, also from nccl-tests' spellings: ``MOD 8``, ``%8``,
+    ``&0b111``."""
+    if (meeting := MEETING.fullmatch(text.strip().lower())) and meeting[4] is None:
+        return meeting[0]
+    found = re.fullmatch(r"([a-z]+|[%/&|])[\s:]*(0x[0-9a-f]+|0b[01]+|\d+)?", text.strip().lower())
+    name = SYMBOLS.get(found[1], found[1]) if found else ""
+    if found is None or name not in COLOURS or (found[2] is None and name not in BY_HOST):
+        raise UsageError(f"{option}: '{text}' is no rule for groups", HINT)
+    if found[2] is None:
+        return name
+    base = {"0x": 16, "0b": 2}.get(found[2][:2], 10)
+    value = int(found[2].removeprefix("0x").removeprefix("0b"), base)
+    if not value:
+        raise UsageError(
+            f"{option}: '{text}' splits by 0",
+            "a number from 1 up; without --split all ranks are one group",
+        )
+    return f"{name}:{value:#x}" if name in ("and", "or") else f"{name}:{value}"
+
+
+def told(variables: Mapping[str, str]) -> tuple[str, str]:
+    """The rule that nccl-tests' variables ask for, and the setting that does; empty where none is
+    set."""
+    name = next((name for name in VARIABLES if variables.get(name, "").strip()), "")
+    if not name:
+        return "", ""
+    text = variables[name].strip()
+    is_mask = name == VARIABLES[0]  # hexadecimal, with or without 0x
+    return (
+        spelled(f"&0x{text.lower().removeprefix('0x')}" if is_mask else text, name),
+        f"{name}={text}",
+    )
+
+
+def placed(rule: str) -> int:
+    """How many ranks there are, of which some may be in no group; 0 for a rule that divides all of
+    them."""
+    found = MEETING.fullmatch(rule) or NAMED.fullmatch(rule)
+    return int(found[found.re.groups] or 0) if found else 0
+
+
+def rounds(rule: str, n: int) -> list[str]:
+    """The rules of a sweep's cases, each of which has all its groups measured at once."""
+    if not (found := MEETING.fullmatch(rule)) or found[4]:
+        return [rule]
+    number, at_once = _size(found, n)
+    if not number * at_once:
+        raise UsageError(
+            f"{n} ranks have no {rule}", "pairs are of two ranks; those on one host need two there"
+        )
+    return [
+        f"{rule} {place}/{n}"
+        for place in range(number if found[1] == "pairs" else number * at_once)
+    ]
+
+
+@functools.lru_cache(maxsize=2048)
+def members(rule: str, n: int) -> Groups:
+    """The ranks of each group of a world of n; without a rule, all in one. Raises UsageError where
+    sizes differ."""
+    if not rule:
+        return (range(n),)
+    if placed(rule):
+        return _placed(rule, n)
+    name, value = _read(rule)
+    found: dict[int, list[int]] = {}
+    for rank in range(n):
+        found.setdefault(COLOURS[name](rank, value or n), []).append(rank)
+    sizes = Counter(map(len, found.values()))
+    if len(sizes) > 1:
+        unlike = ", ".join(
+            f"{number} of {size}" for size, number in sorted(sizes.items(), reverse=True)
+        )
+        raise UsageError(
+            f"--split {rule} makes groups of {n} ranks that are not equally large: {unlike}",
+            "rows of groups stand side by side only if all have as many ranks",
+        )
+    return tuple(tuple(found[colour]) for colour in sorted(found))
+
+
+def _placed(rule: str, n: int) -> Groups:
+    if found := MEETING.fullmatch(rule):
+        groups: Groups = _meeting(found, n)
+    else:
+        groups = tuple(
+            tuple(map(int, group.split(",")))
+            for group in rule.removeprefix("ranks ").split("/")[0].split(";")
+        )
+    ranks = [rank for group in groups for rank in group]
+    if (
+        placed(rule) != n
+        or not ranks
+        or len(set(ranks)) < len(ranks)
+        or max(ranks) >= n
+        or len({*map(len, groups)}) > 1
+    ):
+        raise UsageError(
+            f"'{rule[:80]}' is no groups of {n} ranks",
+            "as many in each, and each rank in one at most",
+        )
+    return groups
+
+
+def _size(found: re.Match[str], n: int) -> tuple[int, int]:
+    """How many rounds the pairs of ``n`` ranks take, and how many pairs are in each."""
+    each = int(found[3] or n)
+    if n % each or n > MOST_MEETING:
+        raise UsageError(
+            (
+                f"{n} ranks are not {each} on each host"
+                if n % each
+                else f"{n} ranks have too many pairs"
+            ),
+            (
+                "leave out the hosts, or say how many share one"
+                if n % each
+                else f"{MOST_MEETING} ranks at most"
+            ),
+        )
+    hosts = n // each
+    turns = {
+        "": turning(n),
+        "node": turning(each),
+        "inter": turning(hosts) * each,
+        "rail": turning(hosts),
+    }
+    pairs = {
+        "": n // 2,
+        "node": hosts * (each // 2),
+        "inter": hosts // 2 * each,
+        "rail": hosts // 2 * each,
+    }
+    return turns[found[2] or ""], pairs[found[2] or ""]
+
+
+def _meeting(found: re.Match[str], n: int) -> tuple[Pair, ...]:
+    """The pairs of a round, of ``n`` ranks of which so many are on a host."""
+    number, at_once = _size(found, n)
+    place, only = (
+        (int(found[4]), None) if found[1] == "pairs" else divmod(int(found[4]), max(1, at_once))
+    )
+    if place >= number:
+        return ()
+    each = int(found[3] or n)
+    if found[2] == "node":
+        pairs = [
+            (h * each + a, h * each + b) for h in range(n // each) for a, b in turn(each, place)
+        ]
+    elif found[2]:
+        place, shift = divmod(place, each) if found[2] == "inter" else (place, 0)
+        met = turn(n // each, place)
+        pairs = [
+            (a * each + rail, b * each + (rail + shift) % each)
+            for a, b in met
+            for rail in range(each)
+        ]
+    else:
+        pairs = turn(n, place)
+    return tuple(pairs if only is None else pairs[only : only + 1])
+
+
+def turning(n: int) -> int:
+    """In how many rounds each of n meets every other."""
+    return n - 1 + n % 2 if n > 1 else 0
+
+
+def turn(n: int, at: int) -> list[Pair]:
+    """Who meets in one of these rounds, by the circle method: one stays, or sits out, the others go
+    round it."""
+    others = turning(n)
+    pairs = [((at + k) % others, (at - k) % others) for k in range(1, others // 2 + 1)] + [
+        (at, others)
+    ] * (n % 2 == 0)
+    return sorted((min(pair), max(pair)) for pair in pairs)
+
+
+def misplaced(rule: str, hosts: Sequence[str]) -> str:
+    """Why ranks on ``hosts``, by rank, are not in the groups by host that ``rule`` takes them for;
+    else nothing."""
+    found = MEETING.fullmatch(rule)
+    named = ("", None) if placed(rule) or not rule else _read(rule)
+    name, value = (found[2], int(found[3] or 0)) if found else named
+    if name not in (*BY_HOST, "inter"):
+        return ""
+    each = value or len(hosts)
+    if all(host == hosts[rank // each * each] for rank, host in enumerate(hosts)) and len(
+        set(hosts)
+    ) * each == len(hosts):
+        return ""
+    counts = ", ".join(f"{number} on {host}" for host, number in list(Counter(hosts).items())[:4])
+    return f"--split {rule} needs {each} consecutive ranks on each host; there are {counts}"
+
+
+def _read(rule: str) -> _Rule:
+    name, _, value = spelled(rule).partition(":")
+    return _Rule(name, int(value, 0) if value else None)

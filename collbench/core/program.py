@@ -1,0 +1,304 @@
+"""A schedule made ready to run: for every rank, what it reads, combines and writes, and whom it
+must wait for.
+
+A step's reads see the state before the step, so nothing may be overwritten that is still to be
+read. Cells therefore have several places: a rank's input and output buffer, and two banks of
+scratch. A new value goes to its cell's output place if nobody reads that in this step, else to a
+bank that is free. What remains are waits across steps: for a value to be there (its writer has
+finished that step), and for an old one to have been read by all who do.
+
+Progress of a rank, in one call: 0 before it enters, 1 once its input may be read, k + 2 after step
+k.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from collbench.core.schedule import Moves, Schedule
+
+
+class Bank(IntEnum):
+    """Where a cell's value lies. Places are numbered like the cells of the row, in every bank."""
+
+    INPUT = 0
+    OUTPUT = 1
+    SCRATCH = 2
+    SPARE = 3
+
+
+class Term(NamedTuple):
+    """``cells`` neighbouring places of a rank, to be read."""
+
+    rank: int
+    bank: Bank
+    cell: int
+
+
+class Action(NamedTuple):
+    """Write to ``cells`` places from (bank, cell): the one term's values, or all terms' combined in
+    their order."""
+
+    bank: Bank
+    cell: int
+    cells: int
+    terms: tuple[Term, ...]
+
+
+class Send(NamedTuple):
+    """Another rank reads ``cells`` of mine in this step."""
+
+    to: int
+    bank: Bank
+    cell: int
+    cells: int
+
+
+class Step(NamedTuple):
+    """What one rank does: wait for (rank, progress) pairs, act, and publish its own progress if
+    anybody waits for it.
+
+    ``sends`` is the other side of what its peers read from it, in the order in which each of them
+    lists its terms.
+    """
+
+    waits: tuple[tuple[int, int], ...]
+    actions: tuple[Action, ...]
+    sends: tuple[Send, ...]
+    publish: int
+
+
+class Program(NamedTuple):
+    """``ranks[r]`` is rank r's list of steps; the last only waits, until nobody reads from this
+    rank any more.
+
+    ``progress`` is the highest that any rank reaches, ``banks`` those that are written to.
+    """
+
+    ranks: list[list[Step]]
+    progress: int
+    banks: frozenset[Bank]
+
+
+Place = tuple[Bank, int]
+
+
+def lower(schedule: Schedule, in_place: bool, waits: bool = True) -> Program:
+    """Compile for out-of-place or in-place buffers; in place, input and output are the same places.
+
+    Without ``waits`` steps have none, for executors whose messages say when data is there.
+    """
+    chosen = _Lowering(schedule, in_place, frozenset())
+    if chosen.copied:
+        again = _Lowering(
+            schedule, in_place, chosen.copied
+        )  # start in scratch what otherwise ends there
+        chosen = again if len(again.copied) < len(chosen.copied) else chosen
+    return _program(schedule.n, chosen.steps, _Clocks(schedule.n) if waits else None)
+
+
+class _Lowering:
+    """One pass: places for all values; ``steps`` has every rank's actions."""
+
+    def __init__(
+        self, schedule: Schedule, in_place: bool, away: frozenset[tuple[int, int]]
+    ) -> None:
+        self._schedule, self._in_place, self._away = schedule, in_place, away
+        n = schedule.n
+        self._outputs = [schedule.output_cells(rank) for rank in range(n)]
+        self._at = [
+            {cell: self._given(rank, cell) for cell in schedule.input_cells(rank)}
+            for rank in range(n)
+        ]
+        self._written: set[tuple[int, int]] = set()
+        self.steps = [self._actions(moves) for moves in schedule.steps()]
+        self.steps.append(self._last_copies())
+
+    def _given(self, rank: int, cell: int) -> Place:
+        return (Bank.OUTPUT if self._in_place and cell in self._outputs[rank] else Bank.INPUT, cell)
+
+    def _actions(self, moves: Moves) -> list[list[Action]]:
+        """Every rank's actions in one step."""
+        arriving: dict[tuple[int, int], list[Term]] = defaultdict(list)
+        reduced: set[tuple[int, int]] = set()
+        for src, dst, chunk, into, reduce in moves:
+            arriving[dst, into].append(Term(src, *self._at[src][chunk]))
+            if reduce:
+                reduced.add((dst, into))
+        read = {term for terms in arriving.values() for term in terms}
+        actions: list[list[Action]] = [[] for _ in range(self._schedule.n)]
+        placed: list[tuple[int, int, Place]] = []
+        for (dst, into), terms in arriving.items():
+            if (dst, into) in reduced:
+                terms.append(Term(dst, *self._at[dst][into]))
+            place = self._choose(dst, into, read)
+            own = Term(dst, *place)
+            # in rank order, so that all ranks round alike; but what is overwritten must be the
+            # first to be read
+            terms.sort(key=lambda term: (term != own, term.rank))
+            actions[dst].append(Action(*place, 1, tuple(terms)))
+            placed.append((dst, into, place))
+        for dst, into, place in placed:
+            self._at[dst][into] = place
+            self._written.add((dst, into))
+        return [self._turned(rank, _joined(mine)) for rank, mine in enumerate(actions)]
+
+    def _turned(self, rank: int, actions: list[Action]) -> list[Action]:
+        """Copies from the next rank first, so that not all ranks ask the same one at once."""
+        n = self._schedule.n
+        return sorted(
+            actions, key=lambda a: (a.terms[0].rank - rank) % n if len(a.terms) == 1 else 0
+        )
+
+    def _choose(self, rank: int, cell: int, read: set[Term]) -> Place:
+        banks = [Bank.OUTPUT] if cell in self._outputs[rank] else []
+        if (rank, cell) in self._away and (rank, cell) not in self._written:
+            banks = []
+        places = [(bank, cell) for bank in (*banks, Bank.SCRATCH, Bank.SPARE)]
+        return next(place for place in places if Term(rank, *place) not in read)
+
+    def _last_copies(self) -> list[list[Action]]:
+        """Results that are not in their output place yet."""
+        actions: list[list[Action]] = [[] for _ in range(self._schedule.n)]
+        self.copied = frozenset(
+            (rank, cell)
+            for rank, cells in enumerate(self._outputs)
+            for cell in cells
+            if self._at[rank].get(cell, (Bank.OUTPUT, cell)) != (Bank.OUTPUT, cell)
+        )
+        for rank, cell in sorted(self.copied):
+            actions[rank].append(Action(Bank.OUTPUT, cell, 1, (Term(rank, *self._at[rank][cell]),)))
+        return [_joined(mine) for mine in actions]
+
+
+def _joined(actions: list[Action]) -> list[Action]:
+    """Actions on neighbouring places joined where all their terms are neighbours too."""
+    joined: list[Action] = []
+    for action in sorted(actions, key=lambda a: ([t[:2] for t in a.terms], a.bank, a.cell)):
+        last = joined[-1] if joined else None
+        if last and _follows(last, action):
+            joined[-1] = last._replace(cells=last.cells + 1)
+        else:
+            joined.append(action)
+    return joined
+
+
+def _follows(last: Action, action: Action) -> bool:
+    if (last.bank, last.cell + last.cells, len(last.terms)) != (
+        action.bank,
+        action.cell,
+        len(action.terms),
+    ):
+        return False
+    return all(
+        (a.rank, a.bank, a.cell + last.cells) == tuple(b)
+        for a, b in zip(last.terms, action.terms, strict=True)
+    )
+
+
+class _Clocks:
+    """Who waits for whose progress, less what follows from what the awaited rank had waited for
+    itself."""
+
+    def __init__(self, n: int) -> None:
+        self._known = np.eye(
+            n, dtype=np.int32
+        )  # row: the progress of each that this rank can count on
+        self._at = {1: self._known.copy()}
+        self.awaited: set[tuple[int, int]] = set()
+
+    def wait(self, rank: int, needs: dict[int, int]) -> tuple[tuple[int, int], ...]:
+        waits = []
+        for peer, progress in sorted(needs.items(), key=lambda need: -need[1]):
+            if self._known[rank, peer] < progress:
+                waits.append((peer, progress))
+                self.awaited.add((peer, progress))
+                np.maximum(self._known[rank], self._at[progress][peer], out=self._known[rank])
+        return tuple(waits)
+
+    def tick(self, progress: int) -> None:
+        """All ranks have come to the same progress (which is not to say at the same time)."""
+        np.fill_diagonal(self._known, progress)
+        self._at[progress] = self._known.copy()
+
+
+class _Uses:
+    """When each place was last written, and read since, in progress of the ranks that did."""
+
+    def __init__(self) -> None:
+        self._written: dict[Term, int] = {}
+        self._readers: dict[Term, dict[int, int]] = defaultdict(dict)
+
+    def needs(self, rank: int, actions: list[Action]) -> dict[int, int]:
+        """What must have happened before a rank may act: values be there, and old ones have been
+        read."""
+        needs: dict[int, int] = {}
+        for bank, cell, cells, terms in actions:
+            for place in (place for term in terms for place in _places(term, cells)):
+                needs[place.rank] = max(needs.get(place.rank, 0), self._written.get(place, 1))
+            for place in _places(Term(rank, bank, cell), cells):
+                for reader, when in self._readers[place].items():
+                    needs[reader] = max(needs.get(reader, 0), when)
+        needs.pop(rank, None)
+        return needs
+
+    def note(self, actions: list[list[Action]], progress: int) -> None:
+        """A step has been taken."""
+        for rank, mine in enumerate(actions):
+            for _, _, cells, terms in mine:
+                for place in (place for term in terms for place in _places(term, cells)):
+                    self._readers[place][rank] = progress
+        for rank, mine in enumerate(actions):
+            for bank, cell, cells, _ in mine:
+                for place in _places(Term(rank, bank, cell), cells):
+                    self._readers[place], self._written[place] = {}, progress
+
+
+def _program(n: int, steps: list[list[list[Action]]], clocks: _Clocks | None) -> Program:
+    uses = _Uses()
+    last: list[dict[int, int]] = [
+        {} for _ in range(n)
+    ]  # per rank, of each peer once it has read from it for good
+    ranks = [[Step((), (), (), 1)] for _ in range(n)]
+    for progress, actions in enumerate(steps, 2):
+        sends: list[list[Send]] = [[] for _ in range(n)]
+        for rank, mine in enumerate(actions):
+            for _, _, cells, terms in mine:
+                for term in (term for term in terms if term.rank != rank):
+                    sends[term.rank].append(Send(rank, term.bank, term.cell, cells))
+                    last[term.rank][rank] = progress
+        waits = [
+            clocks.wait(rank, uses.needs(rank, mine)) if clocks else ()
+            for rank, mine in enumerate(actions)
+        ]
+        if clocks:
+            clocks.tick(progress)
+            uses.note(actions, progress)
+        for rank in range(n):
+            ranks[rank].append(
+                Step(waits[rank], tuple(actions[rank]), tuple(sends[rank]), progress)
+            )
+    if clocks:
+        for rank in range(n):
+            ranks[rank].append(Step(clocks.wait(rank, last[rank]), (), (), 0))
+    awaited = clocks.awaited if clocks else set()
+    banks = frozenset(action.bank for step in steps for mine in step for action in mine)
+    return Program(
+        [_needed(mine, rank, awaited) for rank, mine in enumerate(ranks)], len(steps) + 1, banks
+    )
+
+
+def _places(first: Term, cells: int) -> list[Term]:
+    return [first._replace(cell=first.cell + k) for k in range(cells)]
+
+
+def _needed(steps: list[Step], rank: int, awaited: set[tuple[int, int]]) -> list[Step]:
+    """Steps in which something happens, publishing only what somebody waits for."""
+    steps = [
+        step if (rank, step.publish) in awaited else step._replace(publish=0) for step in steps
+    ]
+    return [step for step in steps if any(step)]

@@ -1,0 +1,391 @@
+"""A collective algorithm as data: steps of moves between cells, seen globally, and what can be said
+of it.
+
+Every rank has a row of cells. The collective's table says where its input lies in that row at the
+start and where its output must lie at the end (``Collective.overlay``: shared as in place; first
+input, then output, where there is no in-place form). A step is a set of moves; all its reads see
+the state before the step. What a cell holds, and how long it is, is the reader's business: symbols
+in ``prove``, numbers in ``run``, bytes on a wire elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.core.collectives import COLLECTIVES, Collective, Combine
+
+Ints = NDArray[np.int64]
+
+
+Index = Any  # an integer, or an array of them
+
+
+class Move(NamedTuple):
+    """Cell ``chunk`` of ``src`` goes to cell ``into`` of ``dst``: replaces it or, reducing, is
+    combined with it."""
+
+    src: int
+    dst: int
+    chunk: int
+    into: int
+    reduce: bool
+
+
+class Moves:
+    """One step: integers or arrays that broadcast against each other. ``into`` is ``chunk`` unless
+    given.
+
+    A move within a rank (src == dst) is a local copy. Several reducing moves may meet in one cell.
+    """
+
+    __slots__ = ("chunk", "dst", "into", "reduce", "src")
+
+    def __init__(
+        self, src: Index, dst: Index, chunk: Index = 0, into: Index = None, reduce: Any = False
+    ) -> None:
+        self.src, self.dst, self.chunk, self.reduce = src, dst, chunk, reduce
+        self.into = chunk if into is None else into
+
+    def arrays(self) -> tuple[Ints, Ints, Ints, Ints, NDArray[np.bool_]]:
+        """All five fields, as arrays of one length."""
+        fields = np.broadcast_arrays(
+            self.src, self.dst, self.chunk, self.into, np.asarray(self.reduce, bool)
+        )
+        return tuple(field.ravel() for field in fields)  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Move]:
+        return (Move(*row) for row in zip(*(f.tolist() for f in self.arrays()), strict=True))
+
+    def __len__(self) -> int:
+        return np.broadcast(self.src, self.dst, self.chunk, self.into, self.reduce).size
+
+    def of(self, rank: int) -> Moves:
+        """The moves that ``rank`` sends or receives."""
+        fields = self.arrays()
+        mine = (fields[0] == rank) | (fields[1] == rank)
+        return Moves(*(f[mine] for f in fields))
+
+
+class Schedule(NamedTuple):
+    """An algorithm's moves for n ranks, each block of the collective cut into ``cells``.
+
+    ``steps()`` starts a new pass over the steps; passes are streams, so schedules larger than
+    memory can be read.
+    """
+
+    name: str
+    collective: str
+    n: int
+    root: int
+    cells: int
+    steps: Callable[[], Iterator[Moves]]
+
+    @property
+    def row(self) -> Collective:
+        return COLLECTIVES[self.collective]
+
+    @property
+    def has_data(self) -> bool:
+        """False for a barrier, whose cells are tokens of no length."""
+        return self.row.counts(self.n, 1) != (0, 0)
+
+    @property
+    def width(self) -> int:
+        """Cells in a rank's row."""
+        return self.row.overlay(self.n, self.cells, 0)[2] if self.has_data else 1
+
+    def input_cells(self, rank: int) -> range:
+        """Where a rank's input lies before the first step."""
+        start = self.row.overlay(self.n, self.cells, rank)[0]
+        return (
+            range(start, start + self.row.counts(self.n, self.cells)[0])
+            if self.has_data
+            else range(1)
+        )
+
+    def output_cells(self, rank: int) -> range:
+        """Where a rank's output must lie after the last step."""
+        start = self.row.overlay(self.n, self.cells, rank)[1]
+        return (
+            range(start, start + self.row.counts(self.n, self.cells)[1])
+            if self.has_data
+            else range(1)
+        )
+
+    def of(self, rank: int) -> Iterator[Moves]:
+        """Each step's moves that concern ``rank``."""
+        return (moves.of(rank) for moves in self.steps())
+
+
+def run(
+    schedule: Schedule, inputs: Sequence[Sequence[Any]], op: Combine
+) -> Iterator[NDArray[np.object_]]:
+    """The state after 0, 1, … steps, as arrays of shape (ranks, cells) of any values; None where
+    nothing is yet.
+
+    ``inputs[rank]`` lists the values of its input cells. The array is the same each time: copy what
+    you keep.
+    """
+    state = np.full((schedule.n, schedule.width), None, object)
+    for rank in range(schedule.n):
+        for cell, value in zip(schedule.input_cells(rank), inputs[rank], strict=True):
+            state[rank, cell] = value
+    yield state
+    for moves in schedule.steps():
+        carried = [(move, state[move.src, move.chunk]) for move in moves]
+        for move, value in carried:
+            old = state[move.dst, move.into]
+            state[move.dst, move.into] = op(old, value) if move.reduce else value
+        yield state
+
+
+Kind = Literal["missing", "doubled", "misplaced", "out of range", "conflict"]
+
+
+class Fault(NamedTuple):
+    """Why a schedule is wrong: in which step (None: only the outcome shows it), at which rank and
+    cell."""
+
+    kind: Kind
+    step: int | None
+    rank: int
+    cell: int
+    what: str
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank} cell {self.cell}"
+        return (
+            f"{self.kind}: {where}{'' if self.step is None else f' in step {self.step}'}:"
+            f" {self.what}"
+        )
+
+
+def expected(row: Collective, n: int, root: int, cells: int) -> list[Ints | None]:
+    """What the table's ``result`` makes of symbols: for each rank's output cells, rows of (cell,
+    count per source).
+
+    A row says which input cell it is made of and how often each rank's has gone into it; None where
+    undefined.
+    """
+    if row.counts(n, 1) == (0, 0):
+        return [np.array([[0] + [1] * n])] * n
+    sent = row.counts(n, cells)[0]
+    inputs: list[Any] = []
+    for rank in range(n):
+        symbols = np.zeros((sent, n + 1), np.int64)
+        symbols[:, 0], symbols[:, rank + 1] = np.arange(sent), 1
+        inputs.append(
+            [symbols[i : i + cells] for i in range(0, sent, cells)] if row.uneven else symbols
+        )
+    return row.result(inputs, _add, max(root, 0))
+
+
+def _add(a: Ints, b: Ints) -> Ints:
+    both = a + b
+    both[:, 0] = a[:, 0]
+    return both
+
+
+def prove(schedule: Schedule) -> list[Fault]:
+    """Everything wrong with a schedule, by running it over symbols that count contributions; empty
+    if it is right."""
+    n, width, state = schedule.n, schedule.width, _symbols(schedule)
+    limits = np.array([[n], [n], [width], [width]])
+    parted: list[Fault] = []
+    for number, moves in enumerate(schedule.steps()):
+        *places, reduce = moves.arrays()
+        table = np.array(places)
+        if table.size and (table.min() < 0 or (table >= limits).any()):
+            bad = int(((table < 0) | (table >= limits)).any(axis=0).argmax())
+            src, dst, chunk, into = table[:, bad].tolist()
+            what = f"a move from rank {src} cell {chunk}, among {n} ranks of {width} cells"
+            return [Fault("out of range", number, dst, into, what)]
+        parted = parted or _parted(schedule, table, number)
+        faults = _conflicts(table, reduce, width, number)
+        faults += _apply(state, table, reduce, number, schedule.has_data)
+        if faults:
+            return faults
+    return _judge(schedule, state) or parted
+
+
+def _symbols(schedule: Schedule) -> Ints:
+    """(ranks, cells, 1 + ranks): what each cell holds before the first step, as in ``expected``;
+    cell -1 is nothing."""
+    state = np.zeros((schedule.n, schedule.width, schedule.n + 1), np.int64)
+    state[:, :, 0] = -1
+    for rank in range(schedule.n):
+        places = schedule.input_cells(rank)
+        here = state[rank, places.start : places.stop]
+        here[:, 0], here[:, rank + 1] = np.arange(len(places)), 1
+    return state
+
+
+def _parted(schedule: Schedule, table: Ints, number: int) -> list[Fault]:
+    """Moves between different parts of blocks, which differ in length where cells do not divide the
+    elements."""
+    src, dst, chunk, into = table
+    differ = chunk % schedule.cells != into % schedule.cells
+    if not differ.any():
+        return []
+    bad = int(differ.argmax())
+    what = (
+        f"comes from another part of a block, perhaps longer or shorter (rank {src[bad]} cell"
+        f" {chunk[bad]})"
+    )
+    return [Fault("misplaced", number, int(dst[bad]), int(into[bad]), what)]
+
+
+def _conflicts(table: Ints, reduce: NDArray[np.bool_], width: int, number: int) -> list[Fault]:
+    """Cells that several moves of one step write, other than by reducing."""
+    targets = table[1] * width + table[3]
+    copied = targets[~reduce]
+    order = np.sort(copied)
+    clash = np.concatenate(
+        [order[1:][order[1:] == order[:-1]], np.intersect1d(copied, targets[reduce])]
+    )
+    return [
+        Fault(
+            "conflict",
+            number,
+            int(t) // width,
+            int(t) % width,
+            "two moves write it, and not both reduce",
+        )
+        for t in clash[:1]
+    ]
+
+
+def _apply(
+    state: Ints, table: Ints, reduce: NDArray[np.bool_], number: int, has_data: bool
+) -> list[Fault]:
+    """One step over symbols; faults that no later step could mend."""
+    src, dst, chunk, into = table
+    carried = state[src, chunk]
+    empty = carried[:, 0] < 0
+    held = state[dst, into, 0]
+    checks: list[tuple[Any, Kind, str]] = [
+        (empty, "missing", "what is moved there was never filled"),
+        (reduce & (held < 0), "missing", "reduces into a cell that holds nothing"),
+        (
+            reduce & (held != carried[:, 0]) & has_data,
+            "misplaced",
+            "combines different parts of the buffer",
+        ),
+    ]
+    for found, kind, what in checks:
+        if found.any():
+            bad = int(found.argmax())
+            told = f"{what} (from rank {src[bad]} cell {chunk[bad]})"
+            return [Fault(kind, number, int(dst[bad]), int(into[bad]), told)]
+    copies = ~reduce
+    state[dst[copies], into[copies]] = carried[copies]
+    carried[:, 0] = 0
+    np.add.at(state, (dst[reduce], into[reduce]), carried[reduce])
+    return []
+
+
+def _judge(schedule: Schedule, state: Ints) -> list[Fault]:
+    """The first thing wrong with each rank's output."""
+    faults = []
+    for rank, wanted in enumerate(
+        expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+    ):
+        if wanted is None:
+            continue
+        places = schedule.output_cells(rank)
+        got = state[rank, places.start : places.stop]
+        if not schedule.has_data:
+            got = np.minimum(got, 1)  # hearing twice of a rank does no harm
+        wrong = (got != wanted).any(axis=1)
+        if wrong.any():
+            index = int(wrong.argmax())
+            faults.append(_explain(got[index], wanted[index], rank, places[index]))
+    return faults
+
+
+def _explain(got: Ints, wanted: Ints, rank: int, cell: int) -> Fault:
+    less, more = (np.flatnonzero(d[1:] > 0) for d in (wanted - got, got - wanted))
+    if got[0] < 0:
+        return Fault("missing", None, rank, cell, "nothing has arrived")
+    if got[0] != wanted[0] or ((got > 0) & (wanted == 0))[1:].any():
+        return Fault(
+            "misplaced",
+            None,
+            rank,
+            cell,
+            f"holds input cell {got[0]} of ranks {_ranks(got)} "
+            f"instead of cell {wanted[0]} of ranks {_ranks(wanted)}",
+        )
+    if len(less):
+        return Fault("missing", None, rank, cell, f"lacks the contribution of rank {less[0]}")
+    return Fault(
+        "doubled", None, rank, cell, f"has rank {more[0]}'s contribution {got[more[0] + 1]} times"
+    )
+
+
+def _ranks(symbol: Ints) -> str:
+    return ",".join(map(str, np.flatnonzero(symbol[1:])))
+
+
+class Hazard(NamedTuple):
+    """A cell that is read and written in the same step: an executor must keep its old content until
+    it is read."""
+
+    step: int
+    rank: int
+    cell: int
+
+
+def hazards(schedule: Schedule) -> list[Hazard]:
+    """Every cell that some move of a step reads while another overwrites it, or that is written
+    where it is read."""
+    found = []
+    for number, moves in enumerate(schedule.steps()):
+        src, dst, chunk, into, _ = moves.arrays()
+        both = np.intersect1d(src * schedule.width + chunk, dst * schedule.width + into)
+        found += [
+            Hazard(number, int(at) // schedule.width, int(at) % schedule.width) for at in both
+        ]
+    return found
+
+
+def fan_in(schedule: Schedule) -> int:
+    """The most cells that arrive at one rank in one step to be combined: what executors by messages
+    must land."""
+    most = 0
+    for moves in schedule.steps():
+        src, dst, _, _, reduce = moves.arrays()
+        most = max(most, int(np.bincount(dst[reduce & (src != dst)], minlength=1).max()))
+    return most
+
+
+class Runs(NamedTuple):
+    """Moves whose cells follow each other between the same ranks, joined: equally long arrays."""
+
+    src: Ints
+    dst: Ints
+    chunk: Ints
+    into: Ints
+    length: Ints
+    reduce: NDArray[np.bool_]
+
+
+def coalesce(moves: Moves) -> Runs:
+    """A step's moves with neighbouring cells joined, ordered by source, destination and first
+    cell."""
+    fields = moves.arrays()
+    src, dst, chunk, into, reduce = fields
+    order = np.lexsort((chunk, into - chunk, reduce, dst, src))
+    src, dst, chunk, into, reduce = *(field[order] for field in fields[:4]), reduce[order]
+    same = (
+        np.diff(np.array([src, dst, reduce, into - chunk, chunk - np.arange(len(src))])) == 0
+    )  # along a run
+    starts = np.flatnonzero(np.append(True, ~same.all(axis=0))[: len(src)])
+    lengths = np.diff(np.append(starts, len(src)))
+    shown = np.lexsort((into[starts], chunk[starts], dst[starts], src[starts]))
+    at = starts[shown]
+    return Runs(src[at], dst[at], chunk[at], into[at], lengths[shown], reduce[at])

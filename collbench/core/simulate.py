@@ -1,0 +1,277 @@
+"""What a schedule costs: rounds and bytes as exact fractions, and seconds on a model network.
+
+Schedules are read as streams and equal steps that follow each other are costed once, so that
+thousands of ranks take seconds. Sizes are those of ``collectives``: the whole for the divided
+collectives, else a rank's buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collbench.core.algorithms import Variant
+from collbench.core.collectives import Collective
+from collbench.core.errors import CannotRun
+from collbench.core.network import Floats, Messages, Network, lines
+from collbench.core.schedule import Moves, Schedule
+
+
+class Counts(NamedTuple):
+    """Multiples of the model's terms, exact: rounds A, and as multiples of the size the bytes B
+    that pass the busiest port and the bytes G reduced, summed over rounds, and the bytes that the
+    busiest rank sends in all.
+
+    A step counts as many rounds as the busiest rank has peers to send to or to receive from. Where
+    all ranks do alike, the time on a flat network is ``A * alpha + size * (B * beta + G * gamma)``;
+    elsewhere it is at most this.
+    """
+
+    A: Fraction
+    B: Fraction
+    G: Fraction
+    sent: Fraction
+
+
+def count(schedule: Schedule) -> Counts:
+    """A, B, G and the bytes sent, in one pass."""
+    n, unit = schedule.n, share(schedule)
+    rounds = most = reduced = 0
+    sent = np.zeros(n)
+    for messages, times in steps(schedule):
+        ends = messages.src, messages.dst
+        out, into = (np.bincount(end, messages.length, n) for end in ends)
+        rounds += times * max(int(np.bincount(end, minlength=n).max()) for end in ends)
+        most += times * int(max(out.max(), into.max()))
+        reduced += times * int(np.bincount(messages.dst, messages.reduced, n).max())
+        sent += times * out
+    return Counts(Fraction(rounds), most * unit, reduced * unit, int(sent.max()) * unit)
+
+
+def share(schedule: Schedule) -> Fraction:
+    """A cell's part of the size; 0 where there is no data."""
+    return Fraction(schedule.has_data, schedule.cells * (schedule.n if schedule.row.total else 1))
+
+
+def steps(schedule: Schedule, lengths: Any = None) -> Iterator[tuple[Messages, int]]:
+    """The messages of each step, with how many steps in a row have the same.
+
+    All cells have length 1 unless ``lengths`` (ranks, cells) says otherwise. A step without
+    messages is left out.
+    """
+    last: tuple[list[Any], int] | None = None
+    current, times = None, 0
+    for moves in schedule.steps():
+        fields, size = [moves.src, moves.dst, moves.reduce], len(moves)
+        # by value, since nothing forbids a generator to reuse its arrays; which cells move matters
+        # to uneven ones only
+        if (
+            last
+            and lengths is None
+            and size == last[1]
+            and all(map(np.array_equal, fields, last[0]))
+        ):
+            times += 1
+            continue
+        if current and len(current.src):
+            yield current, times
+        last = [np.array(field) for field in fields], size
+        current, times = _messages(schedule.n, moves, size, lengths), 1
+    if current and len(current.src):
+        yield current, times
+
+
+def _messages(n: int, moves: Moves, size: int, lengths: Any) -> Messages:
+    if lengths is None:
+        src, dst, reduce = (
+            f.ravel() for f in np.broadcast_arrays(moves.src, moves.dst, moves.reduce)
+        )
+        length: Any = np.full(
+            len(src), size / max(1, len(src))
+        )  # whatever else broadcasts repeats each pair equally often
+    else:
+        src, dst, chunk, _, reduce = moves.arrays()
+        length = np.asarray(lengths, float)[src, chunk]
+    sent = (src != dst) & (length > 0)
+    src, dst, length, reduced = src[sent], dst[sent], length[sent], (length * reduce)[sent]
+    pairs = src * n + dst
+    if (np.diff(pairs) <= 0).any() and all(np.bincount(end).max() > 1 for end in (src, dst)):
+        pairs, where = np.unique(pairs, return_inverse=True)
+        src, dst = np.divmod(pairs, n)
+        length, reduced = (np.bincount(where, weights) for weights in (length, reduced))
+    return Messages(src, dst, length, reduced)
+
+
+class Cost(NamedTuple):
+    """Time as a function of size: for each of ``pieces`` the highest of its ``lines``, times how
+    often it happens.
+
+    ``share`` is the length of a cell for a size of 1.
+    """
+
+    share: float
+    pieces: list[tuple[Floats, int]]
+
+    def seconds(self, nbytes: float) -> float:
+        cell = self.share * nbytes
+        return sum(
+            times * float((here[:, 0] + here[:, 1] * cell).max()) for here, times in self.pieces
+        )
+
+
+def cost(schedule: Schedule, network: Network, lengths: Any = None) -> Cost:
+    """One pass over the schedule. With ``lengths`` (ranks, cells) of all cells, sizes are multiples
+    of those."""
+    found: dict[bytes, tuple[Floats, int]] = {}
+    for messages, times in steps(schedule, lengths):
+        here = lines(network, schedule.n, messages)
+        key = here.tobytes()
+        found[key] = here, found.get(key, (here, 0))[1] + times
+    return Cost(float(share(schedule)) if lengths is None else 1.0, list(found.values()))
+
+
+def time(schedule: Schedule, network: Network, nbytes: float) -> float:
+    """Seconds that ``schedule`` takes for a size of ``nbytes``, of which each cell has an equal
+    part."""
+    return cost(schedule, network).seconds(nbytes)
+
+
+class Predictor:
+    """Seconds of one algorithm at any size. Its schedule is costed once for each choice of
+    segments."""
+
+    def __init__(self, variant: Variant, network: Network, n: int, root: int = 0) -> None:
+        self.variant, self.network, self.n, self.root = variant, network, n, root
+        self._costs: dict[tuple[tuple[str, int], ...], Cost] = {}
+
+    def schedule(self, nbytes: float) -> Schedule:
+        """What runs at this size, with the segments that suit the network unless they were
+        given."""
+        return self.variant.schedule(self.n, self.root, self._ratio(nbytes))
+
+    def seconds(self, nbytes: float) -> float:
+        chosen = self._chosen(nbytes)
+        if chosen not in self._costs:
+            self._costs[chosen] = cost(self.schedule(nbytes), self.network)
+        return self._costs[chosen].seconds(nbytes)
+
+    def check(self, sizes: Sequence[float], most: float = 60.0) -> None:
+        """Raises CannotRun where ``sizes`` would take more than ``most`` seconds, or a step would
+        fill gigabytes.
+
+        A guess by what schedules for 64 and 128 ranks hold, and how that grows.
+        """
+        small, large = 64, 128
+        if self.n <= large or self.variant.why_not(small) or self.variant.why_not(large):
+            return
+        passes = {self._chosen(nbytes): self._ratio(nbytes) for nbytes in sizes}
+        guess = 0.0
+        for ratio in passes.values():
+            before, after = (_burden(self.variant.schedule(n, 0, ratio)) for n in (small, large))
+            growth = math.log(self.n / large, large / small)
+            number, moves, peak = (
+                b * (b / max(a, 1e-9)) ** growth for a, b in zip(before, after, strict=True)
+            )
+            guess += 60e-6 * number + 5e-9 * moves
+            if peak > MOST_MOVES:
+                raise CannotRun(f"a step has about {peak:.1g} moves", "fewer ranks (-n)")
+        if guess > most:
+            raise CannotRun(
+                f"predicting this takes about {guess / 60:.0f} min", "fewer ranks or sizes"
+            )
+
+    def _ratio(self, nbytes: float) -> float:
+        link = self.network.link
+        return nbytes * link.beta / max(link.alpha, 1e-12)
+
+    def _chosen(self, nbytes: float) -> tuple[tuple[str, int], ...]:
+        return tuple(self.variant.resolved(self.n, self._ratio(nbytes)).items())
+
+
+MOST_MOVES = 3e7
+
+
+def _burden(schedule: Schedule) -> tuple[int, int, int]:
+    """Steps, moves, and moves in the largest step."""
+    sizes = [len(moves) for moves in schedule.steps()]
+    return len(sizes), sum(sizes), max(sizes, default=0)
+
+
+class Forecast(NamedTuple):
+    """Algorithms of one collective on one network, and those left out with the reason."""
+
+    row: Collective
+    n: int
+    network: Network
+    predictors: dict[str, Predictor]
+    left_out: dict[str, str]
+
+    def seconds(self, nbytes: float) -> dict[str, float]:
+        """By algorithm."""
+        return {name: predictor.seconds(nbytes) for name, predictor in self.predictors.items()}
+
+    def bound(self, nbytes: float) -> float:
+        """Seconds that no algorithm on point-to-point links beats: the largest of the bounds on
+        messages, bytes and reduced bytes."""
+        alpha, beta, gamma = self.network.bound(self.row.bound, self.n)
+        return max(alpha, beta * self.moved(nbytes), gamma * self.moved(nbytes))
+
+    def moved(self, nbytes: float) -> float:
+        """The S of busbw = factor * S / t; equal blocks where they may differ."""
+        return nbytes * (self.n - 1) / self.n if self.row.uneven else nbytes
+
+    def crossovers(self, sizes: Sequence[int]) -> list[tuple[int, str, str]]:
+        """Smallest sizes at which the second algorithm is the fastest and no longer the first.
+
+        Found by bisection between neighbours of ``sizes`` with different winners: what wins only in
+        between is missed.
+        """
+
+        def between(low: int, high: int, before: str, after: str) -> list[tuple[int, str, str]]:
+            if before == after:
+                return []
+            if high - low == 1:
+                return [(high, before, after)]
+            middle = max(low + 1, min(high - 1, round(math.sqrt(low * high))))
+            at = best(self.seconds(middle))
+            return between(low, middle, before, at) + between(middle, high, at, after)
+
+        winners = [best(self.seconds(nbytes)) for nbytes in sizes]
+        pairs = zip(sizes[:-1], sizes[1:], winners[:-1], winners[1:], strict=True)
+        return [crossing for pair in pairs for crossing in between(*pair)]
+
+
+def best(seconds: dict[str, float]) -> str:
+    """The fastest, or the first of those that are as fast but for rounding."""
+    least = min(seconds.values())
+    return next(name for name, taken in seconds.items() if taken <= least * (1 + 1e-9))
+
+
+def forecast(
+    row: Collective, n: int, network: Network, variants: Sequence[Variant], sizes: Sequence[int]
+) -> Forecast:
+    """Sorts out what runs on n ranks and is predicted for ``sizes`` in reasonable time. Raises
+    CannotRun if nothing."""
+    predictors, left_out = {}, {}
+    for variant in variants:
+        predictor = Predictor(variant, network, n)
+        try:
+            reason = variant.why_not(n)
+            if not reason:
+                predictor.check(sizes)
+        except CannotRun as e:
+            reason = f"{e.message}; {e.hint}"
+        if reason:
+            left_out[variant.name] = reason
+        else:
+            predictors[variant.name] = predictor
+    if not predictors:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise CannotRun(
+            f"no algorithm of {row.name} is left for {n} ranks ({reasons})", "another -n or --algo"
+        )
+    return Forecast(row, n, network, predictors, left_out)

@@ -1,0 +1,107 @@
+"""How all_to_allv divides a buffer: the (source, destination) matrix of element counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+GRAMMAR = "uniform, spread:S with 0 <= S <= 1, zipf:S with S >= 0, or matrix:FILE"
+
+
+MOST_RANKS = 4096  # of which a table still fits memory
+
+
+MOST_BYTES = 64 << 20  # of a file
+
+
+def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
+    """Elements that rank i sends to rank j, as an (n, n) int64 array.
+
+    ``uniform``: equal blocks. ``spread:S``: nccl-tests' linear pattern, ``(1-S)*T/n +
+    S*T*d/(n(n-1)/2)`` bytes with ``d = (j-i) mod n``; every rank's total stays equal, with S=1 a
+    rank keeps nothing for itself and the farthest rank gets most. ``zipf:S``: rank j is asked for
+    in proportion to ``1/(j+1)**S``, as popular experts are in a mixture of experts.
+    ``matrix:FILE``: a square text matrix of bytes, at least n wide; ``nbytes`` is then not used.
+    Counts are rounded down to whole elements. Raises UsageError on a bad spec or file.
+    """
+    import numpy as np
+
+    if n > MOST_RANKS:
+        raise UsageError(
+            f"--splits {spec}: a table for {n} ranks is too large", f"{MOST_RANKS} ranks at most"
+        )
+    kind, _, argument = spec.partition(":")
+    if kind == "matrix" and argument:
+        wanted: np.ndarray = _read(argument, n)
+    else:
+        share = _number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
+        source, destination = np.indices((n, n))
+        if kind == "uniform" and not argument:
+            wanted = np.full((n, n), nbytes / n)
+        elif kind == "spread" and 0 <= share <= 1:
+            distance = (destination - source) % n
+            apart = distance / (n * (n - 1) / 2) if n > 1 else np.ones((1, 1))
+            wanted = nbytes * ((1 - share) / n + share * apart)
+        elif kind == "zipf" and share >= 0:
+            weight = 1.0 / np.arange(1, n + 1) ** share
+            wanted = np.broadcast_to(nbytes * weight / weight.sum(), (n, n))
+        else:
+            raise UsageError(f"--splits does not know '{spec}'", GRAMMAR)
+    counts: np.ndarray = np.floor(wanted / itemsize + 1e-9).astype(np.int64)
+    return counts
+
+
+def rows(table: np.ndarray) -> np.ndarray:
+    """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets
+    from each."""
+    import numpy as np
+
+    return np.hstack([table, table.T])
+
+
+def _number(spec: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--splits {spec}: '{text}' is not a number", GRAMMAR) from None
+
+
+def _read(path: str, n: int) -> np.ndarray:
+    import numpy as np
+
+    file = Path(path).expanduser()
+    try:
+        if not file.is_file() or file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is no file, or one of more than {MOST_BYTES >> 20} MiB")
+        table = np.loadtxt(file, ndmin=2)
+    except (OSError, ValueError) as e:
+        raise UsageError(
+            f"--splits matrix: cannot read {path}: {e}",
+            "a text file of n lines with n numbers, bytes",
+        ) from e
+    if table.shape[0] != table.shape[1] or table.shape[0] < n or (table < 0).any():
+        raise UsageError(
+            f"--splits matrix: {path} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
+            " play",
+            "it must be square, at least as wide as the ranks, and hold no negative number",
+        )
+    return table[:n, :n]
+
+
+def busiest(counts: np.ndarray) -> int:
+    """Elements through the busiest port: the larger of what any rank sends to or receives from
+    others."""
+    remote = counts * (1 - _eye(len(counts)))
+    return int(max(remote.sum(0).max(), remote.sum(1).max()))
+
+
+def _eye(n: int) -> np.ndarray:
+    import numpy as np
+
+    return np.eye(n, dtype=np.int64)

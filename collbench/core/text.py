@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+
+def size(nbytes: float) -> str:
+    """8 B, 1.5 KiB, 64 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} TiB"
+
+
+def duration(ns: float | None) -> str:
+    """Three significant digits with the unit that suits: 28.4 µs, 812 µs, 1.00 ms."""
+    if ns is None or not math.isfinite(ns):
+        return "-"
+    for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
+        value = float(f"{ns / scale:.3g}")
+        if value < 1000:
+            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+    return f"{ns / 1e9:.{2 if ns < 9.995e9 else 1 if ns < 99.95e9 else 0}f} s"
+
+
+def bandwidth(value: float | None) -> str:
+    """GB/s with three or four digits; n/a where there is no such bandwidth, or it is not known."""
+    if value is None or math.isnan(value):
+        return "n/a"
+    limits = ((1e-9, 0), (0.00095, 4), (0.0995, 3), (9.995, 2), (999.95, 1), (math.inf, 0))
+    return f"{value:.{next(decimals for limit, decimals in limits if value <= limit)}f}"
+
+
+def settings(env: Iterable[tuple[str, str]]) -> str:
+    return " ".join(f"{name}={value}" for name, value in env)
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, without anything that could steer a terminal or break a line-based
+    format."""
+    return (
+        text.strip()
+        if text.isprintable()
+        else "".join(c if c.isprintable() else " " for c in text).strip()
+    )
+
+
+def inert(value: Any) -> Any:
+    """A text as no spreadsheet takes it for a formula, wherever it cuts a line; all else as it
+    is."""
+    return (
+        re.sub(r"(^|[;\t\r\n])(?=[=+\-@\t\r])", r"\1'", value) if isinstance(value, str) else value
+    )
+
+
+def escaped(text: str) -> str:
+    """``text`` as Markdown that shows it literally, in a table cell and on GitHub too: no entity,
+    no formula, nobody mentioned."""
+    text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", plain(text)).replace("&", "&amp;")
+    return re.sub(r"(?<![\w.])@(?=\w)", "@\u200b", text)
+
+
+def counted(number: int, what: str) -> str:
+    """1 row, 2 rows, 1,200 rows."""
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"

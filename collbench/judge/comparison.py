@@ -1,0 +1,396 @@
+"""Two runs, base and head: which rows are slower, which are faster, and which allow no verdict."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit, UsageError
+from collbench.core.text import counted
+from collbench.judge import sides
+from collbench.judge.sides import Pair
+from collbench.judge.verdict import (
+    CHANGED,
+    FEWEST_UNPAIRED,
+    UNTIMED,
+    Judged,
+    Outcome,
+    Ruling,
+    Side,
+    absent,
+    by_launches,
+    by_pairs,
+    close,
+    false_alarms,
+)
+from collbench.records import paired
+from collbench.records.rows import Row, case_time
+from collbench.records.types import Run, RunFile, joined
+
+Files = RunFile | Sequence[RunFile]  # of several runs of a side, each world is a launch
+
+
+WHOLE = (
+    Exit.OK,
+    Exit.BAD,
+    Exit.NO_VERDICT,
+    Exit.WRONG_DATA,
+)  # how a run ends that was not cut short
+
+
+SIZES = ((32 << 10, "under 32 KiB"), (1 << 20, "32 KiB to 1 MiB"), (math.inf, "from 1 MiB"))
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How strictly to judge. ``tau`` is the smallest relative change that matters; None: by device,
+    size and sharing.
+
+    ``gate_unpaired`` lets runs that were not interleaved fail, ``across_machines`` compares in
+    spite of different fingerprints, ``strict`` fails rows without a verdict.
+    """
+
+    tau: float | None = None
+    strict: bool = False
+    gate_unpaired: bool = False
+    across_machines: bool = False
+
+
+class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
+    """Geometric mean of the ratios of a (collective, size class), with an interval by resampling
+    rounds; never gates.
+
+    ``worst`` is the key of the row with the largest ratio. ``collective`` and ``sizes`` are empty
+    for all rows.
+    """
+
+    collective: str
+    sizes: str
+    rows: int
+    delta: float
+    lo: float
+    hi: float
+    worst: str
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole verdict. ``differences`` are facts by which the machines' fingerprints differ:
+    (key, base, head)."""
+
+    base: Run
+    head: Run
+    paired: bool
+    stages: tuple[int, int]
+    differences: list[tuple[str, Any, Any]]
+    rows: list[Judged]
+    aggregates: list[Aggregate]
+    rules: Rules
+    exit: Exit
+    reason: str
+    notes: list[str] = []
+
+
+def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
+    """Judge head against base; ``under_way``: an experiment that has not ended. Raises UsageError
+    when they have no row in common."""
+    bases, heads = (
+        [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
+    )
+    in_pairs = sides.interleaved(bases, heads)
+    left, right = (sides.gather(files, in_pairs, joined) for files in (bases, heads))
+    if not left.keys() & right.keys():
+        raise UsageError(
+            "base and head have no row in common", "compare runs of the same suite and ranks"
+        )
+    differences, apart = sides.machines(bases, heads, in_pairs)
+    pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
+    terms = _terms(
+        rules, bases, heads, in_pairs, "" if rules.across_machines else apart, pairs, under_way
+    )
+    left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, terms.last)))
+    kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, terms.last)), key=_order)
+    rows = [_judge(terms, pair) for pair in kept]
+    stages = [
+        len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
+        for stage in (1, 2)
+    ]
+    code, reason = close(_outcome(terms, kept, rows))
+    return Comparison(
+        base=bases[0].run,
+        head=heads[0].run,
+        paired=in_pairs,
+        stages=(stages[0], stages[1]),
+        differences=differences,
+        rows=rows,
+        aggregates=_aggregates(terms, kept, rows),
+        rules=rules,
+        exit=code,
+        reason=reason,
+        notes=_notes(terms, kept, rows, left_out),
+    )
+
+
+def suspects(base: RunFile, head: RunFile, rules: Rules) -> list[str]:
+    """Keys of the rows that stage 1 flags, slower or faster, to be measured again in stage 2."""
+    return [
+        row.key
+        for row in compare(base, head, rules, under_way=True).rows
+        if row.verdict == "SUSPECT"
+    ]
+
+
+class _Terms(NamedTuple):
+    """What holds for all rows. ``apart`` is why nothing compares, ``tests`` how many rows may be
+    found changed, ``last`` an experiment's last launch; ``cut`` says of each side that ended early
+    why, as far as known; an experiment is also judged before it has ended."""
+
+    rules: Rules
+    in_pairs: bool
+    apart: str
+    base: RunFile
+    head: RunFile
+    runs: tuple[int, int]
+    tests: int
+    last: sides.Place
+    cut: dict[str, str]
+
+    @property
+    def gating(self) -> bool:
+        return (self.in_pairs or self.rules.gate_unpaired) and not self.apart
+
+
+def _terms(
+    rules: Rules,
+    bases: Sequence[RunFile],
+    heads: Sequence[RunFile],
+    in_pairs: bool,
+    apart: str,
+    pairs: list[Pair],
+    under_way: bool,
+) -> _Terms:
+    measured = [list(pair.sides.values()) for pair in pairs]
+    if in_pairs:
+        tested = [
+            any(place[0] == 2 for side in both for place in side.launches) for both in measured
+        ]
+    else:
+        tested = [
+            len(s) == 2 and min(len(m.launches) for m in s) >= FEWEST_UNPAIRED for s in measured
+        ]
+    last = max(
+        (place for both in measured for side in both for place in side.launches), default=(0, 0)
+    )
+    ends = {
+        name: [file.end for file in files] for name, files in (("base", bases), ("head", heads))
+    }
+    cut = {
+        name: next((end.note for end in found if end and end.note), "no reason is recorded")
+        for name, found in ends.items()
+        if any(end.exit not in WHOLE if end else not under_way for end in found)
+    }
+    return _Terms(
+        rules, in_pairs, apart, bases[0], heads[0], (len(bases), len(heads)), sum(tested), last, cut
+    )
+
+
+def _order(pair: Pair) -> tuple[Any, ...]:
+    """Sorts rows by everything in the order of Case, size last."""
+    alike = msgspec.structs.replace(pair.case, nbytes=0, cycle=0)
+    return *msgspec.structs.astuple(alike), pair.case.nbytes
+
+
+def _judge(terms: _Terms, pair: Pair) -> Judged:
+    case = pair.case
+    default = terms.rules.tau
+    if default is None:
+        default = max(
+            sides.smallest_change(side, file.run.environment)
+            for side, file in ((pair.base, terms.base), (pair.head, terms.head))
+            if side
+        )
+    tau = terms.base.run.suite.tau(case, default)
+    row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=terms.gating)
+    lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
+    if lacking or not (pair.base and pair.head):
+        return _ruled(row, lacking or Ruling("INVALID"))
+    by = by_pairs if terms.in_pairs else by_launches
+    ruling = by(pair.base, pair.head, tau, terms.tests)
+    why = terms.apart or sides.disagreement(pair.base, pair.head)
+    if why:
+        ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
+    elif broken := pair.base.broken or pair.head.broken:
+        ruling = ruling._replace(verdict="INVALID", why=broken)
+    return _ruled(row, ruling)
+
+
+def _ruled(row: Judged, ruling: Ruling) -> Judged:
+    """The row with its ruling, and whether that may fail the comparison."""
+    verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
+    flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
+    reasons = list(dict.fromkeys(flags))
+    clear = shift is not None and (
+        shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
+    )
+    if (
+        ruling.mde is not None and ruling.mde > 2 * row.tau and not clear
+    ):  # else scatter has hidden nothing
+        reasons.append(f"scatter hides changes under {ruling.mde:.1%}")
+        if (
+            verdict in CHANGED and ruling.stage == 2
+        ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
+            verdict, why = "SUSPECT", f"{ruling.way} in stage 2, too"
+    if row.gates and verdict not in UNTIMED and reasons:
+        why = "; ".join(filter(None, [why, f"{', '.join(reasons)}: fails nothing"]))
+    gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not reasons))
+    row = msgspec.structs.replace(
+        row,
+        verdict=verdict,
+        why=why,
+        base=_side(ruling.base),
+        head=_side(ruling.head),
+        mde=ruling.mde,
+        p=ruling.p,
+        pairs=ruling.pairs,
+        stage=ruling.stage,
+        level=ruling.level,
+        gates=gates,
+    )
+    if shift is None:
+        return row
+    bounds = [
+        _relative(bound) if ruling.mde is not None else None for bound in (shift.lo, shift.hi)
+    ]
+    return msgspec.structs.replace(row, delta=_relative(shift.estimate), lo=bounds[0], hi=bounds[1])
+
+
+def _relative(change: float) -> float:
+    return math.expm1(change) if math.isfinite(change) else change
+
+
+def _side(chosen: Sequence[Row]) -> Side | None:
+    """These launches as one; flags are those that more than half of them have."""
+    if not chosen:
+        return None
+    time = case_time(chosen)
+    flags = Counter(flag for row in chosen for flag in row.flags)
+    _, lo, hi, _ = paired.shift([math.log(row.median / time.median) for row in chosen])
+    half = max(_relative(hi), -_relative(lo)) if math.isfinite(lo) else math.inf
+    return Side(
+        median=time.median,
+        half=half,
+        launches=time.launches,
+        samples=time.samples,
+        flags=tuple(flag for flag, number in flags.items() if 2 * number > len(chosen)),
+    )
+
+
+def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> list[Aggregate]:
+    """Aggregates by collective and size class, and that of all rows last; from stage 1, which has
+    every row."""
+    groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
+    for pair, row in zip(pairs, rows, strict=True):
+        if row.delta is not None and row.verdict not in UNTIMED:
+            sizes = next(place for place, (limit, _) in enumerate(SIZES) if row.case.size < limit)
+            groups[row.case.collective, sizes].append((pair, row))
+    if not groups:
+        return []
+    named = [
+        (collective, SIZES[sizes][1], groups[collective, sizes])
+        for collective, sizes in sorted(groups)
+    ]
+    named.append(("", "", [member for _, _, members in named for member in members]))
+    aggregates = []
+    for collective, size_class, members in named:
+        rounds: dict[sides.Place, list[float]] = defaultdict(list)
+        for pair, row in members:
+            for place, change in (
+                pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}
+            ).items():
+                rounds[place].append(change)
+        if rounds:
+            middle, lo, hi = paired.geomean(
+                [sum(r) for r in rounds.values()], [len(r) for r in rounds.values()]
+            )
+            worst = max((row for _, row in members), key=lambda row: row.delta or 0)
+            aggregates.append(
+                Aggregate(
+                    collective=collective,
+                    sizes=size_class,
+                    rows=len(members),
+                    delta=_relative(middle),
+                    lo=_relative(lo),
+                    hi=_relative(hi),
+                    worst=worst.key,
+                )
+            )
+    return aggregates
+
+
+def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> Outcome:
+    both = list(zip(pairs, rows, strict=True))
+    pairing = terms.base.run.pairing
+    return Outcome(
+        rows=rows,
+        apart=terms.apart,
+        labelled=not (pairing and pairing.differs),
+        wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
+        due=[row for pair, row in both if _due(terms, pair, row)],
+    )
+
+
+def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
+    """Whether a row lacks a verdict that was due: not where base's own measurement was of no
+    use."""
+    if row.verdict == "INVALID":
+        sound = (
+            pair.base
+            and pair.base.ran
+            and not (pair.base.said("wrong") or pair.base.said("failed"))
+        )
+        return bool(sound) and not (pair.base and pair.base.broken)
+    return row.verdict == "INCOMPARABLE" or (terms.rules.strict and row.verdict == "INCONCLUSIVE")
+
+
+def _notes(
+    terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], left_out: Counter[str]
+) -> list[str]:
+    """What a reader must know of the whole comparison, a line each."""
+    notes = []
+    if not terms.in_pairs:
+        fails = "may fail because of --gate-unpaired" if terms.gating else "fails nothing"
+        notes.append(
+            "unpaired: base and head were not measured in turns, so that drift looks like change;"
+            f" this {fails}"
+        )
+        if terms.runs != (1, 1):
+            notes.append(
+                f"{counted(terms.runs[0], 'run')} of base and {terms.runs[1]} of head, first ones"
+                " shown"
+            )
+    notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
+    notes += [f"{counted(number, 'row')} {why}" for why, number in left_out.items()]
+    both = [(pair.base, pair.head) for pair in pairs if terms.in_pairs and pair.base and pair.head]
+    single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
+    if single:
+        notes.append(
+            f"{counted(len(single), 'round')} without a side of some rows; what there is of those"
+            " is left out"
+        )
+    unlike = sum(len(sides.common(base, head)) for base, head in both)
+    unlike -= sum(len(pair.changes(stage)) for pair in pairs for stage in (1, 2)) if unlike else 0
+    if unlike:
+        notes.append(
+            f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways"
+        )
+    if terms.in_pairs and terms.tests:
+        level = paired.bonferroni(terms.tests)
+        again = counted(terms.tests, "row")
+        notes.append(
+            f"measured again: {again}, with intervals at {level:.2%} so that all hold with 95%"
+        )
+    if terms.in_pairs and terms.base.run.pairing and terms.base.run.pairing.aa:
+        notes.append(false_alarms(rows))
+    return notes

@@ -1,0 +1,246 @@
+"""The checks of a night, as a table, and the verdict that they come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.text import counted, duration, plain
+from collbench.judge.efficiency import PROBE, Merit, Yardstick
+from collbench.judge.health import expectations, guidelines, hosts, ports
+from collbench.judge.health.findings import (
+    Checked,
+    Evidence,
+    Finding,
+    Severity,
+    State,
+    Subject,
+    Verdict,
+)
+from collbench.judge.health.guidelines import Claim, finding, missed
+from collbench.judge.health.hosts import Looked
+from collbench.judge.health.night import LAUNCHES, Night, named, several
+from collbench.records.types import RunFile
+
+RANKING: tuple[Severity, ...] = ("critical", "warning", "hint")
+
+
+GRAVE: tuple[Severity, ...] = ("critical", "warning")
+
+
+class Check(NamedTuple):
+    """``needed`` names what no verdict can do without: of each, one check at least must have had
+    something to see."""
+
+    name: str
+    look: Callable[[Night], Looked]
+    needed: str = ""
+
+
+def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -> Check:
+    return Check(name, partial(_hold, name, claims, advice), "times")
+
+
+def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
+    """Which of the claims surely do not hold; a case that breaks several is told of once, for the
+    worst."""
+    every = claims(night)
+    if not every:
+        why = (
+            night.unfit
+            if not night.fit and night.timings
+            else "no two rows of these runs say anything of it"
+        )
+        return Looked(missing=why)
+    worst = {one.claim.left.case: one for one in reversed(missed(every))}
+    note = f"{counted(len(every), 'claim')} over {LAUNCHES} launches or more"
+    return Looked(
+        "; ".join(filter(None, [note, night.unfit])),
+        [finding(name, one, advice) for one in reversed(worst.values())],
+    )
+
+
+def _link(night: Night) -> Looked:
+    """Between ranks on one host's CPUs is nothing but memory, and libraries that are well move it
+    as they like."""
+    advice = "it uses links worse than sendrecv: look at channels and algorithm"
+    looked = _hold("link", guidelines.link, advice, night)
+    if night.wired:
+        return looked
+    return looked._replace(
+        findings=[msgspec.structs.replace(one, severity="hint") for one in looked.findings]
+    )
+
+
+def _bound(night: Night) -> Looked:
+    """Large data that takes less time than over the links as sendrecv finds them: one of the two
+    was measured wrongly, or sendrecv is slow. A message may well cost more in sendrecv, and a
+    switch that adds up moves less.
+    """
+    points = night.points
+    if not any(point.case.collective == PROBE for point in points):
+        return Looked(missing="no sendrecv of three launches or more tells what the links can do")
+    stick = Yardstick(night.files, points)
+    merits = [
+        stick.merit(point)
+        for point in points
+        if point.case.collective != PROBE and point.first.wirebw is None
+    ]
+    known = [merit for merit in merits if merit.share is not None and merit.limit == "bytes"]
+    if not known:
+        why = several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
+        return Looked(missing=why or "no row is bound by its links")
+    fast = sorted(
+        (merit for merit in known if merit.alarming), key=lambda merit: -(merit.share or 0.0)
+    )
+    note = f"{counted(len(known), 'row')} against the least time possible"
+    return Looked(note, [_too_fast(night, fast)] if fast else [])
+
+
+def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
+    shown = [
+        Evidence(
+            what=f"{named(merit.point.case)}: median",
+            value=duration(merit.point.median),
+            expected=f"at least {duration(merit.bound)}",
+            run=night.files[merit.point.run].run.id,
+            case=merit.point.case.key,
+        )
+        for merit in merits
+    ]
+    more = f", as are {counted(len(merits) - 1, 'other row')}" if len(merits) > 1 else ""
+    return Finding(
+        check="bound",
+        severity="hint",
+        subject=Subject("collective", named(merits[0].point.case)),
+        evidence=shown,
+        what=f"is {merits[0].share:.2f} times as fast as sendrecv says that links allow{more}",
+        advice=(
+            "look at sendrecv first: was it disturbed, or is the library's slow? Else do not"
+            " believe these rows"
+        ),
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("data", hosts.data, "data"),
+    Check("completeness", hosts.completeness, "complete runs"),
+    Check("repeatability", hosts.repeatability),
+    _guideline(
+        "monotony",
+        guidelines.monotony,
+        "more data take less time: the library changes its algorithm too late",
+    ),
+    _guideline(
+        "split", guidelines.split, "pieces are faster than the whole: so is another algorithm"
+    ),
+    _guideline(
+        "composition",
+        guidelines.composition,
+        "tune the library's choice of algorithm, or call the others",
+    ),
+    _guideline(
+        "library", guidelines.library, "let the library use that algorithm, by NCCL_ALGO or a tuner"
+    ),
+    Check("link", _link, "times"),
+    Check("bound", _bound),
+    Check("expectation", expectations.check),
+    Check("stragglers", hosts.stragglers),
+    Check("pairs", hosts.pairs),
+    Check("gpus", hosts.gpus),
+    Check("ports", ports.ports),
+    Check("counters", ports.counters),
+    Check("alike", hosts.alike),
+)
+
+
+def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
+    """What a night of runs comes to; ``more`` are checks beyond CHECKS, as those that need a
+    history.
+
+    Missing data is never a pass: without findings, a night is healthy only where every need of the
+    checks was seen to.
+    """
+    night = Night(files)
+    ids = [file.run.id for file in files]
+    if night.trouble or not files:
+        return Verdict(
+            state="no verdict",
+            summary=night.trouble or "there are no runs",
+            findings=[],
+            checks=[],
+            runs=ids,
+        )
+    seen = [(check, check.look(night)) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
+    findings = sorted(
+        (f for _, looked in seen for f in looked.findings), key=lambda f: RANKING.index(f.severity)
+    )
+    checks = [_checked(check, looked) for check, looked in seen]
+    lacking = _lacking(seen)
+    grave = [one for one in findings if one.severity in GRAVE]
+    state: State = "unhealthy" if grave else "no verdict" if lacking else "healthy"
+    return Verdict(
+        state=state,
+        summary=_summary(state, grave, lacking, checks, findings),
+        findings=findings,
+        checks=checks,
+        runs=ids,
+        injected=injected(files),
+        hosts=night.hosts,
+        ended=max(map(_ended, files)),
+    )
+
+
+def injected(files: Iterable[RunFile]) -> str:
+    """The faults that were planted in these runs, in the words of --inject."""
+    found = dict.fromkeys(str(getattr(file.run.policy, "inject", "")) for file in files)
+    return ", ".join(filter(None, found))
+
+
+def _ended(file: RunFile) -> str:
+    return file.end.ended if file.end and file.end.ended else file.run.started
+
+
+def _checked(check: Check, looked: Looked) -> Checked:
+    if looked.idle and not looked.findings:
+        return Checked(check.name, "not applicable", looked.idle)
+    if looked.missing and not looked.findings:
+        return Checked(check.name, "no data", looked.missing)
+    return Checked(check.name, "found" if looked.findings else "passed", looked.note)
+
+
+def _lacking(seen: Iterable[tuple[Check, Looked]]) -> dict[str, str]:
+    """What no check saw though a verdict needs it, and the first reason why."""
+    met: dict[str, bool] = {}
+    why: dict[str, str] = {}
+    for check, looked in seen:
+        blind = bool(looked.missing or looked.idle) and not looked.findings
+        if check.needed:
+            met[check.needed] = met.get(check.needed, False) or not blind
+            if blind:
+                why.setdefault(check.needed, looked.missing or looked.idle)
+    return {need: why[need] for need, satisfied in met.items() if not satisfied}
+
+
+def _summary(
+    state: State,
+    grave: Sequence[Finding],
+    lacking: dict[str, str],
+    checks: Sequence[Checked],
+    findings: Sequence[Finding],
+) -> str:
+    """One sentence: who is at fault, or what is missing, or how much was looked at."""
+    if state == "unhealthy":
+        worst = grave[0]
+        more = f"; {counted(len(grave) - 1, 'more finding')}" if len(grave) > 1 else ""
+        since = f", since {worst.since}" if worst.since else ""
+        return plain(f"{worst.sentence}{since}{more}")
+    if state == "no verdict":
+        return plain("; ".join(f"no data on {need}: {why}" for need, why in lacking.items()))
+    passed = sum(one.outcome in ("passed", "found") for one in checks)
+    blind = sum(one.outcome == "no data" for one in checks)
+    text = f"{counted(passed, 'check')} passed, {blind:,} had no data"
+    return text + (f", {counted(len(findings), 'hint')}" if findings else "")

@@ -1,0 +1,90 @@
+"""What a health check finds, and the verdict made of it: plain values that every output shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from collbench.core.errors import Exit
+
+Severity = Literal["critical", "warning", "hint"]  # of which a hint alone makes nobody unhealthy
+
+
+Kind = Literal["cluster", "collective", "host", "rank", "gpu", "link", "setting"]
+
+
+State = Literal["healthy", "unhealthy", "no verdict"]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """Who a finding is about: ``name`` is a host, ``host:rank``, ``host -> host`` or a row's name,
+    as kind says."""
+
+    kind: Kind
+    name: str
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure that a finding rests on, beside what it should be; ``run`` and ``case`` (its key)
+    say where it is."""
+
+    what: str
+    value: float | str
+    expected: float | str = ""
+    unit: str = ""
+    run: str = ""
+    case: str = ""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What one check holds against one subject. ``since`` is a day or a run's id. ``sure`` is 1
+    less the chance that this is said where nothing is wrong, if that is known."""
+
+    check: str
+    severity: Severity
+    subject: Subject
+    what: str
+    advice: str
+    since: str = ""
+    sure: float | None = None
+    evidence: Sequence[Evidence] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Who, and what; ``what`` may begin with the name itself."""
+        return (
+            self.what
+            if self.what.startswith(self.subject.name)
+            else f"{self.subject.name} {self.what}"
+        )
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """How a check ended. Without data it has not passed; ``note`` says what was looked at, or what
+    is missing."""
+
+    check: str
+    outcome: Literal["passed", "found", "no data", "not applicable"]
+    note: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
+    ``ended`` is when the last of the runs did, or was begun."""
+
+    state: State
+    summary: str
+    findings: Sequence[Finding]
+    checks: Sequence[Checked]
+    runs: Sequence[str]
+    injected: str = ""
+    hosts: Sequence[str] = ()
+    ended: str = ""
+
+    @property
+    def exit(self) -> Exit:
+        return {"healthy": Exit.OK, "unhealthy": Exit.BAD, "no verdict": Exit.NO_VERDICT}[
+            self.state
+        ]

@@ -1,0 +1,55 @@
+"""Nights remembered: whether tonight is slower than those before, since when, and by how much.
+
+Everything others call is named here; the database is loaded only where ``book`` opens one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from collbench.judge.history.gates import Creep, Gate, confirm, creep, gate
+from collbench.judge.history.levels import TAU, Change, changes
+from collbench.judge.history.neighbours import Shift, shifts
+from collbench.judge.history.nights import (
+    Night,
+    Series,
+    Stretch,
+    first_level,
+    machine,
+    nights_of,
+    past,
+)
+
+if TYPE_CHECKING:
+    from collbench.judge.history.storage import Book
+
+
+__all__ = [
+    "TAU",
+    "Change",
+    "Creep",
+    "Gate",
+    "Night",
+    "Series",
+    "Shift",
+    "Stretch",
+    "book",
+    "changes",
+    "confirm",
+    "creep",
+    "first_level",
+    "gate",
+    "machine",
+    "nights_of",
+    "past",
+    "shifts",
+]
+
+
+def book(url: str = "") -> Book:
+    """The history at a database's URL or in an SQLite file; without either, $COLLBENCH_HISTORY,
+    else history.sqlite beside the runs. Raises UsageError and CannotRun, in which no password is
+    named."""
+    from collbench.judge.history.storage import Book
+
+    return Book(url)

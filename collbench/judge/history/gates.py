@@ -1,0 +1,92 @@
+"""Is tonight slower than the nights before: at once, confirmed by fresh launches; and against a
+fixed anchor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from collbench.core.errors import UsageError
+from collbench.records import stats
+
+PAST = 30  # nights that tonight is judged against
+
+
+LEARNING = 5  # nights with which a segment begins and nothing is judged
+
+
+RERUNS = 3  # launches that confirm
+
+
+FLOOR = 0.005  # the least scatter assumed from night to night
+
+
+ODD, STILL = (
+    4.0,
+    3.0,
+)  # z from which tonight is a candidate, and with which fresh launches confirm it
+
+
+ANCHOR, RECENT = (
+    10,
+    7,
+)  # nights whose median is an anchor where none was reviewed, and is held against it
+
+
+class Gate(NamedTuple):
+    """``z`` and ``delta`` say how far tonight is above the median of so many ``nights``: in their
+    scatter, and as a share. While ``learning`` they inform at most; a ``candidate`` waits for fresh
+    launches."""
+
+    state: Literal["learning", "quiet", "candidate", "alarm"]
+    z: float
+    delta: float
+    nights: int
+
+
+class Creep(NamedTuple):
+    """How much longer a call takes, by the median of the last ``nights``, than at the anchor;
+    ``found``: too much."""
+
+    found: bool
+    delta: float
+    nights: int
+
+
+def gate(past: Sequence[float], tonight: float, tau: float) -> Gate:
+    """Tonight against the last PAST valid nights of its segment, oldest first; all are logarithms
+    of times."""
+    return _judged(past, tonight, tau, ODD, "candidate")
+
+
+def confirm(past: Sequence[float], reruns: Sequence[float], tau: float) -> Gate:
+    """What fresh launches, measured at once, say of a candidate. Raises UsageError for fewer than
+    RERUNS."""
+    if len(reruns) < RERUNS:
+        raise UsageError(f"{len(reruns)} launches confirm nothing", f"{RERUNS} are needed")
+    return _judged(past, stats.median(reruns), tau, STILL, "alarm")
+
+
+def _judged(
+    past: Sequence[float],
+    value: float,
+    tau: float,
+    limit: float,
+    bad: Literal["candidate", "alarm"],
+) -> Gate:
+    known = past[-PAST:]
+    if len(known) < LEARNING:
+        off = value - stats.median(known) if known else 0.0
+        return Gate("learning", 0.0, math.expm1(off), len(known))
+    off = value - stats.median(known)
+    z, delta = off / max(1.4826 * stats.mad(known), FLOOR), math.expm1(off)
+    return Gate(bad if z > limit and delta > tau else "quiet", z, delta, len(known))
+
+
+def creep(values: Sequence[float], anchor: float, tau: float) -> Creep:
+    """The last valid nights against a fixed anchor: many steps, each too small to be seen, add up.
+    Twice ``tau``, since an anchor is old; RECENT nights at least, since one proves nothing."""
+    recent = values[-RECENT:]
+    delta = math.expm1(stats.median(recent) - anchor) if recent else 0.0
+    return Creep(len(recent) == RECENT and delta > 2 * tau, delta, len(recent))

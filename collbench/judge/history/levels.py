@@ -1,0 +1,116 @@
+"""Where a series of nights changes its level: E-divisive with Welch's t-test, found weakly and then
+merged.
+
+Values are logarithms, so that a difference is a relative change. Sources: Matteson & James 2014
+(E-divisive: the energy distance between both sides of a split, here with exponent 1); Fleming et
+al. 2023 (Hunter: windows, a t-test in place of permutations, candidates found at ten times the
+level and merged); Welch 1947.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from collbench.records.stats import TINY, Floats
+
+LEAST = 3  # nights on each side: with one or two, a single odd night is a change
+
+
+LEVEL, WEAK = 0.001, 0.01
+
+
+WINDOW = 50  # nights looked at together
+
+
+TAU = 0.03  # the smallest change that matters
+
+
+class Change(NamedTuple):
+    """``place`` is the first night after it, ``delta`` how much longer a call takes since, ``p`` by
+    the t-test."""
+
+    place: int
+    delta: float
+    p: float
+
+
+def changes(values: Sequence[float], tau: float = TAU) -> list[Change]:
+    """The changes of level by at least ``tau`` in a series of nights, in order."""
+    x = np.asarray(values, dtype=float)
+    places = sorted(_candidates(x))
+    while found := _measured(x, places):
+        weakest = max(found, key=lambda one: one.p)
+        if weakest.p < LEVEL:
+            weakest = min(found, key=lambda one: abs(one.delta))
+            if abs(weakest.delta) >= tau:
+                break
+        places.remove(weakest.place)
+    return found
+
+
+def _candidates(x: Floats) -> set[int]:
+    """Places of weak changes, looked for in windows that overlap by half or begin at the last one
+    found."""
+    found: set[int] = set()
+    begin = 0
+    while len(x) - begin >= 2 * LEAST:
+        here = _splits(x[begin : begin + WINDOW])
+        found |= {begin + place for place in here}
+        begin = max(begin + WINDOW // 2, begin + max(here, default=0))
+    return found
+
+
+def _splits(x: Floats) -> list[int]:
+    """The place that best divides ``x``, and those that divide both sides of it, as far as they are
+    weak changes."""
+    if len(x) < 2 * LEAST:
+        return []
+    place = _farthest(x)
+    if _welch(x[:place], x[place:]) >= WEAK:
+        return []
+    return [*_splits(x[:place]), place, *(place + further for further in _splits(x[place:]))]
+
+
+def _farthest(x: Floats) -> int:
+    """The split with the greatest energy distance between its sides, each of at least LEAST
+    nights."""
+    n = len(x)
+    sums = (
+        np.abs(x[:, None] - x).cumsum(0).cumsum(1)
+    )  # over all pairs of the first i+1 and j+1 nights
+    left = np.arange(LEAST, n - LEAST + 1)
+    right = n - left
+    own, rows, whole = sums[left - 1, left - 1], sums[left - 1, -1], sums[-1, -1]
+    within = own / (left * (left - 1)) + (whole - 2 * rows + own) / (right * (right - 1))
+    distance = 2 * (rows - own) / (left * right) - within
+    return int(left[np.argmax(left * right / n * distance)])
+
+
+def _measured(x: Floats, places: Sequence[int]) -> list[Change]:
+    """Each place as a change between the stretches on both sides of it, up to its neighbours."""
+    ends = [0, *places, len(x)]
+    return [
+        Change(
+            place,
+            math.expm1(float(np.mean(x[place:end]) - np.mean(x[begin:place]))),
+            _welch(x[begin:place], x[place:end]),
+        )
+        for (begin, place), (_, end) in zip(pairwise(ends), pairwise(ends[1:]), strict=False)
+    ]
+
+
+def _welch(a: Floats, b: Floats) -> float:
+    """Two-sided p of Welch's t-test; 0 or 1 where nothing scatters."""
+    apart = float(np.mean(b) - np.mean(a))
+    squares = np.array([np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)])
+    total = float(squares.sum())
+    if total <= TINY:
+        return float(apart == 0)
+    freedom = total**2 / float(squares**2 @ (1 / np.array([len(a) - 1, len(b) - 1])))
+    return 2 * float(special.stdtr(freedom, -abs(apart) / math.sqrt(total)))

@@ -1,0 +1,148 @@
+"""Robust regression in relative error: times as a sum of columns with constants that cannot be
+negative.
+
+Minimised is the sum of rho(ln T - ln model), rho being soft-L1, so that neither large times nor odd
+ones rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+FEWEST, SEGMENTS = 4, 4  # points in a segment; segments in a series
+
+
+VAGUE = (
+    0.25  # standard error of a logarithm from which on a constant is not known: about ±50 % at 95 %
+)
+
+
+class Solution(NamedTuple):
+    """Constants (…, columns), costs (…) and the model's times (…, points)."""
+
+    constants: Floats
+    cost: Floats
+    times: Floats
+
+
+def solve(
+    design: Floats,
+    times: Floats,
+    scale: Floats,
+    weights: Floats | None = None,
+    start: Floats | None = None,
+) -> Solution:
+    """Constants c >= 0 that minimise ``sum w (sqrt(1 + r^2) - 1)``, r = ln(times / (design @ c)) /
+    scale.
+
+    ``times`` (…, points) may be many data sets at once, ``weights`` too. By Levenberg and
+    Marquardt's method over logarithms of c, with weights for the robust loss renewed in each round.
+    """
+    weights = np.ones_like(times) if weights is None else weights
+    if start is None:  # what each column could explain at most, alone
+        ratios = times[..., None] / np.maximum(design, 1e-30)
+        start = np.where(weights[..., None] > 0, ratios, np.inf).min(-2)
+    theta = np.broadcast_to(np.log(start), (*times.shape[:-1], design.shape[1])).copy()
+    damping = np.full(times.shape[:-1], 1e-3)
+    cost, residuals, model = _cost(design, theta, times, scale, weights)
+    eye = np.eye(design.shape[1])
+    for _ in range(100):
+        jacobian = design * np.exp(theta)[..., None, :] / (model * scale)[..., None]
+        weighted = jacobian * (weights / np.sqrt(1 + residuals**2))[..., None]
+        normal = np.swapaxes(jacobian, -1, -2) @ weighted
+        diagonal = np.einsum("...ii->...i", normal)
+        damped = normal + eye * (damping[..., None] * diagonal + 1e-12)[..., None]
+        slope = np.einsum("...ij,...i->...j", weighted, residuals)
+        move = np.clip(np.linalg.solve(damped, slope[..., None])[..., 0], -2, 2)
+        after, far, there = _cost(design, theta + move, times, scale, weights)
+        better = after <= cost
+        theta = np.where(better[..., None], theta + move, theta)
+        residuals, model = (
+            np.where(better[..., None], new, old) for new, old in ((far, residuals), (there, model))
+        )
+        small = (np.abs(move).max(-1) < 1e-6) | (cost - after < 1e-9 * (1 + cost)) & better
+        cost, damping = np.where(better, after, cost), np.where(better, damping / 5, damping * 4)
+        if (small | (damping > 1e9)).all():
+            break
+    return Solution(np.exp(theta), cost, model)
+
+
+def _cost(
+    design: Floats, theta: Floats, times: Floats, scale: Floats, weights: Floats
+) -> tuple[Floats, Floats, Floats]:
+    model = np.exp(theta) @ design.T
+    residuals = np.log(times / model) / scale
+    return (weights * (np.sqrt(1 + residuals**2) - 1)).sum(-1), residuals, model
+
+
+def cuts(sizes: Floats, times: Floats, scale: Floats) -> list[slice]:
+    """Segments of sorted sizes, of FEWEST points or more, that minimise ``2 cost + (3 K - 1) ln N``
+    for K of them.
+
+    Sizes may scatter more than samples tell: the scale is raised to what even the finest segments
+    leave unexplained.
+    """
+    n, columns = len(sizes), line(sizes)
+    finest = _segmentations(sizes, times, scale)[max(1, min(SEGMENTS, n // FEWEST))][1]
+    rest = [
+        np.log(times[part] / solve(columns[part], times[part], scale[part]).times)
+        for part in finest
+    ]
+    free = max(1, n - 3 * len(finest) + 1)
+    scatter = 1.4826 * float(np.median(np.abs(np.concatenate(rest)))) * math.sqrt(n / free)
+    ways = _segmentations(sizes, times, np.maximum(scale, scatter))
+    return min((2 * cost + (3 * k - 1) * math.log(n), parts) for k, (cost, parts) in ways.items())[
+        1
+    ]
+
+
+def _segmentations(
+    sizes: Floats, times: Floats, scale: Floats
+) -> dict[int, tuple[float, list[slice]]]:
+    """The cheapest by number of segments, with its cost."""
+    n = len(sizes)
+    spans = [(i, j) for i in range(n) for j in range(i + FEWEST, n + 1)]
+    inside = np.array([(np.arange(n) >= i) & (np.arange(n) < j) for i, j in spans], float)
+    costs = solve(line(sizes), np.broadcast_to(times, inside.shape), scale, inside).cost
+    ending: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for (i, j), cost in zip(spans, costs.tolist(), strict=True):
+        ending[j].append((i, cost))
+    best: dict[tuple[int, int], tuple[float, list[slice]]] = {
+        (0, 0): (0.0, [])
+    }  # by segments used, points covered
+    for k in range(1, SEGMENTS + 1):
+        for j in range(FEWEST, n + 1):
+            ways = [(best[k - 1, i][0] + cost, i) for i, cost in ending[j] if (k - 1, i) in best]
+            if ways:
+                least, i = min(ways)
+                best[k, j] = least, [*best[k - 1, i][1], slice(i, j)]
+    return {k: best[k, n] for k in range(1, SEGMENTS + 1) if (k, n) in best}
+
+
+def line(sizes: Floats) -> Floats:
+    """Columns of a straight line: 1 and size."""
+    return np.stack([np.ones_like(sizes), sizes], axis=1)
+
+
+def condition(design: Floats, times: Floats) -> float:
+    """The condition number of the columns in relative weights, each scaled to length 1; infinite
+    where one is empty."""
+    relative = design / times[:, None]
+    lengths = np.linalg.norm(relative, axis=0)
+    return float(np.linalg.cond(relative / lengths)) if (lengths > 0).all() else math.inf
+
+
+def known(design: Floats, times: Floats, found: Solution) -> npt.NDArray[np.bool_]:
+    """Which constants the points tell: those whose logarithms' standard errors are below VAGUE."""
+    relative = design * found.constants / found.times[:, None]
+    spread = max(0.01, 1.4826 * float(np.median(np.abs(np.log(times / found.times)))))
+    errors = np.linalg.inv(relative.T @ relative + 1e-15 * np.eye(design.shape[1])).diagonal()
+    return np.asarray(spread * np.sqrt(np.abs(errors)) < VAGUE)

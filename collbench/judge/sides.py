@@ -1,0 +1,258 @@
+"""The two sides of a comparison: what each measured, which of it may be held against the other's,
+and the smallest change that matters on such a machine.
+
+A launch, not a sample, is what claims rest on: samples of one launch share its address layout,
+placement and clocks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from collbench.machine import environment
+from collbench.records import derive, rows
+from collbench.records.rows import Row
+from collbench.records.types import ONE_SIDED, Record, Run, RunFile
+from collbench.suite.case import Case
+
+TAU_LARGE, TAU_DEDICATED, TAU_SHARED = 0.03, 0.05, 0.10
+
+LARGE = 16 << 20  # bytes from which a GPU's times scatter little
+
+GPU_BACKENDS = ("nccl", "rccl")  # of runs that name no device, as imported ones
+
+VIRTUAL = re.compile(
+    r"virtual|kvm|qemu|vmware|hvm|xen|bochs|standard pc|compute engine|openstack|droplet",
+    re.IGNORECASE,
+)
+
+SUBJECTS = ("variables.", "libraries.", "python")  # facts that the variants of an experiment change
+
+MANNER = (
+    "agg_iters",
+    "blocking",
+    "unalign",
+    "pin",
+)  # fields of a policy that change what a call is timed with
+
+
+Place = tuple[
+    int, int
+]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
+
+
+TOO_BROKEN = {
+    derive.FEW: "fewer than 6 samples",
+    derive.INVALID: "more than a quarter of the samples had to be repeated",
+}
+
+
+class CaseRows(NamedTuple):
+    """A case on one side: all its rows, and by place those that judge it (rows.deciding).
+
+    ``manner`` is by what sides must agree to be compared: a name, and the values that occurred.
+    """
+
+    case: Case
+    rows: Sequence[Row]
+    launches: dict[Place, Row]
+    manner: dict[str, set[str]]
+
+    @property
+    def timed(self) -> list[Row]:
+        return [row for row in self.rows if row.ran]
+
+    @property
+    def ran(self) -> bool:
+        return bool(self.timed)
+
+    @property
+    def oversubscribed(self) -> bool:
+        return any(row.world and row.world.oversubscribed for row in self.timed)
+
+    @property
+    def on_gpu(self) -> bool:
+        ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
+        return (
+            any(rank.device.startswith("cuda") for rank in ranks)
+            or self.case.backend in GPU_BACKENDS
+        )
+
+    @property
+    def broken(self) -> str:
+        """Why most launches are of no use to any verdict, or an empty string."""
+        if 2 * sum(derive.INVALID in row.unfit for row in self.timed) > len(self.timed):
+            return TOO_BROKEN[derive.INVALID]
+        few = sum(derive.FEW in row.ungated for row in self.launches.values())
+        imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
+        return TOO_BROKEN[derive.FEW] if 2 * few > len(self.launches) and not imported else ""
+
+    def said(self, status: str) -> str:
+        """Why records of this status came to nothing; empty if there are none."""
+        records = [cycle.record for row in self.rows for cycle in row.left_out]
+        return next((r.note or status for r in records if r.status == status), "")
+
+
+def gather(
+    files: Sequence[RunFile], paired: bool, key: Callable[[Run, Case], str]
+) -> dict[str, CaseRows]:
+    """The cases of one side by ``key``, which says what they are joined on."""
+    table = rows.by(rows.table(files), lambda row: key(row.run, row.case))
+    return {name: _case_rows(found, paired) for name, found in table.items()}
+
+
+def _case_rows(found: Sequence[Row], paired: bool) -> CaseRows:
+    placed = [row for row in found if row.world] if paired else found
+    manner: dict[str, set[str]] = {}
+    for row in rows.fit(found):
+        for cycle in row.fit:
+            for name, value in _manner(row.run, cycle.record).items():
+                manner.setdefault(name, set()).add(value)
+    launches: dict[Place, Row] = {}
+    for stage in rows.by(placed, lambda row: row.launch.stage).values():
+        launches |= {_place(row, paired): row for row in rows.deciding(stage)}
+    return CaseRows(found[0].case, found, launches, manner)
+
+
+def _place(row: Row, paired: bool) -> Place:
+    return (row.launch.stage, row.launch.round) if paired else (row.file, row.launch.world)
+
+
+def _manner(run: Run, record: Record) -> dict[str, str]:
+    """How a record was made; what an imported run does not tell is left out, and then is no
+    difference."""
+    manner = {
+        "times": "predicted" if record.status == "predicted" else "measured",
+        "start": record.sync,
+    }
+    if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
+        manner["algorithm"] = record.note.removeprefix("ran ")
+    manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
+    if not run.imported:
+        manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
+    return {name: value for name, value in manner.items() if value}
+
+
+def smallest_change(row: CaseRows, facts: Mapping[str, Any]) -> float:
+    """The relative change from which on a row matters: 3 % for large data on GPUs, 5 % for less and
+    on CPUs that nobody else uses, 10 % elsewhere."""
+    if row.on_gpu:
+        return TAU_LARGE if row.case.size >= LARGE else TAU_DEDICATED
+    return TAU_SHARED if row.oversubscribed or shared(facts) else TAU_DEDICATED
+
+
+def shared(facts: Mapping[str, Any]) -> bool:
+    """Whether others may use the same CPUs: in a virtual machine, under a quota, or with fewer
+    cores than there are.
+
+    A machine that gives no product name counts as virtual: small virtual machines do not, and most
+    others do.
+    """
+    cpu, container = facts.get("cpu") or {}, facts.get("container") or {}
+    product = str(facts.get("product") or "virtual")
+    fewer = (cpu.get("cores") or 0) < (cpu.get("physical") or 0)
+    return bool(container.get("cpu_quota")) or fewer or VIRTUAL.search(product) is not None
+
+
+class Pair(NamedTuple):
+    """A row with what each side measured of it."""
+
+    key: str
+    base: CaseRows | None
+    head: CaseRows | None
+
+    @property
+    def sides(self) -> dict[str, CaseRows]:
+        return {name: side for name, side in (("base", self.base), ("head", self.head)) if side}
+
+    @property
+    def case(self) -> Case:
+        return next(iter(self.sides.values())).case
+
+    def changes(self, stage: int) -> dict[Place, float]:
+        return changes(self.base, self.head, stage) if self.base and self.head else {}
+
+    def left_out(self, paired: bool, last: Place) -> str:
+        """Why it is no row of the comparison, or an empty string. ``last`` is an experiment's last
+        round: rounds begin when the one before is complete, so that only that one can lack a side
+        because of an interruption.
+        """
+        sides = list(self.sides.values())
+        if not any(side.ran or side.said("wrong") or side.said("failed") for side in sides):
+            return (
+                "only one side can run"
+                if any(s.said("skipped") == ONE_SIDED for s in sides)
+                else "skipped on both sides"
+            )
+        if paired and len(sides) == 1 and sides[0].launches.keys() == {last}:
+            return "left out: the experiment ended before both sides had a launch"
+        return ""
+
+
+def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
+    """Whether these are the two sides of one experiment, whose launches form pairs."""
+    if len(bases) != 1 or len(heads) != 1:
+        return False
+    base, head = bases[0].run.pairing, heads[0].run.pairing
+    return bool(base and head and base.experiment == head.experiment and base.side != head.side)
+
+
+def machines(
+    bases: Sequence[RunFile], heads: Sequence[RunFile], paired: bool
+) -> tuple[list[tuple[str, Any, Any]], str]:
+    """Facts by which the fingerprints of any runs differ from the first one's, and why that forbids
+    comparing, or an empty string; so do planted faults. What the variants of an experiment are
+    about does not."""
+    runs = [file.run for file in (*bases, *heads)]
+    for run in runs:
+        if run.policy.inject:
+            return [], f"{run.id} is of faults planted on purpose: --inject {run.policy.inject}"
+        if run.imported or not run.environment:
+            what = (
+                f"imported from {run.imported}"
+                if run.imported
+                else "recorded without its environment"
+            )
+            return [], f"the machine is unknown: {run.id} was {what}"
+    found = [
+        fact
+        for run in runs[1:]
+        for fact in environment.differences(runs[0].environment, run.environment)
+    ]
+    differences = [fact for place, fact in enumerate(found) if fact not in found[:place]]
+    others = [key for key, _, _ in differences if not (paired and key.startswith(SUBJECTS))]
+    if not others:
+        return differences, ""
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    return differences, f"the machines differ: {others[0]}{more}"
+
+
+def changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:
+    """Log ratio of head to base in every round of a stage that both have, where both were timed in
+    the same way."""
+    pairs = {
+        place: (base.launches[place], head.launches[place])
+        for place in common(base, head)
+        if place[0] == stage
+    }
+    return {
+        place: math.log(after.median / before.median)
+        for place, (before, after) in pairs.items()
+        if (before.record.sync, before.record.inner) == (after.record.sync, after.record.inner)
+    }
+
+
+def common(base: CaseRows, head: CaseRows) -> list[Place]:
+    return sorted(base.launches.keys() & head.launches.keys())
+
+
+def disagreement(base: CaseRows, head: CaseRows) -> str:
+    """What the two sides of a row differ in throughout, so that their times do not compare."""
+    for name in sorted(base.manner.keys() & head.manner.keys()):
+        if not base.manner[name] & head.manner[name]:
+            ours, theirs = (" or ".join(sorted(side.manner[name])) for side in (base, head))
+            return f"{name}: {ours} on base, {theirs} on head"
+    return ""

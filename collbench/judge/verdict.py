@@ -1,0 +1,354 @@
+"""The verdict on one row: what its launches say of the change from base to head, by a fixed table.
+
+A change counts as confirmed only by launches other than those that raised the suspicion, at a level
+that accounts for all rows tested so; elsewhere it is a suspicion. Evidence of no change is an
+interval within what matters, never the mere absence of evidence.
+
+What a comparison comes to: its exit code, and a sentence that says why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, size
+from collbench.judge.sides import CaseRows, changes
+from collbench.records import paired
+from collbench.records.paired import Shift
+from collbench.records.rows import Row
+from collbench.suite.case import Case
+
+Verdict = Literal[
+    "REGRESSED",
+    "IMPROVED",
+    "SUSPECT",
+    "SMALL",
+    "SAME",
+    "INCONCLUSIVE",
+    "INVALID",
+    "INCOMPARABLE",
+    "NEW",
+    "GONE",
+]
+
+
+CHANGED: tuple[Verdict, ...] = ("REGRESSED", "IMPROVED")
+
+UNTIMED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "NEW", "GONE")
+
+FEWEST_UNPAIRED = 10  # launches a side
+
+
+class Ruling(NamedTuple):
+    """A verdict and what it rests on: launches of base and head, the shift in log time with its
+    interval at ``level``, the smallest change that their scatter lets be found, and the p of the
+    exact test."""
+
+    verdict: Verdict
+    why: str = ""
+    base: Sequence[Row] = ()
+    head: Sequence[Row] = ()
+    shift: Shift | None = None
+    level: float = 0.95
+    mde: float | None = None
+    p: float | None = None
+    pairs: int = 0
+    stage: int = 0
+
+    @property
+    def bounded(self) -> bool:
+        return self.shift is not None and math.isfinite(self.shift.lo)
+
+    @property
+    def way(self) -> str:
+        return "slower" if self.shift and self.shift.estimate > 0 else "faster"
+
+
+def absent(base: CaseRows | None, head: CaseRows | None, cut: Sequence[str]) -> Ruling | None:
+    """The ruling on a row that one side lacks, or of which one side's data is wrong; None for any
+    other. ``cut`` are the sides that ended early."""
+    sides = {"head": head, "base": base}
+    for name, side in sides.items():
+        if side and side.said("wrong"):
+            return Ruling("INVALID", f"wrong results on {name}: {side.said('wrong')}")
+    lacking = [name for name, side in sides.items() if not (side and side.ran)]
+    if len(lacking) == 2:
+        return Ruling("INVALID", f"no times on both sides: {_cause(base or head)}")
+    for name in lacking:
+        side = sides[name]
+        if side is None and name in cut:
+            return Ruling("INVALID", f"{name} ended before it came to this row")
+        verdict: Verdict = "GONE" if name == "head" else "NEW"
+        mine, theirs = (list(s.launches.values()) if s else [] for s in (base, head))
+        return Ruling(
+            verdict, _cause(side) if side else f"not among the rows of {name}", mine, theirs
+        )
+    for name, side in sides.items():
+        if side and side.said("failed"):
+            return Ruling("INVALID", f"failed in a launch of {name}: {side.said('failed')}")
+    return None
+
+
+def _cause(side: CaseRows | None) -> str:
+    causes = [
+        f"{status}: {side.said(status)}"
+        for status in ("failed", "skipped")
+        if side and side.said(status)
+    ]
+    return causes[0] if causes else "no times"
+
+
+def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """From the paired launches of an experiment. ``tests`` is how many rows its second stage
+    measured.
+
+    What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
+    stays one.
+    """
+    first = _paired(base, head, tau, 1, 0.95)
+    second = _paired(base, head, tau, 2, paired.bonferroni(tests))
+    few = (
+        f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
+        if second
+        else ""
+    )
+    if second and second.bounded:
+        if second.verdict == "INCONCLUSIVE" and first and first.verdict in CHANGED:
+            return second._replace(
+                verdict="SUSPECT", why=f"{first.way} in stage 1, not confirmed in stage 2"
+            )
+        return second
+    if first is None:
+        return Ruling(
+            "INCONCLUSIVE", few or "there is no round in which both sides were timed alike"
+        )
+    if not first.bounded:
+        return first._replace(
+            why=f"{first.pairs} paired launches: {paired.FEWEST} are the fewest that tell"
+        )
+    if first.verdict in CHANGED:
+        return first._replace(
+            verdict="SUSPECT", why=f"{first.way} in stage 1, {few or 'not measured again'}"
+        )
+    return first._replace(why=few)
+
+
+def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float) -> Ruling | None:
+    ratios = changes(base, head, stage)
+    if not ratios:
+        return None
+    values = list(ratios.values())
+    sides = [[side.launches[place] for place in ratios] for side in (base, head)]
+    shift = paired.shift(values, level)
+    return Ruling(
+        _classed(shift, tau),
+        "",
+        sides[0],
+        sides[1],
+        shift,
+        level,
+        paired.mde(values),
+        paired.signed_rank_p(values),
+        len(values),
+        stage,
+    )
+
+
+def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
+    """From launches that form no pairs. All ``tests`` rows with enough of them are tested once, so
+    that the level which confirms a change accounts for all; one that holds at 95 % only is a
+    suspicion."""
+    sides = [list(side.launches.values()) for side in (base, head)]
+    logs = [[math.log(launch.median) for launch in side] for side in sides]
+    fewest, most = sorted(map(len, sides))
+    if fewest < FEWEST_UNPAIRED:
+        number = (
+            "one launch each"
+            if most == 1
+            else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
+        )
+        why = f"{number}: a difference between launches is no evidence; use collbench ab"
+        if most > 1:
+            why = f"{number}, not in pairs: {FEWEST_UNPAIRED} a side are the fewest that tell"
+        plain = median(logs[1]) - median(logs[0]) if fewest else None
+        shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
+        return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
+    base_logs, head_logs = logs
+    figures = (
+        0.95,
+        paired.unpaired_mde(base_logs, head_logs),
+        paired.mann_whitney_p(base_logs, head_logs),
+    )
+    shift, level = paired.unpaired_shift(base_logs, head_logs), paired.bonferroni(tests)
+    ruling = Ruling(_classed(shift, tau), "", sides[0], sides[1], shift, *figures)
+    if ruling.verdict not in CHANGED:
+        return ruling
+    stricter = paired.unpaired_shift(base_logs, head_logs, level)
+    if _classed(stricter, tau) == ruling.verdict:
+        return ruling._replace(shift=stricter, level=level)
+    why = f"{ruling.way}, but not at the {level:.2%} that counts for {counted(tests, 'row')}"
+    return ruling._replace(verdict="SUSPECT", why=why)
+
+
+def _classed(shift: Shift, tau: float) -> Verdict:
+    """What an interval says, taken as confirmed."""
+    estimate, lo, hi = (math.expm1(value) for value in shift[:3])
+    if lo > 0 or hi < 0:
+        return "SMALL" if abs(estimate) < tau else "REGRESSED" if lo > 0 else "IMPROVED"
+    return "SAME" if -tau < lo and hi < tau else "INCONCLUSIVE"
+
+
+NAMED = 3  # rows that a sentence names
+
+SHORT: dict[Verdict, str] = {
+    "IMPROVED": "faster",
+    "SUSPECT": "suspect",
+    "INCONCLUSIVE": "without a verdict",
+    "INVALID": "invalid",
+}
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a row: median over ``launches`` of launch medians (ns a call), and its 95 %
+    interval's larger half, relative to it (inf where too few launches bound it). ``samples`` is the
+    number over all launches.
+    """
+
+    median: float
+    half: float
+    launches: int
+    samples: int
+    flags: tuple[str, ...] = ()
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
+    interval at ``level``; ``mde`` the smallest change found with 80 % chance; ``p`` of the exact
+    test; ``pairs`` the paired launches behind the verdict and ``stage`` where they come from (0:
+    not paired). ``why`` explains the verdict where the figures do not; ``gates`` says whether this
+    row may fail a comparison."""
+
+    key: str
+    case: Case
+    verdict: Verdict
+    base: Side | None = None
+    head: Side | None = None
+    delta: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    level: float = 0.95
+    mde: float | None = None
+    p: float | None = None
+    tau: float = 0.0
+    pairs: int = 0
+    stage: int = 0
+    why: str = ""
+    gates: bool = False
+
+
+class Outcome(NamedTuple):
+    """Rows as judged; those that head computed wrongly, those that lack a verdict which was due;
+    why nothing compares, if so; and whether a row's implementation names it, or is by what the
+    sides differ."""
+
+    rows: Sequence[Judged]
+    wrong: Sequence[Judged]
+    due: Sequence[Judged]
+    apart: str
+    labelled: bool
+
+    @property
+    def of(self) -> str:
+        return f"of {counted(len(self.rows), 'row')}"
+
+
+def close(outcome: Outcome) -> tuple[Exit, str]:
+    """The exit code, and why in one sentence."""
+    if outcome.wrong:
+        return Exit.WRONG_DATA, f"head computed wrong results in {_some(outcome, outcome.wrong)}"
+    if bad := _bad(outcome, [row for row in outcome.rows if row.gates]):
+        return Exit.BAD, bad
+    if outcome.apart:
+        return (
+            Exit.NO_VERDICT,
+            f"no verdict: {outcome.apart} (--across-machines compares all the same)",
+        )
+    if all(row.verdict in UNTIMED for row in outcome.rows):
+        return Exit.NO_VERDICT, "no verdict: no row has times on both sides that compare"
+    if outcome.due:
+        cause = f" ({outcome.due[0].why})" if outcome.due[0].why else ""
+        return Exit.NO_VERDICT, f"no verdict on {_some(outcome, outcome.due)}{cause}"
+    return Exit.OK, _fine(outcome)
+
+
+def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
+    """What of these rows is slower or gone, in words."""
+    slower = sorted(
+        (row for row in rows if row.verdict == "REGRESSED"), key=lambda row: -(row.delta or 0)
+    )
+    gone = [row for row in rows if row.verdict == "GONE"]
+    words = []
+    if slower:
+        least = {f"{100 * row.tau:g}%" for row in slower}
+        much = f"{least.pop()} or more" if len(least) == 1 else "what matters there"
+        words.append(_some(outcome, slower, f"slower than base by {much}"))
+    if gone:
+        words.append(f"{_some(outcome, gone, 'gone')} ({gone[0].why})")
+    return "; ".join(words)
+
+
+def _fine(outcome: Outcome) -> str:
+    number = Counter(row.verdict for row in outcome.rows)
+    if number["INCONCLUSIVE"] == len(outcome.rows):
+        return (
+            f"no verdict on any {outcome.of}:"
+            f" {outcome.rows[0].why or 'intervals reach over zero and what matters'}"
+        )
+    bad = _bad(outcome, outcome.rows)
+    parts = [
+        (
+            f"{bad}; that may not fail this comparison"
+            if bad
+            else f"none {outcome.of} is found slower by what matters"
+        )
+    ]
+    return "; ".join(
+        parts + [f"{number[verdict]} {word}" for verdict, word in SHORT.items() if number[verdict]]
+    )
+
+
+def _some(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> str:
+    """How many rows, what they are, and the first of them by name, slower ones with their
+    change."""
+    names = []
+    for row in rows[:NAMED]:
+        parts = [row.case.collective, row.case.label if outcome.labelled else ""]
+        parts.append(size(row.case.size) if row.case.size else "")
+        parts.append("in place" if row.case.in_place else "")
+        parts.append(
+            f"{row.delta:+.1%}" if row.verdict == "REGRESSED" and row.delta is not None else ""
+        )
+        names.append(" ".join(filter(None, parts)))
+    more = f" and {len(rows) - NAMED} more" if len(rows) > NAMED else ""
+    is_what = f" {'is' if len(rows) == 1 else 'are'} {what}" if what else ""
+    return f"{len(rows)} {outcome.of}{is_what}: {', '.join(names)}{more}"
+
+
+def false_alarms(rows: Sequence[Judged]) -> str:
+    """Whether an experiment on two alike sides found more changes than it may."""
+    times = Counter(row.verdict for row in rows)
+    confirmed = times["REGRESSED"] + times["IMPROVED"]
+    kept = "within" if times["SUSPECT"] * 50 <= max(50, len(rows)) and not confirmed else "beyond"
+    return (
+        f"A/A: both sides are the same, so that every change is false: {times['SUSPECT']} suspected"
+        f" and {confirmed} confirmed in {counted(len(rows), 'row')}, {kept} the limit of one"
+        f" suspicion in 50 rows and none confirmed; {sum(row.gates for row in rows)} of them could"
+        " have failed"
+    )

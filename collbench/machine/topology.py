@@ -1,0 +1,301 @@
+"""GPUs and RDMA adapters: what they are, and how they are wired to each other and to the CPUs.
+
+Paths have the names of nvidia-smi topo -m: NV# (so many NVLinks), PIX (one PCIe bridge between
+them), PXB (several), PHB (the host bridge), NODE (host bridges of one NUMA node), SYS (between NUMA
+nodes).
+
+Which rack each host is in, as a file says: TOML or JSON with a table ``hosts`` from a host's
+name to its rack's.
+
+[hosts]
+node01 = "rack1"
+node02 = "rack1"
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.machine import sysfs
+from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, load
+
+PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
+
+
+LEVELS = dict(
+    zip((0, 10, 20, 30, 40, 50), ("PIX", *PATHS), strict=True)
+)  # nvmlGpuTopologyLevel_t; 0 is one board
+
+
+SWITCH = 2  # nvmlIntNvLinkDeviceType_t
+
+
+MAX_LINKS = 18  # where the binding does not say NVML_NVLINK_MAX_LINKS
+
+
+GPU_FACTS: dict[str, tuple[Any, ...]] = {  # NVML's questions
+    "name": ("Name",),
+    "capability": ("CudaComputeCapability",),
+    "cores": ("NumGpuCores",),
+    "mig": ("MigMode",),
+    "ecc": ("EccMode",),
+    "persistence": ("PersistenceMode",),
+    "power_limit": ("PowerManagementLimit",),
+    "sm_mhz": ("ClockInfo", SM),
+    "max_sm_mhz": ("MaxClockInfo", SM),
+    "max_memory_mhz": ("MaxClockInfo", MEMORY),
+    "default_mhz": ("DefaultApplicationsClock", GRAPHICS),
+    "pcie": ("CurrPcieLinkGeneration",),
+    "pcie_lanes": ("CurrPcieLinkWidth",),
+    "max_pcie": ("MaxPcieLinkGeneration",),
+    "max_pcie_lanes": ("MaxPcieLinkWidth",),
+}
+
+
+# Counters that should not rise: of sysfs-class-net-statistics, and of InfiniBand and RoCE ports.
+# What is merely dropped for want of a listener is not among them.
+NIC_ERRORS = (
+    "statistics/rx_errors",
+    "statistics/tx_errors",
+    "statistics/rx_missed_errors",
+    "carrier_down_count",
+)
+
+
+RDMA_ERRORS = {  # with where they stick; the InfiniBand Architecture Specification's PortCounters
+    "symbol_error": 0xFFFF,
+    "link_error_recovery": 0xFF,
+    "link_downed": 0xFF,
+    "port_rcv_errors": 0xFFFF,
+    "port_xmit_discards": 0xFFFF,
+    "local_link_integrity_errors": 0xF,
+    "excessive_buffer_overrun_errors": 0xF,
+}
+
+
+RETRIES = (
+    "out_of_sequence",
+    "packet_seq_err",
+    "local_ack_timeout_err",
+    "rnr_nak_retry_err",
+)  # hw_counters
+
+
+PORT_FACTS = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
+
+
+class _Gpu(NamedTuple):
+    """NVML's handle, the PCI address as NVML writes it, the device's folder in sysfs, and where its
+    NVLinks end."""
+
+    handle: Any
+    pci: str | None
+    place: Path
+    ends: Counter[str]
+
+
+def gpus(root: Path) -> dict[str, Any]:
+    """What NVML says: ``links[i][j]`` is the path from device i to j. Without it, what the driver
+    puts in /proc, and ``why_not``."""
+    try:
+        nvml = load()
+    except CannotRun as e:
+        files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+        devices = [{"name": sysfs.find(f, r"^Model:\s*(.+)"), "pci": f.parent.name} for f in files]
+        return {
+            "why_not": e.message,
+            "driver": sysfs.text(root / "sys/module/nvidia/version"),
+            "devices": devices,
+        }
+    driver, cuda = (
+        ask(nvml, f"SystemGet{what}") for what in ("DriverVersion", "CudaDriverVersion")
+    )
+    found = [
+        _gpu(nvml, ask(nvml, "DeviceGetHandleByIndex", i), root)
+        for i in range(ask(nvml, "DeviceGetCount") or 0)
+    ]
+    devices = [_described(nvml, gpu) for gpu in found]
+    links = [[_link(nvml, one, other) for other in found] for one in found]
+    ask(nvml, "Shutdown")
+    return {
+        "driver": driver,
+        "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "devices": devices,
+        "links": links if len(links) > 1 else [],
+    }
+
+
+def rdma(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Ports of adapters as InfiniBand and RoCE name them; ``gpus`` are the indices of the nearest,
+    ``path`` the way."""
+    ports = sorted((root / "sys/class/infiniband").glob("*/ports/*"))
+    return {
+        f"{port.parts[-3]}:{port.name}": (
+            {fact: sysfs.text(port / file) for fact, file in PORT_FACTS.items()}
+            | _surroundings(port.parents[1] / "device", devices, root)
+        )
+        for port in ports
+    }
+
+
+def counters(root: Path) -> dict[str, int]:
+    """What the network ports of this host have counted of errors since they came up: by port and
+    counter, which are sysfs's. A host's own and virtual ones have none."""
+    real = [path for path in (root / "sys/class/net").glob("*") if (path / "device").exists()]
+    found = {
+        f"{path.name} {name.rpartition('/')[2]}": path / name
+        for path in real
+        for name in NIC_ERRORS
+    }
+    for port in (root / "sys/class/infiniband").glob("*/ports/*"):
+        places = (
+            (port / "counters" / name for name in RDMA_ERRORS),
+            (port / "hw_counters" / name for name in RETRIES),
+        )
+        found |= {
+            f"{port.parts[-3]}:{port.name} {path.name}": path for paths in places for path in paths
+        }
+    texts = {name: sysfs.text(path) for name, path in sorted(found.items())}
+    return {name: int(text) for name, text in texts.items() if text and text.isdecimal()}
+
+
+def _gpu(nvml: Any, handle: Any, root: Path) -> _Gpu:
+    pci = ask(nvml, "DeviceGetPciInfo", handle)
+    return _Gpu(handle, pci and pci.busId, _place(pci and pci.busId, root), _ends(nvml, handle))
+
+
+def _described(nvml: Any, gpu: _Gpu) -> dict[str, Any]:
+    """Clocks in MHz, memory in bytes, power in milliwatts; ``nvlinks`` are those that are up;
+    ``mig`` and ``ecc`` are modes now and after a reset."""
+    uuid, memory = (ask(nvml, f"DeviceGet{fact}", gpu.handle) for fact in ("UUID", "MemoryInfo"))
+    return {
+        "uuid": uuid and sysfs.hashed(uuid),
+        "memory": memory and memory.total,
+        "pci": gpu.pci,
+        "numa": _numa(gpu.place),
+        "cpus": sysfs.text(gpu.place / "local_cpulist"),
+        "nvlinks": gpu.ends.total(),
+        **{
+            name: ask(nvml, f"DeviceGet{fact}", gpu.handle, *which)
+            for name, (fact, *which) in GPU_FACTS.items()
+        },
+    }
+
+
+def _ends(nvml: Any, gpu: Any) -> Counter[str]:
+    """Where the GPU's active NVLinks end: PCI addresses as in sysfs, "switch" or "unknown". A
+    switch that a virtual machine does not see has an empty address (NCCL, graph/xml.cc)."""
+    ends = Counter[str]()
+    for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", MAX_LINKS)):
+        if ask(nvml, "DeviceGetNvLinkState", gpu, link) == 1:
+            pci = ask(nvml, "DeviceGetNvLinkRemotePciInfo", gpu, link)
+            switched = ask(nvml, "DeviceGetNvLinkRemoteDeviceType", gpu, link) == SWITCH or (
+                pci and not pci.busId
+            )
+            ends["switch" if switched else _address(pci.busId) if pci else "unknown"] += 1
+    return ends
+
+
+def _link(nvml: Any, one: _Gpu, other: _Gpu) -> str | None:
+    """The path between two GPUs, None where nothing tells it."""
+    if one is other:
+        return "X"
+    direct = one.ends[_address(other.pci)] if other.pci else 0
+    if bonded := direct or min(one.ends["switch"], other.ends["switch"]):
+        return f"NV{bonded}"
+    level = ask(nvml, "DeviceGetTopologyCommonAncestor", one.handle, other.handle)
+    return LEVELS.get(level) or _path(one.place, other.place)
+
+
+def _surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> dict[str, Any]:
+    paths = [_path(adapter, _place(device.get("pci"), root)) for device in devices]
+    nearest = min(filter(None, paths), key=PATHS.index, default=None)
+    near = [index for index, path in enumerate(paths) if path and path == nearest]
+    return {"numa": _numa(adapter), "path": nearest, "gpus": near}
+
+
+def _address(pci: str) -> str:
+    """NVML's 00000000:1B:00.0 as sysfs writes it, 0000:1b:00.0."""
+    domain, _, rest = pci.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _place(pci: str | None, root: Path) -> Path:
+    return root / "sys/bus/pci/devices" / (_address(pci) if pci else "unknown")
+
+
+def _numa(place: Path) -> int | None:
+    node = sysfs.integer(place / "numa_node")
+    return None if node == -1 else node
+
+
+def _path(one: Path, other: Path) -> str | None:
+    """The path between two PCI devices by the bridges above each, None where the kernel shows none
+    for one of them."""
+    above = [_bridges(one), _bridges(other)]
+    if not all(above):
+        return None
+    shared = sum(
+        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*above, strict=False))
+    )
+    if (
+        shared > 1
+    ):  # a switch's ports are bridges too: behind one switch, both are one downstream port away
+        return "PIX" if max(map(len, above)) - shared <= 2 else "PXB"
+    if shared == 1:
+        return "PHB"
+    return "NODE" if _numa(one) == _numa(other) else "SYS"
+
+
+def _bridges(place: Path) -> tuple[str, ...]:
+    """A device's way from the host bridge: pci0000:16, 0000:16:01.0 and so on, itself last; empty
+    if not known."""
+    parts = place.resolve().parts
+    starts = [
+        index
+        for index, part in enumerate(parts)
+        if re.fullmatch(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", part)
+    ]
+    return parts[starts[0] :] if starts else ()
+
+
+MOST_BYTES = 4 << 20
+
+
+HINT = 'a table [hosts] with lines such as node01 = "rack1", or the same as JSON'
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    hosts: dict[str, str]
+
+
+def read(path: Path, option: str = "--topology") -> dict[str, str]:
+    """Raises UsageError where the file is none, too large, or says something else."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it is no file, or one of more than {MOST_BYTES >> 20} MiB")
+        text = path.read_text(encoding="utf-8")
+        found = msgspec.convert(
+            msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text), _File
+        )
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as e:
+        raise UsageError(f"{option}: cannot read {path}: {e}", HINT) from e
+    if not found.hosts or not all(
+        name.strip() and name.isprintable() for pair in found.hosts.items() for name in pair
+    ):
+        raise UsageError(f"{option}: {path} names no hosts, or one without a name", HINT)
+    return found.hosts
+
+
+def missing(racks: dict[str, str], hosts: Iterable[str]) -> list[str]:
+    """Hosts of which the file says nothing; without a file none is missed."""
+    return sorted(set(hosts) - racks.keys()) if racks else []

@@ -1,0 +1,428 @@
+"""The tables that nccl-tests and rccl-tests print, in all their dialects.
+
+Columns differ between versions, so a row is cut at blanks and counted from the right, by the names
+in the table's own header. Output of NCCL and of other processes may stand in the middle of a row:
+what is left of the row is joined again where only numbers follow, and else counted as not
+understood. collbench's own text is read with what it says beyond nccl-tests' format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.machine import environment
+from collbench.records.importers import TYPES, Line, Reading, Table, number, step
+from collbench.records.importers.text import lines
+from collbench.records.types import RankInfo, ToolTime
+from collbench.suite.case import MODES, Mode
+from collbench.suite.policy import Policy
+
+PREFIX = re.compile(r"\[\d+,\d+\]<std\w+>: ?|\d+: ")  # of mpirun --tag-output and srun --label
+
+
+FOREIGN = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?NCCL .*|[NR]CCL version .*")
+
+
+LIBRARY = re.compile(r"\b([NR]CCL) version (?:: )?(\S+)")
+
+
+VERSION = re.compile(
+    r"#? ?(nccl-tests|rccl-tests|collbench)(?: version|: Version) (\S+)(?:.* nccl-library=(\d+))?"
+)
+
+
+SETTINGS = re.compile(
+    r"(nThread|nGpu|warmup ?iter|agg iter|iter|validation|graph|unalign)s?:? (\d{1,9})",
+    re.IGNORECASE,
+)
+
+
+DEVICE = re.compile(
+    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]"
+    r" ?(.*)"
+)
+
+
+OURS = re.compile(
+    r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
+    r" (?P<splits>[^,]*))?"
+    r"(?:, env (?P<env>[^,]*))?(?:, library (?P<library>.*))?"
+)
+
+
+PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
+
+
+ROW = re.compile(r"(?<!\S)\d{1,18}\s+\d{1,18}\s+[A-Za-z_]\w*(?!\S)")
+
+
+KNOWN_ROW = re.compile(rf"(?<!\S)\d{{1,18}}\s+\d{{1,18}}\s+(?:{TYPES})(?!\S)")
+
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+MEASURES = ("algbw", "busbw", "#wrong", "error", "hipevt")
+
+
+RANKS = {
+    "rank 0": "rank 0",
+    "mean over ranks": "mean",
+    "fastest rank": "fastest",
+    "slowest rank": "slowest",
+}
+
+
+SPELLED = {"char": "int8", "mulsum": "premul_sum", "": "none"}
+
+
+def read(text: str, reading: Reading) -> None:
+    """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
+    must add."""
+    every = [PREFIX.sub("", line, count=1) if PREFIX.match(line) else line for line in lines(text)]
+    tables = _Tables(reading, _varying(every))
+    for at, line in enumerate(every, 1):
+        tables.line(f"line {at}", line)
+    tables.end()
+
+
+def _varying(every: Sequence[str]) -> set[str]:
+    """Variables that not all commands in a log set alike, and that therefore tell its tests
+    apart."""
+    commands = [
+        environment.variables(_settings(words)) for line in every if (words := _command(line))
+    ]
+    names = {name for command in commands for name in command}
+    return {name for name in names if len({command.get(name) for command in commands}) > 1}
+
+
+def _command(line: str) -> list[str]:
+    """The words of a line in which a test is called, as a shell with -x prints it."""
+    called = "_perf" in line and not line.startswith("#") and PROGRAM.search(line)
+    return line.strip().lstrip("+$> ").split() if called else []
+
+
+def _settings(command: Sequence[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in command if "=" in word)
+
+
+class _Layout(NamedTuple):
+    """Columns of a table: how many come before the measurements, whether a root is the last of
+    them; the measurements out of place (False) and in place (True); how many columns follow them.
+    """
+
+    root: bool = True
+    halves: tuple[tuple[bool, tuple[str, ...]], ...] = (
+        (False, ("time", "algbw", "busbw", "#wrong")),
+        (True, ("time", "algbw", "busbw", "#wrong")),
+    )
+    extra: int = 0
+
+
+class _Tables:
+    """Where a text has got to: the test under way, its settings and columns, and a row that is not
+    yet whole."""
+
+    def __init__(self, reading: Reading, varying: set[str]) -> None:
+        self._reading, self._varying = reading, varying
+        self._heard: list[str] = []
+        self._library = ""
+        self._open("")
+
+    def _open(self, program: str) -> None:
+        """A test begins."""
+        self._program, self._fresh = program, bool(program)
+        self._command: list[str] = []
+        self._told: dict[str, int] = {}
+        self._devices: list[re.Match[str]] = []
+        self._layout = _Layout()
+        self._places: tuple[bool, ...] = (False, True)
+        self._ours: re.Match[str] | None = None
+        self._average: dict[str, Any] = {}
+        self._blocking = 0
+        self._table: Table | None = None
+        self._inside = False
+        self._torn: tuple[str, str] | None = None
+
+    def end(self) -> None:
+        self._lose()
+        reading = self._reading
+        if self._inside:
+            reading.closed = False
+        if reading.failures and not any(record.status == "wrong" for record in reading.records):
+            reading.warnings.append(
+                f"{reading.failures} checks of the data failed, but no row says where"
+            )
+        if not reading.tool:
+            reading.tool = "nccl-tests text"
+
+    def line(self, where: str, text: str) -> None:
+        if "CCL " in text:
+            found = LIBRARY.search(text)
+            self._library = f"{found[1]} {found[2]}" if found else self._library
+            text = FOREIGN.sub("", text)
+        if text.startswith("#") or VERSION.match(text):
+            return self._comment(text)
+        row = (ROW if self._inside else KNOWN_ROW).search(text)
+        if row:
+            self._lose()
+            self._try(where, text[row.start() :])
+        elif (
+            self._torn
+            and text.split()
+            and all(number(t) is not None or t == "N/A" for t in text.split())
+        ):
+            self._try(self._torn[0], f"{self._torn[1]} {text}")
+        elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
+            self._reading.lost.append((where, "not a row of the table it stands in"))
+        elif words := _command(text):
+            self._heard = words
+
+    def _comment(self, text: str) -> None:
+        if found := VERSION.match(text):
+            self._reading.tool = f"{found[1]} {found[2]} text"
+            self._library = library_name(int(found[3] or 0), found[1]) or self._library
+        elif "Collective test starting:" in text:
+            self._lose()
+            self._open(text.partition("starting:")[2].strip())
+        elif "nThread" in text:
+            if not self._fresh:
+                self._lose()
+                self._open("")
+            self._fresh = False
+            self._told = {
+                name.lower().replace(" ", ""): int(value) for name, value in SETTINGS.findall(text)
+            }
+            self._set_up()
+        elif found := DEVICE.match(text):
+            self._devices.append(found)
+        elif found := OURS.match(text):
+            self._ours = found
+        elif text.startswith("# time: median"):
+            ranks = next((value for words, value in RANKS.items() if text.endswith(words)), "mean")
+            self._average = {"over": "median", "ranks": ranks}
+        elif "Blocking Enabled" in text:
+            self._blocking = 2 if "no barrier" in text else 3 if "exclud" in text else 1
+            self._reading.policy = msgspec.structs.replace(
+                self._reading.policy, blocking=self._blocking
+            )
+        elif "out-of-place" in text or "in-place" in text:
+            self._places = tuple(
+                place
+                for place, word in ((False, "out-of-place"), (True, " in-place"))
+                if word in text
+            )
+        elif "algbw" in text and "size" in text:
+            self._layout, self._inside, self._table = (
+                _layout(text[1:].split(), self._places),
+                True,
+                None,
+            )
+        elif "Out of bounds values" in text:
+            self._lose()
+            self._inside = False
+            self._reading.failures += sum(map(int, re.findall(r": (\d{1,9}) FAILED", text)))
+
+    def _set_up(self) -> None:
+        told, reading = self._told, self._reading
+        self._command, self._heard = self._heard, []
+        if self._command and not reading.command:
+            reading.command = self._command
+            settings = _settings(self._command)
+            reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
+        reading.policy = Policy(
+            iters=told.get("iter"),
+            warmup=told.get("warmupiter"),
+            check=told.get("validation", 1),
+            agg_iters=max(1, told.get("aggiter", 1)),
+            unalign=told.get("unalign", 0),
+        )
+
+    def _lose(self) -> None:
+        """A row whose rest never came."""
+        if self._torn:
+            self._reading.lost.append(
+                (self._torn[0], "a row torn apart by other output, or of unknown columns")
+            )
+            self._torn = None
+
+    def _try(self, where: str, text: str) -> None:
+        """Takes ``text`` for a whole row; else keeps it until more of it comes."""
+        stamp = STAMP.search(text)
+        tokens = STAMP.sub("", text).split()
+        wide = sum(len(names) for _, names in self._layout.halves)
+        lead, rest = (
+            tokens[: len(tokens) - wide - self._layout.extra],
+            tokens[len(tokens) - wide - self._layout.extra :],
+        )
+        whole = 3 <= len(lead) <= 5 and all(map(_is_measure, rest[:wide]))
+        if not whole or (self._layout.root and not re.fullmatch(r"-1|\d{1,9}", lead[-1])):
+            self._torn = (where, text)
+            return
+        self._torn, self._inside = None, True
+        size, count, kind, *words = lead
+        root = int(words.pop()) if self._layout.root else 0
+        table = self._here()
+        if table is None:
+            return
+        for in_place, names in self._layout.halves:
+            half, rest = dict(zip(names, rest, strict=False)), rest[len(names) :]
+            line = Line(
+                where=where,
+                size=int(size),
+                count=int(count),
+                dtype=SPELLED.get(kind, kind),
+                in_place=in_place,
+                op=SPELLED.get("".join(words), "".join(words)),
+                root=root,
+                started=stamp[0].replace(" ", "T") if stamp else "",
+            )
+            self._take(table, line, half)
+
+    def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
+        time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
+        if number(time) is None:
+            return  # a half that was not measured
+        microseconds = float(time)
+        if "cputime" in half and (microseconds := from_bandwidth(line.size, half["algbw"])) == 0:
+            self._reading.omitted["only the time to hand calls over was printed (-C)"] += 1
+            return
+        average = self._average or {"ranks": averaged(self._command)}
+        samples = 0 if self._average else 1 if mean else self._told.get("iter", 0)
+        spread: dict[str, Any] = {
+            name: _ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
+        }
+        told = ToolTime(time=microseconds * 1e3, samples=samples, **average, **spread)
+        error = half.get("error", "")
+        wrong = number(half.get("#wrong", ""))
+        self._reading.add(
+            table,
+            msgspec.structs.replace(
+                line,
+                told=told,
+                wrong=None if wrong is None else int(wrong),
+                bad=error.endswith("*"),
+                note=f"largest relative error {error}" if number(error.rstrip("*")) else "",
+                printed=None if "cputime" in half else (time, half["algbw"], half["busbw"]),
+            ),
+        )
+
+    def _here(self) -> Table | None:
+        """The table that rows now belong to; None, with a word about it, where it is of no
+        collective of ours."""
+        if self._table is None:
+            reading, ours = self._reading, self._ours
+            command = self._command or self._heard
+            heard = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
+            program = self._program.partition("_perf")[0] or heard
+            name = reading.collective(program)
+            if reason := why_foreign(name, program, ours["splits"] if ours else ""):
+                reading.omitted[reason] += 1
+                return None
+            group = [d for d in self._devices if d[2] == self._devices[0][2]]
+            if len(group) < len(self._devices):
+                reading.warnings.append(
+                    f"groups of {len(group)} ranks ran at once; times are the mean of all groups"
+                )
+            own = _ours(ours) if ours else {}
+            n = reading.ranks(own.pop("n", len(group)))
+            devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
+            mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
+            settings = environment.variables(_settings(command))
+            env = tuple((name, value) for name, value in settings.items() if name in self._varying)
+            words = " ".join(map(environment.mask, command))
+            waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
+            fields = {
+                "mode": mode,
+                "library": self._library,
+                "env": env,
+                "command": words,
+                **waits,
+                **own,
+            }
+            self._table = Table(
+                collective=name, n=n, ranks=devices if n == len(devices) else [], **fields
+            )
+        return self._table
+
+
+def _layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
+    """The columns that a header names."""
+    halves: list[list[str]] = []
+    extra = 0
+    for name in names:
+        if name in ("time", "cputime"):
+            halves.append([name])
+        elif halves and (name in MEASURES or name.startswith("i_")):
+            halves[-1].append(re.sub(r"\W*$", "", name))
+        elif halves and name != "timestamp":
+            extra += 1
+    if not halves or not all({"algbw", "busbw"} <= set(half) for half in halves):
+        return _Layout()  # a header that is torn too
+    order = places if len(places) == len(halves) else (False, True)
+    return _Layout("root" in names, tuple(zip(order, map(tuple, halves), strict=False)), extra)
+
+
+def _is_measure(text: str) -> bool:
+    return text in ("N/A", "nan", "inf", "-nan") or number(text.rstrip("*")) is not None
+
+
+def mode_of(blocking: int) -> Mode:
+    return {2: "host", 3: "isolated"}.get(blocking, "streaming")  # type: ignore[return-value]
+
+
+def _ns(microseconds: str | float | None) -> float | None:
+    value = None if microseconds is None else number(str(microseconds))
+    return None if value is None else value * 1e3
+
+
+def from_bandwidth(size: int, algbw: str) -> float:
+    """Microseconds that a printed bandwidth stands for; 0 where rounding left less than 1 % of it
+    sure."""
+    value = number(algbw) or 0.0
+    return size / value / 1e3 if value and step(algbw) / 2 <= 0.01 * value else 0.0
+
+
+def averaged(command: Sequence[str]) -> str:
+    """Whose time is shown (-a)."""
+    given = re.search(r" (?:-a ?|--average[ =])([0-3])(?= |$)", " ".join(command))
+    return ("rank 0", "mean", "fastest", "slowest")[int(given[1]) if given else 1]
+
+
+def why_foreign(name: str, program: str, splits: str = "") -> str:
+    """Why rows of this collective have no place here; "" if they have."""
+    if name == "all_to_allv" and not splits:
+        return "alltoallv: the log does not say how blocks were divided"
+    return "" if name else f"collbench has no collective '{program}'"
+
+
+def library_name(encoded: int, tool: str = "nccl-tests") -> str:
+    """NCCL 2.30.4 for 23004 (and, before 2.9, for 2304); "" for 0."""
+    base = 1000 if encoded < 10000 else 10000
+    version = f"{encoded // base}.{encoded % base // 100}.{encoded % 100}"
+    return f"{'RCCL' if tool == 'rccl-tests' else 'NCCL'} {version}" if encoded else ""
+
+
+def _rank(index: int, device: re.Match[str], backend: str) -> RankInfo:
+    _, _, pid, host, place, bus, name = device.groups()
+    text = f"cuda:{place} [{bus}] {name}" if backend == "nccl" else name
+    return RankInfo(rank=index, host=host, pid=int(pid), cpus=[], device=text)
+
+
+def _ours(found: re.Match[str]) -> dict[str, Any]:
+    """What collbench adds to nccl-tests' text, as fields of Table."""
+    algorithm, _, backend = found["label"].rpartition("@")
+    env = tuple(tuple(word.split("=", 1)) for word in (found["env"] or "").split() if "=" in word)
+    return {
+        "backend": backend,
+        "algorithm": algorithm or "native",
+        "n": int(found["n"]),
+        "splits": found["splits"] or "",
+        "mode": found["mode"] if found["mode"] in MODES else "streaming",
+        "env": env,
+        "library": found["library"] or "",
+    }

@@ -1,0 +1,342 @@
+"""The one table of what runs measured: a row for every run, case and launch.
+
+A launch is one set of fresh ranks. The cycles of a launch are repetitions inside it, and their
+samples are pooled. Here alone it is decided which rows are unfit and which are ungated; whoever
+shows or judges times reads this table, so that a run has one median wherever it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from collbench.core.text import settings
+from collbench.records import derive, paired, stats
+from collbench.records.columns import COLUMNS, Kind
+from collbench.records.types import Record, Run, RunFile, World
+from collbench.suite.case import Case
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MEASURED = ("ok", "predicted")  # the status of a record that has a time
+
+NO_TIME = "no time"  # a model may find that nothing takes any
+
+FEWEST_LAUNCHES = 6  # from which on an interval is that of what launches take
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class Launch(NamedTuple):
+    """One set of fresh ranks: ``world`` is the index of its process group, -1 where none came up;
+    ``stage`` and ``round`` are an interleaved experiment's, elsewhere 0. Ranks that were started
+    again within a round belong to its launch, of which ``world`` is the first."""
+
+    run: str
+    world: int
+    stage: int
+    round: int
+
+
+class Cycle(NamedTuple):
+    """A record behind a row: its number in the run, what is derived of it, and the reason for which
+    its time does not count, or an empty string."""
+
+    number: int
+    record: Record
+    derived: derive.Derived | None
+    unfit: str
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A case (of cycle 0) in one launch of run number ``file``.
+
+    ``unfit`` are the reasons for which its time is shown nowhere and the row counted everywhere:
+    a status (failed, wrong, skipped), "no time", "invalid!" (over 25 % of the samples replaced).
+    ``ungated`` are flags for which the time is shown and decides nothing. ``derived`` is of the
+    samples of all ``fit`` cycles together, and None where the row is unfit. ``flags`` are those of
+    any timed cycle. Times in nanoseconds a call.
+    """
+
+    file: int
+    run: Run
+    launch: Launch
+    case: Case
+    world: World | None
+    cycles: tuple[Cycle, ...]
+    derived: derive.Derived | None
+    flags: tuple[str, ...]
+    unfit: tuple[str, ...]
+    ungated: tuple[str, ...]
+
+    @property
+    def fit(self) -> list[Cycle]:
+        """The cycles that the time is of; where the row is unfit, none."""
+        return [cycle for cycle in self.cycles if not cycle.unfit]
+
+    @property
+    def left_out(self) -> list[Cycle]:
+        """The cycles that do not count, beside others that do or not."""
+        return [cycle for cycle in self.cycles if cycle.unfit]
+
+    @property
+    def first(self) -> Cycle:
+        """The first cycle that counts; where none does, the first."""
+        for cycle in self.cycles:
+            if not cycle.unfit:
+                return cycle
+        return self.cycles[0]
+
+    @property
+    def record(self) -> Record:
+        return self.first.record
+
+    @property
+    def ran(self) -> bool:
+        """Whether there is a time, be it one that does not count."""
+        return not self.unfit or derive.INVALID in self.unfit
+
+    @property
+    def predicted(self) -> bool:
+        return self.record.status == "predicted"
+
+    @property
+    def repetitions(self) -> int:
+        return len(self.cycles)
+
+    @property
+    def lost(self) -> int:
+        return len(self.left_out)
+
+    @property
+    def settings(self) -> str:
+        return settings(self.case.env)
+
+    @property
+    def times(self) -> stats.Floats:
+        """Every sample of the cycles that count, in the order measured."""
+        return _times(self.fit)
+
+    def has(self, flag: str) -> bool:
+        """Whether at least half of the cycles that count have a flag."""
+        own = [cycle.derived.flags for cycle in self.fit if cycle.derived]
+        return 2 * sum(flag in flags for flags in own) >= max(1, len(own))
+
+    @property
+    def median(self) -> float:
+        return self.derived.median if self.derived else math.nan
+
+    @property
+    def samples(self) -> int:
+        return self.derived.samples if self.derived else 0
+
+
+class CaseTime(NamedTuple):
+    """A case over its fit launches: the median of their medians with its 95 % interval, infinite
+    where too little bounds it, and how many launches and samples are behind them."""
+
+    median: float
+    lo: float
+    hi: float
+    launches: int
+    samples: int
+    n_eff: float
+
+
+def table(files: Sequence[RunFile]) -> list[Row]:
+    """Every run's rows, in the order in which their first records were made."""
+    rows: list[Row] = []
+    for number, file in enumerate(files):
+        worlds = {world.index: world for world in file.worlds}
+        together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
+        begun: dict[tuple[Case, int, int], int] = {}
+        for place, record in enumerate(file.records):
+            world = worlds.get(record.world)
+            derived = derive.derive(record, world)
+            case = record.case
+            if case.cycle:
+                case = msgspec.structs.replace(case, cycle=0)
+            launch = Launch(file.run.id, record.world, 0, 0)
+            if world and world.stage:
+                first = begun.setdefault((case, world.stage, world.round), record.world)
+                launch = Launch(file.run.id, first, world.stage, world.round)
+            key = case, launch, record.status == "predicted"
+            cycle = Cycle(place, record, derived, _unfit(record, derived))
+            together.setdefault(key, []).append(cycle)
+        rows += [
+            _row(number, file.run, case, launch, worlds.get(launch.world), cycles)
+            for (case, launch, _), cycles in together.items()
+        ]
+    return rows
+
+
+def _unfit(record: Record, derived: derive.Derived | None) -> str:
+    """Why the time of a record does not count, or an empty string."""
+    if record.status not in MEASURED:
+        return record.status
+    if derived is None or derived.median <= 0:
+        return NO_TIME
+    return derive.INVALID if derive.INVALID in derived.flags else ""
+
+
+def _row(
+    file: int, run: Run, case: Case, launch: Launch, world: World | None, cycles: list[Cycle]
+) -> Row:
+    fit = [cycle for cycle in cycles if not cycle.unfit]
+    timed = [c.derived for c in cycles if c.derived and c.record.status in MEASURED]
+    derived = _pooled(fit)
+    return Row(
+        file=file,
+        run=run,
+        launch=launch,
+        case=case,
+        world=world,
+        cycles=tuple(cycles),
+        derived=derived,
+        flags=tuple(dict.fromkeys(flag for each in timed for flag in each.flags)),
+        unfit=() if fit else tuple(dict.fromkeys(cycle.unfit for cycle in cycles)),
+        ungated=_ungated(derived, fit),
+    )
+
+
+def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
+    """What is derived of the samples of these cycles together; the rest is the first's.
+
+    Samples of one cycle that differ from the others' are not independent, which ``n_eff`` sees.
+    Where it leaves too little to bound the median, and for imported means, which have no samples,
+    the interval is what those of the cycles cover together.
+    """
+    each = [cycle.derived for cycle in fit if cycle.derived]
+    if len(each) < 2:
+        return each[0] if each else None
+    first, n_eff = each[0], sum(row.n_eff for row in each)
+    sampled = all(cycle.record.times_ns for cycle in fit)
+    times = _times(fit) if sampled else np.array([row.median for row in each])
+    ordered = np.sort(times)
+    n_eff = min(n_eff, stats.n_eff(times)) if sampled else n_eff
+    median, lo, hi = stats.median_interval(ordered, n_eff if sampled else 0)
+    if not math.isfinite(hi - lo):
+        lo, hi = min(row.lo for row in each), max(row.hi for row in each)
+    factor = first.median / median
+    clock = {} if first.device is None else {fit[0].record.clock: median}
+    return msgspec.structs.replace(
+        first,
+        samples=sum(row.samples for row in each),
+        n_eff=n_eff,
+        median=median,
+        lo=lo,
+        hi=hi,
+        min=min(row.min for row in each),
+        mean=ordered.mean().item() if sampled else first.mean,
+        max=max(row.max for row in each),
+        mad=stats.mad(ordered) if sampled else first.mad,
+        p95=stats.quantile(ordered, 0.95) if sampled else first.p95,
+        p99=stats.quantile(ordered, 0.99) if sampled else first.p99,
+        algbw=first.algbw * factor,
+        busbw=None if first.busbw is None else first.busbw * factor,
+        wirebw=None if first.wirebw is None else first.wirebw * factor,
+        modes=next((row.modes for row in each if row.modes), None),
+        severe_outliers=sum(row.severe_outliers for row in each),
+        flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
+        **clock,
+    )
+
+
+def _times(cycles: Sequence[Cycle]) -> stats.Floats:
+    each = [np.asarray(c.record.times_ns, float) / c.record.inner for c in cycles]
+    return np.concatenate(each) if each else np.array([])
+
+
+def _ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str, ...]:
+    """The flags of at least half the cycles for which a row decides nothing; that there are too few
+    samples is a matter of all cycles together."""
+    own = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
+    if derived is None or not own:
+        return ()
+    enough = derived.samples >= derive.FEWEST_SAMPLES
+    common = [flag for flag in derive.UNGATED if own.count(flag) >= max(1, len(fit) / 2)]
+    return tuple(flag for flag in common if not (flag == derive.FEW and enough))
+
+
+def by(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:
+    """Rows by what ``key`` says of them, in their order."""
+    together: dict[_K, list[Row]] = {}
+    for row in rows:
+        together.setdefault(key(row), []).append(row)
+    return together
+
+
+def fit(rows: Iterable[Row]) -> list[Row]:
+    """The rows whose times may be shown."""
+    return [row for row in rows if not row.unfit]
+
+
+def gateable(rows: Iterable[Row], despite: Collection[str] = ()) -> list[Row]:
+    """The rows on which a judgement may rest; ``despite`` are flags that do not forbid it."""
+    return [row for row in fit(rows) if not set(row.ungated) - set(despite)]
+
+
+def deciding(rows: Iterable[Row]) -> list[Row]:
+    """The rows that a case is judged by: the gateable ones where these are most of the fit; else
+    all that are fit, and then the judgement is shown and nothing follows from it."""
+    shown = fit(rows)
+    grounds = gateable(shown)
+    return grounds if 2 * len(grounds) > len(shown) else shown
+
+
+def case_time(rows: Sequence[Row]) -> CaseTime:
+    """The time of a case over these launches, of which the unfit do not count. Its interval is that
+    of what launches take (Walsh averages of logarithms) from FEWEST_LAUNCHES on; before, what the
+    launches' own intervals cover together. Raises ValueError where no row is fit."""
+    each = [row.derived for row in rows if row.derived]
+    if not each:
+        raise ValueError("no launch of the case is fit")
+    if len(each) == 1:
+        (only,) = each
+        return CaseTime(only.median, only.lo, only.hi, 1, only.samples, only.n_eff)
+    medians = np.array([row.median for row in each])
+    median = float(np.median(medians))
+    lo, hi = min(row.lo for row in each), max(row.hi for row in each)
+    if len(each) >= FEWEST_LAUNCHES:
+        shift = paired.shift(np.log(medians))
+        lo, hi = min(median, math.exp(shift.lo)), max(median, math.exp(shift.hi))
+    samples, n_eff = sum(row.samples for row in each), sum(row.n_eff for row in each)
+    return CaseTime(median, lo, hi, len(each), samples, n_eff)
+
+
+DTYPES: dict[Kind, str] = {
+    "text": "object",
+    "whole": "Int64",  # which knows missing values
+    "number": "float64",
+    "yes or no": "bool",
+    "values": "object",
+}
+
+
+def frame(files: Sequence[RunFile]) -> pd.DataFrame:
+    """The table as a DataFrame with the columns of columns.py; see collbench.frame."""
+    import pandas as pd
+
+    found = table(files)
+    series = {
+        column.name: pd.Series(
+            [_value(row, column.source, column.kind) for row in found], dtype=DTYPES[column.kind]
+        )
+        for column in COLUMNS
+    }
+    return pd.DataFrame(series)
+
+
+def _value(row: Row, source: str, kind: Kind) -> Any:
+    """What a row has by a path of attributes; None where one of them is None."""
+    value: Any = row
+    for name in source.split("."):
+        value = None if value is None else getattr(value, name)
+    if kind == "text":
+        return " ".join(value) if isinstance(value, tuple) else value or ""
+    return value

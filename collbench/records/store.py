@@ -1,0 +1,393 @@
+"""Runs on disk: written line by line as cases end, found again by name, read back whole."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import re
+import secrets
+import shutil
+import signal
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from itertools import chain, islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.errors import CannotRun, CollbenchError, UsageError
+from collbench.records.derive import Digested, derive
+from collbench.records.types import End, Record, Run, RunFile, World
+
+Line = Run | World | Record | End
+
+
+Digest = Run | World | Digested | End
+
+
+class _Part(NamedTuple):
+    """Some lines of a file: the offset where they begin, the number of the first, how many."""
+
+    begin: int
+    number: int
+    lines: int
+
+
+WHOLE = _Part(0, 1, sys.maxsize)
+
+
+PART_BYTES = 1 << 22  # a process reads so much at a time
+
+
+RECORD = b'{"line":"record",'  # how Writer begins a record's line
+
+
+MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
+
+
+LEFT_OUT: dict[str, list[int]] = {
+    "per_rank": [],
+    "starts_ns": [],
+    "glob_ns": [],
+    "skew_ns": [],
+    "submit_ns": [],
+}
+
+
+class Writer:
+    """Appends lines to a run's file, each on disk whole or not at all. The file is private (0600)
+    to its owner, and locked as long as this process lives.
+
+    When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
+    says so.
+    """
+
+    def __init__(self, path: Path, run: Run | None = None) -> None:
+        """A new file that begins with ``run``; or an old one to go on with, less a line torn off at
+        its end."""
+        self.path = path
+        self.trouble = ""
+        self._encoder = msgspec.json.Encoder()
+        self._waiting: list[bytes] = []
+        self._good = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_TRUNC if run else 0), 0o600)
+        except OSError as e:
+            raise CannotRun(
+                f"cannot write {path}: {e.strerror}",
+                "choose another place with --output, or --no-save",
+            ) from e
+        self._lock()
+        if run is None:
+            self._mend()
+            return
+        self.write(run)
+        if self.trouble:
+            raise CannotRun(
+                self.trouble, "free some space, choose another place with --output, or --no-save"
+            )
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                return  # /dev/null takes what any number of processes write
+            raise UsageError(
+                f"{self.path} is being written by another process", "wait for it, or stop it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+
+    def _mend(self) -> None:
+        """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
+        whole = self.path.read_bytes()
+        self._good = whole.rfind(b"\n") + 1
+        with suppress(msgspec.DecodeError, RecursionError):
+            msgspec.json.decode(whole[self._good :], type=Line)
+            self._good = len(whole)
+            self._append(b"\n")
+        os.ftruncate(self._fd, self._good)
+
+    def write(self, line: Run | World | Record | End) -> None:
+        self._waiting.append(self._encoder.encode(line) + b"\n")
+        try:
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.pop(0)
+            self.trouble = ""
+        except OSError as e:
+            with suppress(
+                OSError
+            ):  # what is no regular file (a pipe, /dev/full) cannot be cut back
+                os.ftruncate(self._fd, self._good)
+            self.trouble = (
+                f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
+            )
+
+    def _append(self, line: bytes) -> None:
+        at = self._good
+        while at < self._good + len(line):
+            at += os.pwrite(self._fd, line[at - self._good :], at)
+        self._good = at
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def opened(run: Run, output: Path | None) -> Writer:
+    """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError
+    and CannotRun."""
+    path = output or home() / "runs" / f"{run.id}.jsonl"
+    if path.is_dir():
+        path = path / f"{run.id}.jsonl"
+    if path.exists() and path.stat().st_size:
+        raise UsageError(
+            f"{path} exists", "runs are never overwritten: choose another name, or a folder"
+        )
+    writer = Writer(path, run)
+    free = shutil.disk_usage(path.parent).free
+    if free < MIN_FREE:
+        path.unlink()
+        raise CannotRun(
+            f"{path.parent} has {free >> 20} MiB left",
+            f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
+        )
+    return writer
+
+
+def save(path: Path, text: str, option: str = "-o") -> None:
+    """Writes a text file whole or not at all; what was there before stays until then. Raises
+    CannotRun."""
+    direct = path.is_symlink() or (
+        path.exists() and not path.is_file()
+    )  # what a device or a link leads to
+    beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if not direct:
+            beside.replace(path)
+    except OSError as e:
+        if not direct:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        hint = f"choose another place with {option}, or free some space"
+        raise CannotRun(f"cannot write {path}: {e.strerror}", hint) from e
+
+
+def home() -> Path:
+    """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
+    if os.environ.get("COLLBENCH_HOME"):
+        return Path(os.environ["COLLBENCH_HOME"]).expanduser()
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "collbench"
+
+
+def new_id(name: str) -> str:
+    """An id for what begins now: ids sort by time, to the millisecond, since ``@last`` is the one
+    that sorts last."""
+    at = datetime.now(UTC)
+    return f"{at:%Y%m%d-%H%M%S}{at.microsecond // 1000:03d}-{name}-{secrets.token_hex(2)}"
+
+
+def saved() -> list[Path]:
+    """All saved runs, oldest first."""
+    return sorted((home() / "runs").glob("*.jsonl"))
+
+
+def find(name: str) -> Path:
+    """The file a person means by a path, ``@last``, ``@last~1`` …, a run's id (or its beginning),
+    or a tag."""
+    if Path(name).is_file():
+        return Path(name)
+    runs = saved()
+    back = re.fullmatch(r"@last(?:~(\d+))?", name)
+    if back:
+        position = int(back[1] or 0)
+        if position < len(runs):
+            return runs[-1 - position]
+        raise UsageError(
+            f"{name}: only {len(runs)} runs are saved under {home()}", "collbench runs lists them"
+        )
+    matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if _tag(p) == name]
+    if matching and name:
+        return matching[-1]
+    raise UsageError(
+        f"no run called '{name}'",
+        "a path, @last, @last~1, an id or a tag; collbench runs lists them",
+    )
+
+
+def _tag(path: Path) -> str:
+    try:
+        return read_run(path).tag
+    except CollbenchError:
+        return ""  # a file that cannot be read answers to its path and id only
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What cannot be read is said as CannotRun. Reading makes millions of objects and no cycles: to
+    keep looking for some takes longer than to read."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    except OSError as e:
+        raise CannotRun(
+            f"cannot read {e.filename or 'a run'}: {e.strerror}", "collbench runs lists runs"
+        ) from e
+    finally:
+        if was:
+            gc.enable()
+
+
+@_reading()
+def read_run(path: Path) -> Run:
+    """The first line of a run's file."""
+    with path.open("rb") as f:
+        line = f.readline()
+    try:
+        return msgspec.json.decode(line, type=Run)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise UsageError(f"{path}: {e}", "it is no run, or one of another version") from e
+
+
+@_reading()
+def read(path: Path) -> RunFile:
+    """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is
+    a UsageError. Of a resumed run only the last attempt at a case is left, and an End is the end
+    only where nothing follows.
+    """
+    return _sorted(path, _lines(path))
+
+
+@_reading()
+def digest(path: Path) -> RunFile:
+    """A run for showing it: as ``read``, but its records are Digested, of which 100,000 fit some
+    hundred MiB. Large files are read by several processes."""
+    worlds, parts = _survey(path)
+    return _sorted(path, chain.from_iterable(_each(parts, partial(_digested, path, worlds))))
+
+
+def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
+    """The lines of a run's file by kind."""
+    worlds: list[World] = []
+    records: list[Record] = []
+    run: Run | None = None
+    end: End | None = None
+    for line in lines:
+        end = None
+        match line:
+            case Run():
+                run = line
+            case World():
+                worlds.append(line)
+            case Record():
+                records.append(line)
+            case End():
+                end = line
+    if run is None:
+        raise UsageError(
+            f"{path} is not a collbench run", "a run's first line describes it; see collbench runs"
+        )
+    return RunFile(run=run, worlds=worlds, records=_standing(run, records), end=end, path=path)
+
+
+def _standing(run: Run, records: list[Record]) -> list[Record]:
+    """All but failed records whose case was measured again; of an interleaved comparison, where
+    every launch counts, all."""
+    failed = {
+        record.case for record in records if record.status == "failed" and run.pairing is None
+    }
+    latest = {record.case: record for record in records if record.case in failed}
+    return [
+        record
+        for record in records
+        if record.status != "failed" or latest.get(record.case, record) is record
+    ]
+
+
+def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
+    decoder = msgspec.json.Decoder(Line)
+    with path.open("rb") as f:
+        f.seek(part.begin)
+        for number, line in enumerate(islice(f, part.lines), part.number):
+            if line == b"\n":
+                continue
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, RecursionError) as e:
+                if not line.endswith(b"\n"):
+                    return
+                hint = "the file was written by another version, or edited"
+                raise UsageError(f"{path}, line {number}: {e}", hint) from e
+
+
+def _survey(path: Path) -> tuple[dict[int, World], list[_Part]]:
+    """All worlds by index, and parts of the file of some MiB each."""
+    worlds: dict[int, World] = {}
+    begins: list[tuple[int, int]] = []
+    at, number = 0, 0
+    with path.open("rb") as f:
+        for number, line in enumerate(f, 1):
+            if not begins or at - begins[-1][0] > PART_BYTES:
+                begins.append((at, number))
+            if not line.startswith(RECORD):
+                worlds |= {
+                    found.index: found
+                    for found in _lines(path, _Part(at, number, 1))
+                    if isinstance(found, World)
+                }
+            at += len(line)
+    ends = [*begins[1:], (at, number + 1)]
+    return worlds, [
+        _Part(*begin, end[1] - begin[1]) for begin, end in zip(begins, ends, strict=False)
+    ]
+
+
+def _digested(path: Path, worlds: dict[int, World], part: _Part) -> list[Digest]:
+    """The lines of a part of the file."""
+    return [
+        (
+            Digested(
+                **(msgspec.structs.asdict(line) | LEFT_OUT),
+                row=derive(line, worlds.get(line.world)),
+            )
+            if isinstance(line, Record)
+            else line
+        )
+        for line in _lines(path, part)
+    ]
+
+
+def _each(parts: list[_Part], work: Callable[[_Part], list[Digest]]) -> Iterator[list[Digest]]:
+    """``work`` on each of the parts, in their order: on all cores if that is worth starting
+    processes for."""
+    workers = min(len(parts) // 4, len(os.sched_getaffinity(0)))
+    if workers < 2:
+        yield from map(work, parts)
+        return
+    decoder = msgspec.msgpack.Decoder(list[Digest])
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # whoever interrupts wants to hear it once
+    try:
+        with ProcessPoolExecutor(workers, get_context("fork"), signal.signal, quiet) as pool:
+            yield from map(decoder.decode, pool.map(partial(_packed, work), parts))
+    except BrokenProcessPool as e:
+        raise CannotRun(
+            "a process that read the run was killed", "it may have lacked memory; try again"
+        ) from e
+
+
+def _packed(work: Callable[[_Part], list[Digest]], part: _Part) -> bytes:
+    """The digest as MessagePack, which takes a tenth of the time of pickling."""
+    return msgspec.msgpack.encode(work(part))

@@ -1,0 +1,302 @@
+"""The lines of a run's file, and what they hold: raw values only. derive.py and rows.py derive
+everything that is shown of them.
+
+A run's file (store.py) is one JSON object per line: a Run (what was asked, when, on what), a World
+for each process group, a Record per case as it ends, and an End; a file without an End was cut
+short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from collbench.suite.case import Case, Positive, Whole
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite
+
+SCHEMA = 1
+
+
+PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
+
+
+Cache = Literal["", "cold", "hot", "small", "shrunk"]
+
+
+Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
+
+
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]  # nanoseconds of a call, up to eleven days
+
+
+class _Line(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="line",
+    omit_defaults=True,
+):
+    pass
+
+
+class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a run belongs to an interleaved comparison: two runs, one a side, share ``experiment``.
+    ``variant`` is the side as it was given. ``differs`` names the fields of Case that the variants
+    set, on which rows of both sides are therefore not joined. ``aa`` says that both sides are the
+    same on purpose.
+    """
+
+    experiment: str
+    side: Literal["base", "head"]
+    variant: str
+    differs: tuple[str, ...] = ()
+    aa: bool = False
+
+
+class Run(_Line, frozen=True, tag="run"):
+    """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed
+    description. ``imported`` names the tool whose output the run was read from, and then what is
+    not known of it is left empty.
+    """
+
+    id: str
+    started: str
+    command: list[str]
+    suite: Suite
+    policy: Policy
+    environment: dict[str, Any]
+    schema: int = SCHEMA
+    tag: str = ""
+    pairing: Pairing | None = None
+    imported: str = ""
+
+
+class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a rank lives: host, process, the CPUs it may use and the device that holds its
+    buffers."""
+
+    rank: int
+    host: str
+    pid: int
+    cpus: list[int]
+    device: str = "cpu"
+    numa: int = -1
+
+
+class GpuState(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What a GPU said of itself: clocks in MHz, why it held them back, and counters; None where it
+    does not say.
+
+    ``ecc`` counts uncorrected errors since the driver was loaded, ``nvlink_errors`` of all links,
+    ``nvlink_kib`` what they carried; ``xid`` is the last critical error.
+    """
+
+    index: int
+    name: str
+    sm_mhz: int | None = None
+    sm_mhz_default: int | None = None
+    memory_mhz: int | None = None
+    celsius: int | None = None
+    watts: float | None = None
+    throttle: tuple[str, ...] = ()
+    ecc: int | None = None
+    nvlink_errors: int | None = None
+    nvlink_kib: int | None = None
+    pcie_replays: int | None = None
+    xid: int | None = None
+
+
+class Choice(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What a library said it ran, in its own names; empty or 0 where it did not say."""
+
+    algorithm: str = ""
+    protocol: str = ""
+    channels: Whole = 0
+    transport: str = ""
+
+
+class HostInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A host of a world of several: a digest of all that decides performance there, and the facts,
+    by key path as in Run.environment, that are not the same on all its hosts; null where a host
+    lacks one."""
+
+    host: str
+    fingerprint: str
+    differs: dict[str, Any] = {}
+
+
+class World(_Line, frozen=True, tag="world"):
+    """One process group. Records name it by ``index``; times in nanoseconds. ``gpus`` is their
+    state at the start; ``hosts`` are told of where there are several; ``counters`` are errors that
+    each one's network ports had counted. ``clock_error_ns``: how well the clocks of its hosts were
+    known at the start; ``clock_hidden_ns``: by how much they may differ beyond, should a path take
+    longer one way than the other (global_clock.py). 0 where there is one clock. ``virtual``: all
+    ranks are virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share
+    a GPU; ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved
+    comparison, worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired
+    with the other side's; elsewhere both are 0 and every world is a launch of its own.
+    """
+
+    index: int
+    backend: str
+    n: int
+    env: tuple[tuple[str, str], ...]
+    launcher: str
+    ranks: list[RankInfo]
+    oversubscribed: bool
+    same_clock: bool
+    library: str = ""
+    init_ns: int = 0
+    stage: int = 0
+    round: int = 0
+    virtual: bool = False
+    shared_gpu: bool = False
+    interpreted: bool = False
+    gpus: list[GpuState] = []
+    hosts: list[HostInfo] = []
+    counters: dict[str, dict[str, Whole]] = {}
+    clock_error_ns: Whole = 0
+    clock_hidden_ns: Whole = 0
+
+
+class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The first element that differs: rank, index in its receive buffer, and both values with their
+    bits."""
+
+    rank: int
+    index: int
+    got: str
+    expected: str
+    when: str = ""
+
+
+class ToolTime(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What another tool printed in place of samples: nanoseconds a call, None where it printed
+    nothing of the kind.
+
+    ``time`` is the mean or median (``over``) of ``samples`` timings (0: not known how many), each
+    the time of ``ranks``. The others are over samples too, but ``by_rank``: the means of the
+    fastest, of all, of the slowest rank.
+    """
+
+    time: Time
+    over: Literal["mean", "median"] = "mean"
+    ranks: Literal["mean", "rank 0", "fastest", "slowest"] = "mean"
+    samples: Whole = 0
+    min: Time | None = None
+    max: Time | None = None
+    p50: Time | None = None
+    p95: Time | None = None
+    p99: Time | None = None
+    by_rank: tuple[Time, Time, Time] | None = None
+
+
+class Record(_Line, frozen=True, tag="record"):
+    """The outcome of one case. ``times_ns[i]`` is the duration of sample i on its slowest rank, for
+    ``inner`` calls; ``per_rank[r][i]`` the same for each rank and ``starts_ns[r][i]`` its start
+    after the earliest rank's (first 200 samples; starts only where all ranks read one clock, as for
+    ``glob_ns``, last end minus first start, and ``skew_ns``, last minus first start). Hosts' clocks
+    can stand for one: then ``clock_error_ns`` is how well they were known while the case ran.
+    ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its
+    value. ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where even all of
+    them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
+    often the kernel took a rank off its core while measuring; ``copies_first`` says that the timed
+    call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
+    the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
+    ``clock`` says whether ``times_ns`` are a host's or a device's. The other one's: ``host_ns`` of
+    some further calls, one by one, from call to completion; ``device_ns`` of the same samples; both
+    on the slowest rank. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst
+    meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
+    rounded: one where they agree. ``injected`` says which faults were planted (inject.py). ``told``
+    marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by
+    rank are not of the case's ranks, or not as many of each.
+    """
+
+    case: Case
+    status: Status
+    world: int = -1
+    note: str = ""
+    started: str = ""
+    times_ns: list[Whole] = []
+    per_rank: list[list[Whole]] = []
+    starts_ns: list[list[Whole]] = []
+    glob_ns: list[Whole] = []
+    skew_ns: list[Whole] = []
+    clock_error_ns: Whole = 0
+    submit_ns: list[Whole] = []
+    clock: Literal["host", "device"] = "host"
+    host_ns: list[Whole] = []
+    device_ns: list[Whole] = []
+    inner: Positive = 1
+    setup_ns: int = 0
+    warmup: int = 0
+    steady: bool = True
+    stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
+    sync: Literal["", "window", "barrier", "device", "none"] = ""
+    overhead_ns: Whole = 0
+    invalid: dict[str, Whole] = {}
+    rotation: int = 1
+    cache: Cache = ""
+    checked: int = 0
+    preempted: int = 0
+    copies_first: bool = False
+    wrong: int | None = None
+    bits: list[str] = []
+    first_wrong: FirstWrong | None = None
+    seconds: float = 0.0
+    injected: str = ""
+    told: ToolTime | None = None
+    chose: Choice | None = None
+    gpus: list[GpuState] = []
+
+    def __post_init__(self) -> None:
+        lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}
+        if len(lengths) > 1 or not {len(self.per_rank), len(self.starts_ns)} <= {0, self.case.n}:
+            raise ValueError(
+                f"times by rank are not of all {self.case.n} ranks, or not as many of each"
+            )
+
+
+class End(_Line, frozen=True, tag="end"):
+    """The last line of a run that was not cut short."""
+
+    exit: int
+    ended: str
+    note: str = ""
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A run read back: its lines by kind."""
+
+    run: Run
+    worlds: list[World]
+    records: list[Record]
+    end: End | None
+    path: Path
+
+
+# a skip's reason in an experiment, on the side that could
+ONE_SIDED = "the other side cannot run it"
+
+
+def joined(run: Run, case: Case) -> str:
+    """What a row of this run is joined on: Case.key, less what the variants of a pairing are
+    about."""
+    return stripped(case, run.pairing.differs if run.pairing else ())
+
+
+def stripped(case: Case, differs: Iterable[str]) -> str:
+    """Case.key without the fields that the two sides of an experiment set."""
+    plain = {"backend": "", "algorithm": "native"}
+    return msgspec.structs.replace(case, **{name: plain[name] for name in differs}).key

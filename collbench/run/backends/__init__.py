@@ -1,0 +1,209 @@
+"""Everything that can run a case. A backend is a module in this package, found by its file name or
+in TOGETHER.
+
+A name without a module is taken for a torch.distributed backend (``gloo``, ``nccl``, ``ucc``, a
+plug-in's); ``mpi`` is this package's, not torch's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from collbench.core.groups import placed
+from collbench.records.types import Choice
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+if TYPE_CHECKING:
+    from collbench.run.rank.control import Control
+    from collbench.run.rank.gpu import Stream
+
+
+TRANSPORTS = frozenset({"shm", "symm"})  # carry reference algorithms only
+
+
+VIRTUAL = ("symm",)  # can have all ranks in one process, on one GPU
+
+
+TOGETHER = {  # backends that share a module
+    "torch_one_shot": "torchsymm",
+    "torch_two_shot": "torchsymm",
+    "torch_multimem": "torchsymm",
+    "torch_multimem_one_shot": "torchsymm",
+}
+
+
+UNDER_MPIRUN = frozenset({"mpi"})  # ranks of this machine are started by mpirun
+
+
+GPU_EACH = frozenset({"nccl", *TOGETHER})  # every rank has a GPU
+
+
+WHOLE = frozenset({"symm", "model", *TOGETHER})  # measure no groups
+
+
+DIVIDED = frozenset({"shm", "mpi"})  # measure groups of which every rank is in one
+
+
+class Call(NamedTuple):
+    """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued
+    (see finish); ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to
+    itself. ``ran`` names a reference algorithm with all its parameters. ``waits`` says that on a
+    device, too, ``run()`` returns only when it is done.
+    """
+
+    run: Callable[[], object]
+    submit: Callable[[], Any] | None
+    ran: str = ""
+    waits: bool = False
+
+
+class Backend(Protocol):
+    """What the worker needs of anything that runs collectives. Buffers are 1-D tensors of the
+    case's dtype."""
+
+    policy: Policy  # set before open
+    control: (
+        Control | None
+    )  # set before open where the world is divided into groups: that of this rank's
+    shared: bool  # whether this rank shares its GPU with others (once opened)
+    interpreted: bool  # whether kernels run in an interpreter
+    stream: (
+        Stream | None
+    )  # where the device puts collectives in order, and its clock (once opened); None on CPUs
+
+    @property
+    def device(self) -> Any:
+        """The torch device that holds this rank's buffers."""
+
+    @property
+    def premultiplies(self) -> bool:
+        """Whether avg scales inputs by 1/n before adding, and so may differ from dividing the sum
+        by 2 ulp."""
+
+    @property
+    def library(self) -> str:
+        """Name and version of what does the work."""
+
+    def why_not(self, case: Case) -> str | None:
+        """Why this backend cannot run ``case`` on any machine, or None."""
+
+    def copies_first(self, case: Case) -> bool:
+        """Whether the timed call starts with a copy, for want of such an out-of-place
+        collective."""
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        """Join the world, or the group in it that ``rank`` and ``n`` are of; called once, before
+        any prepare, by all ranks. Raises CannotRun with the reason."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """A 1-D uint8 tensor for all buffers of one case, which all ranks cut up alike; the last is
+        out of use."""
+
+    def prepare(self, case: Case, send: Any, recv: Any) -> Call:
+        """Resolve everything that can be resolved before the clock starts. In place, both views
+        share memory."""
+
+    def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
+        """The same for all ranks at once, where they are virtual ones of this process."""
+
+    def align(self) -> None:
+        """Issue what brings all ranks' streams to the same point, where there are streams."""
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        """What the library says it ran, of the call made once for that; None, and no call, where it
+        says nothing."""
+
+    def finish(self) -> None:
+        """Wait until the device has done all that was issued; nothing to do where calls return when
+        they are done."""
+
+    def close(self) -> None:
+        """Leave the world."""
+
+
+class Base:
+    """What most backends answer to the questions that few are asked."""
+
+    policy = Policy()
+    control: Control | None = None
+    shared = interpreted = False
+    stream: Stream | None = None
+
+    def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
+        raise NotImplementedError("ranks of this backend are never virtual")
+
+    def align(self) -> None:
+        pass
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        return None
+
+
+def find(name: str) -> Backend:
+    """The backend called ``name``."""
+    module = TOGETHER.get(name, name)
+    own = importlib.util.find_spec(f"collbench.run.backends.{module}") and module[0] != "_"
+    home = importlib.import_module(f"collbench.run.backends.{module if own else 'torchdist'}")
+    backend: Backend = home.create(name)
+    return backend
+
+
+def why_never(case: Case) -> str:
+    """Why ``case`` can run on no machine, as far as the backend's name tells; else an empty
+    string."""
+    if case.backend in TRANSPORTS and case.algorithm == "native":
+        return (
+            f"{case.backend} is no library with a choice of its own: name an algorithm (--algo"
+            " ring)"
+        )
+    if case.op == "premul_sum" and case.algorithm != "native":
+        return "premul_sum is an NCCL reduction; reference algorithms have none"
+    return ""
+
+
+def why_not_so(case: Case, policy: Policy) -> str:
+    """Why ``case`` cannot run as ``policy`` wants it, as far as the backend's name tells; else an
+    empty string."""
+    name, among = case.backend, placed(case.groups)
+    own = case.algorithm == "native" and not case.row.pairwise
+    reasons = {
+        f"{name} has no virtual ranks; --backend {' or '.join(VIRTUAL)} has": (
+            policy.virtual and name not in VIRTUAL and not is_predicted(name)
+        ),
+        f"registered buffers (-R) are NCCL's; {name} has none": policy.register and name != "nccl",
+        f"{name} measures no groups (--split)": case.groups and (name in WHOLE or policy.virtual),
+        f"{name} measures no pairs among more ranks; gloo and nccl do": among and name in DIVIDED,
+        (
+            f"{name}'s own {case.collective} needs all ranks: "
+            "of pairs, sendrecv or an --algo is measured"
+        ): among and own,
+        "a fault can be planted (--inject) neither in a prediction nor in a CUDA graph": (
+            policy.inject and (is_predicted(name) or case.mode == "graph")
+        ),
+        "the host cannot meet the others after each call (-z 1) of a CUDA graph": (
+            case.mode == "graph" and policy.blocking
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def too_few_gpus(case: Case, policy: Policy, gpus: int) -> str:
+    """Why one host with so many GPUs has too few for ``case``, else an empty string; 0 stands for
+    an unknown number."""
+    if case.backend not in GPU_EACH or policy.share_gpu or not 0 < gpus < case.world:
+        return ""
+    sharing = "--share-gpu lets ranks share one; " if case.backend == "nccl" else ""
+    return f"{each_needs_one(case.world, gpus)} ({sharing}--backend gloo runs on CPUs)"
+
+
+def each_needs_one(ranks: int, gpus: int) -> str:
+    return f"{ranks} ranks need a GPU each, and there {'is' if gpus == 1 else 'are'} {gpus}"
+
+
+def is_predicted(name: str) -> bool:
+    """Whether ``name`` computes times instead of measuring them."""
+    return name == "model"

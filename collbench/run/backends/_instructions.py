@@ -1,0 +1,142 @@
+"""A compiled schedule as a table of instructions that one GPU kernel walks: int64 words, a list
+for each channel of each rank. _kernel.py executes it, on memory whose addresses stand in a
+second table, so that one tape serves all buffers of a case, in other processes' memory as in
+this one's.
+
+A channel is one block of threads. Channel c of C takes the c-th part of every cell, on all
+ranks, and has progress counters of its own: channels never touch each other's bytes and so need
+not wait for each other.
+
+An instruction begins with its opcode:
+
+    WAIT     peers, then a pair for each of them: its rank, and the progress to wait for MOVE
+    terms, wide, elements, then pairs of (address, bytes past it): the target, and each of the
+    terms PUBLISH  progress DIVIDE   wide, elements, address, bytes past it, divisor
+
+Addresses are numbers of the second table (``ADDRESSES`` of each rank: its banks, then its
+counters). ``wide`` says that all operands begin and end on multiples of 16 bytes. What is
+written before a WAIT may be read after it by any thread of the block, even where it waits for
+nobody. The tape begins with by how much a call raises the counters, and where each list begins
+and the last one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.core.collectives import OPS
+from collbench.core.program import Action, Bank, Term
+from collbench.run.backends._compiled import VECTOR, Compiled, Spot
+from collbench.suite.case import Case
+
+PIECE_BYTES = 8 << 10  # least of a cell for a channel of its own: a vector for each of 512 threads
+
+
+COUNTERS = len(Bank)  # a rank's last address: of its counters
+
+
+ADDRESSES = COUNTERS + 1
+
+
+LINE_BYTES = 128  # from one channel's counters to the next, so that no two share a cache line
+
+
+Words = NDArray[np.int64]
+
+
+class Opcode(IntEnum):
+    WAIT = 0
+    MOVE = 1
+    PUBLISH = 2
+    DIVIDE = 3
+
+
+def channels(compiled: Compiled, most: int) -> int:
+    """How many channels are worth their start: one for small messages, and never more than
+    ``most``."""
+    cell = compiled.row_bytes // compiled.schedule.width
+    return max(1, min(most, cell // PIECE_BYTES))
+
+
+def write(
+    case: Case, compiled: Compiled, ranks: Sequence[int], parts: int, bases: Words, most: int
+) -> Words:
+    """The tape of these ranks, with ``parts`` channels each. ``bases``, of shape (n, ADDRESSES), is
+    only looked at for how addresses are aligned; ``most`` is how many peers a WAIT can hold."""
+    writer = _Writer(case, compiled, parts, bases, most)
+    lists = (writer.instructions(rank, channel) for rank in ranks for channel in range(parts))
+    return _assembled(compiled.program.progress, lists)
+
+
+def meeting(rank: int, n: int, most: int) -> Words:
+    """The tape of a barrier, on one channel: everyone tells everyone else."""
+    peers = [(peer, 1) for peer in range(n) if peer != rank]
+    return _assembled(1, [[Opcode.PUBLISH, 1, *_waits(peers, most)]])
+
+
+def _assembled(span: int, lists: Iterable[Iterable[int]]) -> Words:
+    whole = [np.fromiter(words, np.int64) for words in lists]
+    ends = np.cumsum([2 + len(whole), *map(len, whole)])
+    return np.concatenate([[span], ends, *whole])
+
+
+def _waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
+    for at in range(0, max(1, len(peers)), most):
+        some = peers[at : at + most]
+        yield from (Opcode.WAIT, len(some))
+        for pair in some:
+            yield from pair
+
+
+class _Writer:
+    def __init__(self, case: Case, compiled: Compiled, parts: int, bases: Words, most: int) -> None:
+        self._case, self._compiled, self._parts, self._most = case, compiled, parts, most
+        self._size = case.type.size
+        self._grain = max(1, VECTOR // self._size)
+        self._past = bases % VECTOR
+
+    def instructions(self, rank: int, channel: int) -> Iterator[int]:
+        for waits, actions, _, publish in self._compiled.program.ranks[rank]:
+            moves = [word for action in actions for word in self._moves(rank, action, channel)]
+            if waits or moves:
+                yield from _waits(waits, self._most)
+            yield from moves
+            if publish:
+                yield from (Opcode.PUBLISH, publish)
+        yield from self._divisions(rank, channel)
+
+    def _moves(self, rank: int, action: Action, channel: int) -> Iterator[int]:
+        if not self._compiled.schedule.has_data:
+            return
+        bank, cell, cells, terms = action
+        operands = (Term(rank, bank, cell), *terms)
+        for spots in zip(*(self._spots(term, cells, channel) for term in operands), strict=True):
+            places = [(term.rank, spot) for term, spot in zip(operands, spots, strict=True)]
+            if spots[0].stop > spots[0].start and places[1:] != places[:1]:
+                yield from (Opcode.MOVE, len(terms), *self._operands(places))
+
+    def _divisions(self, rank: int, channel: int) -> Iterator[int]:
+        """What turns a rank's finished sums into means, once nobody reads them any more."""
+        whole = self._compiled.output(rank)
+        if self._case.op not in OPS or not OPS[self._case.op].divides or whole.stop == whole.start:
+            return
+        own = self._compiled.schedule.output_cells(rank)
+        yield from _waits((), self._most)
+        for spot in self._spots(Term(rank, Bank.OUTPUT, own.start), len(own), channel):
+            if spot.stop > spot.start:
+                yield from (Opcode.DIVIDE, *self._operands([(rank, spot)]), self._case.n)
+
+    def _spots(self, term: Term, cells: int, channel: int) -> Iterator[Spot]:
+        return self._compiled.spots(term, cells, channel, self._parts, self._grain)
+
+    def _operands(self, places: Sequence[tuple[int, Spot]]) -> Iterator[int]:
+        length = places[0][1].stop - places[0][1].start
+        past = [int(self._past[rank, spot.bank]) + spot.start for rank, spot in places]
+        yield int(not any(at % VECTOR for at in (length, *past)))
+        yield length // self._size
+        for rank, spot in places:
+            yield from (rank * ADDRESSES + spot.bank, spot.start)

@@ -1,0 +1,296 @@
+"""Library collectives through torch.distributed: gloo, nccl, and any other backend name torch
+knows.
+
+What is timed is the public API, as a user calls it. torch has no out-of-place all_reduce, reduce
+and broadcast: there the call is a copy followed by the in-place collective, and the record's note
+says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from collbench.core.collectives import premul_factor
+from collbench.core.errors import CannotRun
+from collbench.core.groups import placed
+from collbench.records.types import Choice
+from collbench.run.backends import Base, Call, _cuda, _wire
+from collbench.run.rank import ncclog
+from collbench.run.rank.control import Control, world
+from collbench.run.rank.gpu import Cuda
+from collbench.suite.case import Case
+
+_REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+    "band": dist.ReduceOp.BAND,
+    "bor": dist.ReduceOp.BOR,
+    "bxor": dist.ReduceOp.BXOR,
+}
+
+
+# torch 2.13 renamed the two tensor collectives
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
+
+
+WAITING = frozenset(
+    {"barrier"}
+)  # returns when all is done; other calls on NCCL when the current stream is behind them
+
+
+Tensor = torch.Tensor
+
+
+class _Site(NamedTuple):
+    """Where a collective is issued from; ranks are the group's, which may be some ``members`` of a
+    process group."""
+
+    rank: int
+    n: int
+    group: Any
+    members: Sequence[int] = ()
+
+    def globally(self, rank: int) -> int:
+        """The rank's number in the world, by which torch names roots and peers in every group."""
+        return self.members[rank] if self.members else dist.get_global_rank(self.group, rank)
+
+
+class _Joined:
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def _op(case: Case, rank: int) -> Any:
+    if case.op == "premul_sum":
+        return dist._make_nccl_premul_sum(float(premul_factor(rank)))  # type: ignore[attr-defined]
+    return _REDUCTIONS[case.op]
+
+
+def _all_reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(dist.all_reduce, recv, op=_op(case, at.rank), group=at.group)
+
+
+def _reduce(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(dist.reduce, recv, at.globally(case.root), op=_op(case, at.rank), group=at.group)
+
+
+def _broadcast(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(dist.broadcast, recv, at.globally(case.root), group=at.group)
+
+
+def _gathering(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(_all_gather, recv, send, group=at.group)
+
+
+def _reducing(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(_reduce_scatter, recv, send, op=_op(case, at.rank), group=at.group)
+
+
+def _exchange(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(dist.all_to_all_single, recv, send, group=at.group)
+
+
+def _exchange_v(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    table = case.matrix
+    out, into = table[at.rank].tolist(), table[:, at.rank].tolist()
+    return partial(
+        dist.all_to_all_single, recv[: sum(into)], send[: sum(out)], into, out, group=at.group
+    )
+
+
+def _gather(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    parts = list(recv.chunk(at.n)) if at.rank == case.root else None
+    return partial(dist.gather, send, parts, at.globally(case.root), group=at.group)
+
+
+def _scatter(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    parts = list(send.chunk(at.n)) if at.rank == case.root else None
+    return partial(dist.scatter, recv, parts, at.globally(case.root), group=at.group)
+
+
+def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    ahead, behind = (at.globally((at.rank + step) % at.n) for step in (1, -1))
+    # receiving first: between two ranks that share a link, word that one waits for data would queue
+    # behind its own
+    pair = [
+        dist.P2POp(dist.irecv, recv, behind, at.group),
+        dist.P2POp(dist.isend, send, ahead, at.group),
+    ]
+
+    def issue(async_op: bool = False) -> Any:
+        works = _Joined(dist.batch_isend_irecv(pair))
+        return works if async_op else works.wait()
+
+    return issue
+
+
+def _barrier(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
+    return partial(dist.barrier, group=at.group)
+
+
+# scan is missing here because torch.distributed has none
+CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _gathering,
+    "reduce_scatter": _reducing,
+    "all_to_all": _exchange,
+    "all_to_allv": _exchange_v,
+    "broadcast": _broadcast,
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
+    "sendrecv": _shift,
+    "barrier": _barrier,
+}
+
+
+class TorchDistributed(Base):
+    """One torch.distributed backend, measured on a process group of its own beside the control
+    group."""
+
+    def __init__(self, name: str) -> None:
+        self.name = self.label = name
+        self.device = torch.device("cpu")
+        self.premultiplies = name == "nccl"
+        self.library = f"torch {torch.__version__} {name}"
+        self._everyone: Any = (
+            None  # the process group of all ranks, where this rank's is but one of several
+        )
+        self._registered: _cuda.Registered | None = None
+        self._listener: ncclog.Listener | None = None
+
+    def why_not(self, case: Case) -> str | None:
+        if case.mode == "graph" and self.name != "nccl":
+            return f"{self.name} cannot be captured in a CUDA graph"
+        return self._why_not_native(case) if case.algorithm == "native" else None
+
+    def _why_not_native(self, case: Case) -> str | None:
+        if case.mode == "graph" and case.collective in WAITING:
+            return f"torch's {case.collective} waits for the device, which a CUDA graph cannot"
+        if case.collective not in CALLS:
+            return f"torch.distributed has no {case.collective}"
+        if case.op == "premul_sum" and self.name != "nccl":
+            return f"premul_sum is an NCCL reduction; {self.name} has none"
+        if case.row.pairwise and case.n == 1:
+            return f"{self.name} does not send to itself"
+        return None
+
+    def copies_first(self, case: Case) -> bool:
+        return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
+
+    def open(self, rank: int, n: int, local_rank: int) -> None:
+        if self.name == "nccl":
+            self._take_seat(world() if self.control else Control(rank, n), local_rank)
+        try:
+            self._at = _Site(rank, n, (self.control or Control(rank, n)).joined(self.name))
+        except (RuntimeError, ValueError, AttributeError) as e:
+            reason = str(e).splitlines()[0]
+            raise CannotRun(
+                f"backend {self.name} cannot be opened: {reason}",
+                "collbench doctor says what runs here",
+            ) from e
+        if self.stream and self.control:
+            self._everyone = world().joined(self.name)
+        if level := self.policy.register:
+            self._registered = _cuda.Registered(
+                self._at.group, Control(rank, n), self.device, level
+            )
+
+    def _take_seat(self, control: Control, local_rank: int) -> None:
+        self.device, self.shared = _cuda.seat(
+            control, local_rank, self.policy.share_gpu, self.label
+        )
+        torch.cuda.set_device(self.device)
+        self.stream = Cuda(self.device)
+        self._token = torch.zeros(1, device=self.device)
+        self.library = f"NCCL {_cuda.dotted(_cuda.nccl_version())} (torch {torch.__version__})"
+        if control.rank == 0 and self.label == self.name:
+            self._listener = ncclog.listen()
+            self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
+
+    def allocate(self, nbytes: int) -> Tensor:
+        self._room = _wire.Room(self.device)
+        if self.stream:
+            torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
+        if self._registered:
+            return self._registered.allocate(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
+        at = self._at
+        if self.control and placed(case.groups):
+            at = at._replace(rank=self.control.rank, n=case.n, members=self.control.members)
+        if case.algorithm != "native":
+            return _wire.prepare(
+                case, send, recv, at.rank, at.group, self._room, members=at.members
+            )
+        issue = CALLS[case.collective](case, send, recv, at)
+        submit = partial(issue, async_op=True)
+        if self.copies_first(case) and (case.collective != "broadcast" or at.rank == case.root):
+            return _after_copy(
+                send, recv, issue, submit
+            )  # of a broadcast only the root's input counts
+        return Call(issue, submit, waits=case.collective in WAITING)
+
+    def align(self) -> None:
+        if self.stream:
+            dist.all_reduce(self._token, group=self._everyone or self._at.group)
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        def done() -> None:
+            call()
+            self.finish()
+
+        if self._listener:
+            return self._listener.overheard(done)
+        if self.stream:  # the others' part of it
+            done()
+        return None
+
+    def finish(self) -> None:
+        if self.stream:
+            self.stream.drain()
+
+    def close(self) -> None:
+        if self._registered:
+            self._registered.release()
+        for group in filter(None, (self._at.group, self._everyone)):
+            dist.destroy_process_group(group)
+        if self._listener:
+            self._listener.close()
+
+
+def _after_copy(
+    send: Tensor, recv: Tensor, run: Callable[[], object], submit: Callable[[], Any]
+) -> Call:
+    def copy_and_run() -> None:
+        recv.copy_(send)
+        run()
+
+    def copy_and_submit() -> Any:
+        recv.copy_(send)
+        return submit()
+
+    return Call(copy_and_run, copy_and_submit)
+
+
+def create(name: str) -> TorchDistributed:
+    return TorchDistributed(name)

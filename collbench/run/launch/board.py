@@ -1,0 +1,127 @@
+"""A page of memory that all ranks of a host share: how far each has come, and the next common start
+time.
+
+Ranks write their own line only and never wait for a reader, so a watcher (the launching process, or
+a thread) sees who stands still. The start time is one aligned 64-bit word: a reader sees either the
+old or the new deadline.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from enum import IntEnum
+from pathlib import Path
+
+_WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
+
+
+class Phase(IntEnum):
+    """What a rank is doing, in the order of a case's life."""
+
+    STARTING = 0
+    CONNECTING = 1
+    PREPARING = 2
+    CHECKING = 3
+    WARMING = 4
+    MEASURING = 5
+    REPORTING = 6
+    DONE = 7
+
+    @property
+    def words(self) -> str:
+        return _WORDING[self]
+
+
+_WORDING = {
+    Phase.STARTING: "starting up",
+    Phase.CONNECTING: "connecting to the other ranks",
+    Phase.PREPARING: "preparing buffers",
+    Phase.CHECKING: "checking data",
+    Phase.WARMING: "warming up",
+    Phase.MEASURING: "measuring",
+    Phase.REPORTING: "reporting",
+    Phase.DONE: "done",
+}
+
+
+class Board:
+    """``n`` lines of (phase, case, beats, arrivals) after one line with the common deadline."""
+
+    def __init__(self, n: int, fd: int, shared: bool = True) -> None:
+        self.n = n
+        self.shared = shared  # with all ranks of the world
+        self._map = mmap.mmap(fd, self.size(n))
+        self.words = memoryview(self._map).cast("q")
+
+    @staticmethod
+    def size(n: int) -> int:
+        return (n + 1) * _WORDS * 8
+
+    @classmethod
+    def create(cls, n: int, shared: bool = True) -> tuple[Board, int]:
+        """A board in anonymous memory, and its file descriptor to hand to other processes."""
+        fd = os.memfd_create("collbench-board")
+        os.ftruncate(fd, cls.size(n))
+        return cls(n, fd, shared), fd
+
+    @classmethod
+    def at(cls, path: Path, n: int) -> Board:
+        """A board in a file that another process made with ``os.ftruncate(fd, Board.size(n))``."""
+        fd = os.open(path, os.O_RDWR)
+        try:
+            return cls(n, fd)
+        finally:
+            os.close(fd)
+
+    def enter(self, rank: int, phase: Phase, case: int | None = None) -> None:
+        """Rank begins a phase (of case number ``case``)."""
+        line = (rank + 1) * _WORDS
+        self.words[line] = phase
+        if case is not None:
+            self.words[line + 1] = case
+        self.words[line + 2] += 1
+
+    def beat(self, rank: int) -> None:
+        """Rank is about to issue its next call."""
+        self.words[(rank + 1) * _WORDS + 2] += 1
+
+    def where(self, rank: int) -> tuple[Phase, int, int]:
+        """Phase, case number and beats of a rank."""
+        line = (rank + 1) * _WORDS
+        return Phase(self.words[line]), self.words[line + 1], self.words[line + 2]
+
+    def job(self, rank: int) -> int | None:
+        """The case a rank is at work on, or None before the first and after the last."""
+        phase, case, _ = self.where(rank)
+        return case if Phase.CONNECTING < phase < Phase.DONE else None
+
+    def beats(self) -> list[int]:
+        return [self.words[(rank + 1) * _WORDS + 2] for rank in range(self.n)]
+
+    def meet(self, rank: int, ahead_ns: int) -> bool:
+        """Agree with all ranks on a start time and spin until it; whether this rank was late.
+
+        Every rank counts the rounds it came to on its own line. When all have come to this one,
+        rank 0 sets the deadline ``ahead_ns`` from now. Late is who saw the deadline only when it
+        had passed.
+        """
+        words, clock = self.words, time.perf_counter_ns
+        mine = (rank + 1) * _WORDS + 3
+        round_ = words[mine] + 1
+        if rank == 0:
+            words[mine] = round_
+            for line in range(2 * _WORDS + 3, (self.n + 1) * _WORDS, _WORDS):
+                while words[line] < round_:
+                    pass
+            deadline = words[0] = clock() + ahead_ns
+        else:
+            previous = words[0]
+            words[mine] = round_
+            while (deadline := words[0]) == previous:
+                pass
+        late = clock() >= deadline
+        while clock() < deadline:
+            pass
+        return late

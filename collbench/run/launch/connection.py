@@ -1,0 +1,207 @@
+"""A rank's connection to where all ranks meet, and the store torch.distributed sees of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from collbench.core.errors import CannotRun, RunBroken
+from collbench.core.version import __version__
+from collbench.machine import environment
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.meeting import (
+    HELLO_SECONDS,
+    LINE_LIMIT,
+    Answer,
+    Door,
+    Greeting,
+    Hello,
+    Request,
+    Seal,
+    Verdict,
+    shown,
+)
+
+ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
+
+
+_PAUSE = 0.1
+
+
+class Connection:
+    """To rank 0, which has let this rank in. ``hosts`` are all ranks' in their order; ``address``
+    is this rank's own, if any.
+
+    Raises RunBroken when ranks do not come together within ``seconds``, CannotRun when they do not
+    belong together.
+    """
+
+    def __init__(
+        self, member: Membership, doors: Sequence[Door], key: bytes, seconds: float
+    ) -> None:
+        self._lock = threading.Lock()
+        self._key = key
+        self._hello = Hello(
+            member.rank, member.n, environment.host(), os.getpid(), member.launcher, __version__
+        )
+        self._connect(doors, seconds)
+        self._socket.settimeout(seconds + HELLO_SECONDS)
+        try:
+            verdict = self._seal.opened(self._line(), Verdict)
+        except (OSError, EOFError) as e:
+            raise RunBroken(f"{self._who()} lost rank 0 before all had come: {e}") from e
+        if verdict.refused:
+            if verdict.late:
+                raise RunBroken(
+                    verdict.refused,
+                    "did all ranks start, with the same command line? -T sets the limit",
+                )
+            raise CannotRun(
+                verdict.refused, "one launch at a time, with the same command line for every rank"
+            )
+        self.hosts = verdict.hosts
+        name = self._socket.getsockname()
+        self.address: str = name[0] if isinstance(name, tuple) else ""
+
+    def _who(self) -> str:
+        return (
+            f"rank {self._hello.rank} of {self._hello.n} on {self._hello.host}"
+            f" ({self._hello.launcher})"
+        )
+
+    def _connect(self, doors: Sequence[Door], seconds: float) -> None:
+        """Try one door after the other until rank 0 is behind it."""
+        until, trouble = time.monotonic() + seconds, "nobody answers"
+        while time.monotonic() < until:
+            for door in doors:
+                try:
+                    self._socket = _connected(door)
+                    self._introduce(self._socket)
+                    return
+                except (OSError, EOFError, ValueError, msgspec.MsgspecError) as e:
+                    if not isinstance(e, OSError):
+                        trouble = (
+                            "whoever answers is of another launch, or has another COLLBENCH_TOKEN"
+                        )
+                    elif isinstance(e, socket.gaierror):
+                        trouble = "that name has no address here"
+            time.sleep(_PAUSE)
+        raise RunBroken(
+            f"{self._who()} did not reach rank 0 at {shown(doors)} within {seconds:g} s: {trouble}",
+            "did rank 0 start, with the same command line? is that its host? -T sets the limit",
+        )
+
+    def _introduce(self, at: socket.socket) -> None:
+        """Both sides prove that they have the key. Raises EOFError or ValueError for another
+        launch's rank 0."""
+        self._lines = at.makefile("rb")
+        greeting = msgspec.json.decode(self._line(), type=Greeting)
+        hello = msgspec.structs.replace(self._hello, nonce=secrets.token_hex(16))
+        self._seal = Seal(self._key, (greeting.nonce, hello.nonce), b"guest", b"host")
+        at.sendall(self._seal.line(hello))
+        self._seal.opened(self._line(), Verdict)
+
+    def _line(self) -> bytes:
+        line = self._lines.readline(LINE_LIMIT)
+        if not line.endswith(b"\n"):
+            raise EOFError(
+                "connection closed by peer" if len(line) < LINE_LIMIT else "a line that is too long"
+            )
+        return line
+
+    def ask(self, request: Request, seconds: float = ANSWER_SECONDS) -> Answer:
+        """Raises ConnectionError when rank 0 is gone, TimeoutError when the answer is late."""
+        with self._lock:
+            self._socket.settimeout(seconds)
+            try:
+                self._socket.sendall(self._seal.line(request))
+                return self._seal.opened(self._line(), Answer)
+            except EOFError as e:
+                raise ConnectionError(f"rank 0: {e}") from e
+
+    def beat(self) -> None:
+        """Say that this rank is there, unless it waits for an answer, which says as much."""
+        if self._lock.acquire(blocking=False):
+            with suppress(OSError):  # rank 0 may be gone; whoever works with it will notice
+                self._socket.settimeout(ANSWER_SECONDS)
+                self._socket.sendall(self._seal.line(Request("beat")))
+            self._lock.release()
+
+    def close(self) -> None:
+        """Say good-bye, so that nobody looks for this rank."""
+        with suppress(OSError):  # rank 0 may have gone first
+            self._socket.sendall(self._seal.line(Request("bye")))
+        self._lines.close()
+        self._socket.close()
+
+
+def _connected(door: Door) -> socket.socket:
+    if not isinstance(door, Path):
+        at = socket.create_connection(door, HELLO_SECONDS)
+        at.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return at
+    at = socket.socket(socket.AF_UNIX)
+    at.settimeout(HELLO_SECONDS)
+    at.connect(str(door))
+    return at
+
+
+class Store(dist.Store):  # type: ignore[name-defined, misc]
+    """A meeting as torch.distributed wants it: Gloo and NCCL tell each other their addresses here.
+
+    Who makes one holds on to it as long as there are process groups: torch does not keep Python's
+    side of it.
+    """
+
+    def __init__(self, connection: Connection, limit: timedelta = timedelta(days=1)) -> None:
+        super().__init__()
+        self._connection, self._limit = connection, limit
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._connection.ask(Request("set", [key], _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        return self._connection.ask(Request("get", [key]), self._limit.total_seconds()).value
+
+    def add(self, key: str, number: int) -> int:
+        return self._connection.ask(Request("add", [key], number=number)).number
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        return self._connection.ask(Request("swap", [key], _bytes(desired), _bytes(expected))).value
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._connection.ask(Request("check", keys)).number)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._connection.ask(Request("wait", keys), (timeout or self._limit).total_seconds())
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._connection.ask(Request("delete", [key])).number)
+
+    def num_keys(self) -> int:
+        return self._connection.ask(Request("count")).number
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._limit = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._limit
+
+    def clone(self) -> Store:
+        """Requests of all threads take turns."""
+        return self
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value

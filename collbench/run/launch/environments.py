@@ -1,0 +1,319 @@
+"""What launchers tell the processes they start: who a process is among how many, and where rank 0
+is.
+
+A table with a row for each launcher; nothing here opens a file or a socket, but for PBS's list of
+hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from collbench.core.errors import UsageError
+
+Variables = Mapping[str, str]
+
+
+HOSTS_MAX = 1 << 16  # a list of hosts that names more is a mistake
+
+
+INSIDE = "is this shell inside a job that set it?"
+
+
+class Membership(NamedTuple):
+    """What a launcher's environment says of this process; ``local_n`` 0 where it does not say who
+    shares the host."""
+
+    launcher: str
+    rank: int
+    n: int
+    local_rank: int
+    local_n: int
+
+
+class Launcher(NamedTuple):
+    """How a launcher's processes are told apart. Fields name variables, ``A|B`` the first that is
+    set.
+
+    ``signs`` are those only it sets; ``job`` are those that together name the launch on this host,
+    where there are any. ``local_n`` may also be a function of all variables. ``host`` finds rank
+    0's, if not by MASTER_ADDR.
+    """
+
+    name: str
+    title: str
+    signs: tuple[str, ...]
+    rank: str
+    n: str
+    local_rank: str
+    local_n: str | Callable[[Variables], int]
+    job: tuple[str, ...] = ()
+    host: Callable[[Variables], str] = lambda variables: ""
+    found: bool = True  # by its variables alone
+
+
+def slurm_local(variables: Variables) -> int:
+    """Tasks on this task's node: SLURM_STEP_TASKS_PER_NODE reads ``4(x2),3``, and SLURM_NODEID
+    counts from 0."""
+    counts: list[int] = []
+    for part in _first(variables, "SLURM_STEP_TASKS_PER_NODE|SLURM_TASKS_PER_NODE").split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None or int(found[2] or 1) > HOSTS_MAX:
+            return 0
+        counts += [int(found[1])] * int(found[2] or 1)
+    node = variables.get("SLURM_NODEID", "" if len(set(counts)) > 1 else "0")
+    return counts[int(node)] if node.isdigit() and int(node) < len(counts) else 0
+
+
+def slurm_host(variables: Variables) -> str:
+    return next(
+        hosts(_first(variables, "SLURM_STEP_NODELIST|SLURM_JOB_NODELIST|SLURM_NODELIST")), ""
+    )
+
+
+def pbs_hosts(variables: Variables) -> list[str]:
+    """A line of the node file for each slot; on most PBS systems only the job's first host has that
+    file."""
+    try:
+        return Path(variables["PBS_NODEFILE"]).read_text().split()
+    except (KeyError, OSError):
+        return []
+
+
+def _flux_local(variables: Variables) -> int:
+    return _number(variables, "FLUX_JOB_SIZE") if variables.get("FLUX_JOB_NNODES") == "1" else 0
+
+
+def _one_pbs_host(variables: Variables) -> int:
+    return len(names) if len(set(names := pbs_hosts(variables))) == 1 else 0
+
+
+# Flux and srun may speak PMI as well, so that they come before Hydra; an mpirun inside a Slurm, PBS
+# or Flux job counts
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        "torchrun",
+        ("TORCHELASTIC_RUN_ID",),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+    ),
+    Launcher(
+        "mpirun",
+        "mpirun (Open MPI)",
+        ("OMPI_COMM_WORLD_RANK",),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE|OMPI_MCA_ess_base_jobid",),
+    ),
+    Launcher(
+        "flux",
+        "flux",
+        ("FLUX_TASK_RANK",),
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID",
+        _flux_local,
+        ("FLUX_JOB_ID",),
+    ),
+    Launcher(
+        "mpirun",
+        "mpirun (Intel MPI)",
+        ("PMI_RANK", "I_MPI_HYDRA_HOST_FILE|I_MPI_MPIRUN|I_MPI_HYDRA_UUID"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ),
+    Launcher(
+        "mpirun",
+        "mpirun (MPICH)",
+        ("PMI_RANK", "MPI_LOCALRANKID"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ),
+    Launcher(
+        "srun",
+        "srun",
+        ("SLURM_STEP_ID",),
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS|SLURM_NTASKS",
+        "SLURM_LOCALID",
+        slurm_local,
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        slurm_host,
+    ),
+    Launcher(
+        "mpirun",
+        "mpirun (PMI)",
+        ("PMI_RANK",),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ),
+    Launcher(
+        "environment",
+        "environment",
+        ("MASTER_ADDR",),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+    ),
+    # a job's script itself has all that pbsdsh's tasks have, so that it has to be asked for
+    Launcher(
+        "pbs",
+        "pbsdsh",
+        (),
+        "PBS_VNODENUM|PBS_NODENUM",
+        "PBS_NP",
+        "",
+        _one_pbs_host,
+        ("PBS_JOBID",),
+        lambda variables: next(iter(pbs_hosts(variables)), ""),
+        found=False,
+    ),
+    # its ranks are told who they are (ray_rank.py); a command with this launcher is none of them
+    Launcher("ray", "ray", (), "", "", "", "", ("COLLBENCH_RAY",), found=False),
+)
+
+
+STARTING = ("local", "ray")  # launchers by which a command starts ranks itself
+
+
+NAMES = ("auto", "local", *dict.fromkeys(launcher.name for launcher in LAUNCHERS))
+
+
+def detect(wanted: str = "auto", variables: Variables = os.environ) -> Membership | None:
+    """The launcher this process was started by, or None when it should start its own ranks.
+
+    Raises UsageError for a launcher that is ``wanted`` but whose variables are missing, or not
+    numbers.
+    """
+    if wanted not in NAMES:
+        raise UsageError(f"--launcher: '{wanted}' is not one of {', '.join(NAMES)}")
+    if wanted in STARTING:
+        return None
+    rows = [row for row in LAUNCHERS if wanted == row.name or (wanted == "auto" and row.found)]
+    for row in rows:
+        if all(_first(variables, name) for name in (*row.signs, row.rank, row.n)) or _is_pbs(
+            row, variables
+        ):
+            member = _member(row, variables)
+            if wanted == "auto" and row.name == "srun" and member.n == 1:
+                continue  # one task is an interactive step: it starts ranks of its own
+            return member
+    if wanted != "auto":
+        lacking = (
+            [name for name in (*row.signs, row.rank, row.n) if not _first(variables, name)]
+            for row in rows
+        )
+        missing = dict.fromkeys(
+            ", ".join(dict.fromkeys(names)).replace("|", " or ") for names in lacking
+        )
+        raise UsageError(
+            f"--launcher {wanted}: not set: {'; or '.join(missing)}",
+            "is it what started this process?",
+        )
+    return None
+
+
+def _is_pbs(row: Launcher, variables: Variables) -> bool:
+    return row.name == "pbs" and bool(_first(variables, row.rank) and pbs_hosts(variables))
+
+
+def _member(row: Launcher, variables: Variables) -> Membership:
+    n = _number(variables, row.n) if _first(variables, row.n) else len(pbs_hosts(variables))
+    local_rank = _number(variables, row.local_rank) if _first(variables, row.local_rank) else 0
+    if callable(row.local_n):
+        local_n = row.local_n(variables)
+    else:
+        local_n = _number(variables, row.local_n) if _first(variables, row.local_n) else 0
+    rank = _number(variables, row.rank)
+    if not 0 <= rank < n:
+        raise UsageError(f"{row.title} says that this is rank {rank} of {n}", INSIDE)
+    return Membership(row.title, rank, n, local_rank, local_n)
+
+
+def row_of(member: Membership) -> Launcher:
+    return next(row for row in LAUNCHERS if row.title == member.launcher)
+
+
+def place_of_rank0(member: Membership, variables: Variables = os.environ) -> str:
+    """Name or address of rank 0's host, "" where the launcher does not tell. MASTER_ADDR, if set,
+    is believed."""
+    return variables.get("MASTER_ADDR", "") or row_of(member).host(variables)
+
+
+def job(member: Membership, variables: Variables = os.environ) -> str:
+    """A name all ranks of this launch agree on, no other launch has, and which is no secret; ""
+    where there is none."""
+    values = [_first(variables, name) for name in row_of(member).job]
+    return "-".join(values) if all(values) else ""
+
+
+def _first(variables: Variables, names: str) -> str:
+    return next((variables[name] for name in names.split("|") if variables.get(name)), "")
+
+
+def _number(variables: Variables, names: str) -> int:
+    text = _first(variables, names)
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UsageError(f"{names.replace('|', ' or ')}={text} is not a number", INSIDE)
+    return int(text)
+
+
+def hosts(text: str) -> Iterator[str]:
+    """The hosts of a Slurm list, in order: ``node[01-03,7],other-[1-2]-ib[0-1]``. Raises
+    UsageError.
+
+    Numbers keep their width; of several brackets in a name, the last one runs fastest. At most
+    HOSTS_MAX are given.
+    """
+    names = (name for word in _split(text) for name in _expanded(word))
+    yield from itertools.islice(names, HOSTS_MAX)
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside brackets."""
+    words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
+    if ",".join(words) != text:
+        raise UsageError(
+            f"'{text[:200]}' is no list of hosts as Slurm writes it", "as in node[01-03,7],login1"
+        )
+    return words
+
+
+def _expanded(word: str) -> Iterator[str]:
+    pieces = re.split(r"\[([^\]]*)\]", word)  # text and ranges in turn
+    choices = [_numbers(piece) if at % 2 else [piece] for at, piece in enumerate(pieces)]
+    return map("".join, itertools.product(*choices))
+
+
+def _numbers(text: str) -> list[str]:
+    """``01-03,7`` is 01, 02, 03, 7."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part)
+        if (
+            found is None
+            or not 0 <= (last := int(found[2] or found[1])) - int(found[1]) < HOSTS_MAX
+        ):
+            raise UsageError(
+                f"'[{text[:200]}]' is no range of hosts as Slurm writes it", "as in [01-03,7]"
+            )
+        numbers += [f"{number:0{len(found[1])}}" for number in range(int(found[1]), last + 1)]
+    return numbers

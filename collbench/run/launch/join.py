@@ -1,0 +1,322 @@
+"""Joining ranks that torchrun, srun, mpirun or another launcher started: the same command line, run
+once per rank.
+
+Every process runs the whole command; rank 0 plans, prints and records, and the others follow the
+plan it sends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import psutil
+
+from collbench.core.errors import (
+    CannotRun,
+    CollbenchError,
+    Exit,
+    RunBroken,
+    first_line,
+    says_peer_is_gone,
+)
+from collbench.machine import environment
+from collbench.records import types
+from collbench.records.types import HostInfo
+from collbench.run.launch import environments, rendezvous
+from collbench.run.launch.board import Board
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.meeting import Host, listener, who
+from collbench.run.launch.world import Hear, Listener, StallWatch, World
+
+if TYPE_CHECKING:
+    from collbench.run.launch.connection import Connection
+    from collbench.run.plan import Plan
+    from collbench.run.rank.control import Control
+    from collbench.run.rank.worker import Place
+
+
+# who starts processes on a host: Open MPI 5 and 4, MPICH and Intel MPI, PBS, Cray, Flux
+DAEMONS = (
+    "mpirun",
+    "mpiexec",
+    "prterun",
+    "prted",
+    "orterun",
+    "orted",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "hydra_bstrap_proxy",
+    "pbs_attach",
+    "aprun",
+    "palsd",
+    "flux-shell",
+)
+
+
+_MOMENT = 0.05
+
+
+_SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
+
+
+def detect(wanted: str = "auto") -> Membership | None:
+    """The launcher this process was started by, or None when it should start its own ranks.
+
+    Raises UsageError where ``wanted`` is not it, CannotRun where processes started together each
+    believe to be alone.
+    """
+    member = environments.detect(wanted)
+    if wanted == "auto" and (member is None or member.n == 1):
+        _refuse_strangers()
+    return member
+
+
+def _refuse_strangers() -> None:
+    """A launcher whose variables nobody here knows leaves as many worlds as it has started
+    processes."""
+    me = psutil.Process()
+    with suppress(psutil.Error):
+        parent = me.parent()
+        if parent is None or parent.name() not in DAEMONS:
+            return
+        alike = sum(process.cmdline() == me.cmdline() for process in parent.children())
+        if alike > 1:
+            raise CannotRun(
+                f"{parent.name()} started {alike} processes like this one on {environment.host()},"
+                " but each believes that it is alone",
+                "is it another MPI's? set RANK, WORLD_SIZE and MASTER_ADDR, or --launcher local for"
+                " a world each",
+            )
+
+
+class Meeting(NamedTuple):
+    """Ranks that have come together: this one's connection to rank 0, and at rank 0 who keeps them
+    all."""
+
+    connection: Connection
+    host: Host | None
+
+    def gone(self) -> str:
+        """At rank 0, ranks that left without saying so, and their hosts; those first that left
+        first."""
+        return ", ".join(map(who, self.host.gone if self.host else []))
+
+    def silent(self, seconds: float) -> str:
+        """At rank 0, ranks of which nothing has been heard for so long, and their hosts."""
+        return ", ".join(map(who, self.host.silent(seconds) if self.host else []))
+
+
+@contextmanager
+def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
+    """All ranks of the launch, met within ``seconds``; libraries then keep to the interface that
+    they met on.
+
+    Raises RunBroken or CannotRun, with who came and who did not.
+    """
+    from collbench.run.launch.connection import Connection
+
+    host = None
+    try:
+        with rendezvous.agreed(member) as (places, key):
+            if member.rank == 0:
+                host = Host(listener(places), member.n, key, seconds)
+            connection = Connection(member, places, key, seconds)
+        keep_to(rendezvous.interface(connection.address))
+        yield Meeting(connection, host)
+        connection.close()
+    finally:
+        if host:
+            host.close()
+
+
+def keep_to(interface: str) -> None:
+    """Gloo listens there alone, unless the user has said where; NCCL keeps off the network where no
+    rank needs it."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if interface == rendezvous.LOOPBACK:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+
+
+def shared_board(member: Membership, control: Control) -> Board:
+    """One board for all ranks where they share this host's memory, else one this rank alone looks
+    at."""
+    path = None
+    if member.rank == 0 and member.n == member.local_n and member.n > 1:
+        fd, name = tempfile.mkstemp(prefix="collbench-board-")
+        os.ftruncate(fd, Board.size(member.n))
+        os.close(fd)
+        path = Path(name)
+    where = control.broadcast(str(path) if path else None)
+    if where is None:
+        board, fd = Board.create(member.n, shared=member.n == 1)
+        os.close(fd)
+        return board
+    board = Board.at(Path(where), member.n)
+    control.barrier()
+    if path:
+        path.unlink()
+    return board
+
+
+class Watchdog(threading.Thread):
+    """Ends this process with exit code 4 when no rank that it can see has moved for as long as the
+    plan allows."""
+
+    def __init__(
+        self, board: Board, member: Membership, meeting: Meeting, plan: Plan, listener: Listener
+    ) -> None:
+        super().__init__(daemon=True, name="collbench-watchdog")
+        self._member, self._meeting, self._plan, self._listener = member, meeting, plan, listener
+        self._stall = StallWatch(board, plan)
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        due, pause = time.monotonic(), self._plan.timeout * _SILENT / 3
+        while not self._stop.wait(1.0):
+            if time.monotonic() >= due:
+                due = time.monotonic() + pause
+                self._meeting.connection.beat()
+            if self._stall.stalled():
+                error = self._verdict()
+                try:
+                    self._listener.lost(self._plan, error)
+                    self._listener.hung(error)
+                finally:
+                    sys.stderr.flush()
+                    os._exit(Exit.TIMEOUT)
+
+    def _verdict(self) -> RunBroken:
+        """Blames a rank that rank 0 has not heard of for as long, stopped or cut off, else the last
+        of those that this one sees."""
+        silent = self._meeting.silent(self._plan.timeout * _SILENT)
+        alone = self._member.n == self._member.local_n
+        if silent and not alone:
+            hint = "is the host up, its network, and the rank not stopped?"
+            return self._stall.broken(f"nothing is heard of {silent}", 0, hint)
+        beats = self._stall.beats
+        rank = beats.index(min(beats)) if alone else self._member.rank
+        what = f"has not moved for {self._plan.timeout:g} s"
+        return self._stall.broken(f"{_who(rank)} {what}", rank)
+
+    def end(self) -> None:
+        self._stop.set()
+
+
+def _who(rank: int) -> str:
+    return f"rank {rank} on {environment.host()}"
+
+
+class Joined(World):
+    """The ranks of a launcher, of which this process is one: they meet once, and all plans run in
+    the same processes. Rank 0's plans are followed by all, and its listener is told.
+
+    ``seconds`` limit how long ranks may take to come together.
+    """
+
+    def __init__(self, member: Membership, seconds: float) -> None:
+        self._member, self._seconds = member, seconds
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before."""
+        from collbench.run.launch.connection import Store
+        from collbench.run.plan import Plan
+        from collbench.run.rank import worker
+
+        with meet(self._member, self._seconds) as meeting:
+            timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
+            timer.daemon = True
+            timer.start()
+            place = self._place(meeting.connection.hosts)
+            store = Store(meeting.connection)
+            control = worker.connect(place, store)
+            member = self._member._replace(local_rank=place.local_rank, local_n=place.local_n)
+            board = shared_board(member, control)
+            line = _with(_hosts(control, place, meeting.connection.hosts), listener.line)
+            agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
+            timer.cancel()
+            for plan in msgspec.convert(agreed, list[Plan]):
+                os.environ.update(plan.env)
+                watchdog = Watchdog(board, member, meeting, plan, listener)
+                watchdog.start()
+                try:
+                    worker.Worker(place, plan, control, board, line, listener.further).run()
+                except Exception as e:
+                    if isinstance(e, CollbenchError):
+                        raise
+                    what = f"{_who(member.rank)} {_blame(e, meeting)}"
+                    error = StallWatch(board, plan).broken(what, member.rank)
+                    listener.lost(plan, error)
+                    raise error from e
+                finally:
+                    watchdog.end()
+        rendezvous.leave()
+
+    def _place(self, hosts: list[str]) -> Place:
+        from collbench.run.rank import worker
+
+        rank, n = self._member.rank, self._member.n
+        here = hosts[rank]
+        beside, before = hosts.count(here), hosts[:rank].count(here)
+        return worker.Place(rank, n, before, beside, self._member.launcher)
+
+    def _gave_up(self, hung: Callable[[RunBroken], None]) -> None:
+        who = f"rank {self._member.rank} of {self._member.n} on {environment.host()}"
+        where = f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}"
+        late = f"not all reached each other within {self._seconds:g} s more"
+        try:
+            hung(RunBroken(f"{who}: ranks met, but {late}; {where}"))
+        finally:
+            os._exit(Exit.TIMEOUT)
+
+
+def follow(member: Membership, seconds: float) -> None:
+    """The part of a rank that has nothing to plan, print or keep. Where Joined.run raises, so does
+    this."""
+    told_of_nothing = Listener(
+        lambda line: None, hung=lambda error: print(error.message, file=sys.stderr)
+    )
+    try:
+        Joined(member, seconds).run([], told_of_nothing)
+    except KeyboardInterrupt:
+        os._exit(
+            Exit.INTERRUPTED
+        )  # libraries under a collective abort when Python takes itself down around them
+
+
+def _hosts(control: Control, place: Place, names: list[str]) -> list[HostInfo]:
+    """Each host and by what it differs, as its first rank finds; nothing where there is but one
+    host."""
+    if len(set(names)) == 1:
+        return []
+    found = control.collect(environment.host_facts() if place.local_rank == 0 else None)
+    facts = {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
+    return [
+        HostInfo(host=name, fingerprint=environment.digest(facts[name]), differs=apart)
+        for name, apart in zip(facts, environment.apart(list(facts.values())), strict=True)
+    ]
+
+
+def _with(hosts: list[HostInfo], hear: Hear) -> Hear:
+    return lambda line: hear(
+        msgspec.structs.replace(line, hosts=hosts) if isinstance(line, types.World) else line
+    )
+
+
+def _blame(error: Exception, meeting: Meeting) -> str:
+    """What happened to a rank. That another is gone may be known a moment later only; more than
+    that and the launcher ends this one, too, before it could tell."""
+    if not says_peer_is_gone(first_line(error)):
+        return f"raised {type(error).__name__}: {first_line(error)}"
+    until = time.monotonic() + _MOMENT
+    while meeting.host and not meeting.host.gone and time.monotonic() < until:
+        time.sleep(0.001)
+    return f"lost {meeting.gone() or 'another rank'} (the launcher says why)"

@@ -1,0 +1,254 @@
+"""Where a launch's ranks meet, and the key they share: a private folder on one host, else rank 0's
+address.
+
+Over several hosts the key is COLLBENCH_TOKEN or what the launcher carries from rank 0 to the others
+in private. Where there is neither it is the launch's name: that keeps others' runs, scanners and
+accidents out, and nobody who knows the name and can reach rank 0 while ranks come together.
+
+Launchers carry it by PMI-1 or by MPI. PMI-1 is the protocol of MPICH's, Intel's and Flux's: lines
+of ``key=value`` on a descriptor that is this process's alone (Balaji et al., "PMI: A Scalable
+Parallel Process-Management Interface", 2010). It needs no library, and leaves MPI free to start
+later. Open MPI has no such thing; there MPI itself has to tell, by mpi4py.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from collbench.core.errors import CannotRun
+from collbench.machine import environment
+from collbench.run.launch import environments
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.meeting import Door
+
+PORTS = 8  # tried one after the other, at rank 0 and by who looks for it
+
+
+FIRST_PORT, LAST_PORT = 20_000, 32_000  # below those that Linux hands out to anybody
+
+
+LOOPBACK = "lo"
+
+
+_NAME = "collbench-meeting"  # of what PMI keeps
+
+
+_LINE = 4096
+
+
+def on_one_host(member: Membership) -> bool:
+    """Whether all ranks are, as far as the launcher says. Who sets variables by hand may do
+    so in processes that share nothing else."""
+    return member.n == member.local_n and member.launcher != "environment"
+
+
+@contextmanager
+def agreed(member: Membership) -> Iterator[tuple[list[Door], bytes]]:
+    """Doors to try in turn, and the key. Raises CannotRun where nothing says where rank 0 is."""
+    if on_one_host(member):
+        with _private_folder(member) as folder:
+            yield [folder / "meeting"], _key(member)
+        return
+    host = environments.place_of_rank0(member)
+    if host:
+        yield _doors(member, host), _key(member)
+        return
+    mine = chosen_address() if member.rank == 0 else ""
+    found = tell(member, mine) if member.launcher.startswith(("mpirun", "flux")) else None
+    if found is None:
+        raise CannotRun(
+            f"{member.launcher} started ranks on several hosts and nothing says where they meet",
+            "set MASTER_ADDR to rank 0's host for every rank (mpirun -x MASTER_ADDR=host1 …), or"
+            " install mpi4py",
+        )
+    host, token = found
+    yield _doors(member, host, token), (os.environ.get("COLLBENCH_TOKEN") or token).encode()
+
+
+@contextmanager
+def _private_folder(member: Membership) -> Iterator[Path]:
+    """A folder that only ranks of this launch on this host, of this user, know and may open; by a
+    short name.
+
+    Raises CannotRun where somebody else has made it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"collbench-{os.getuid()}-{_here(member)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(opened)
+        if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise CannotRun(
+                f"{folder} is not this user's alone", "remove it, or set TMPDIR to a private folder"
+            )
+        yield Path(f"/proc/self/fd/{opened}")  # a socket's path may have 107 characters only
+    finally:
+        os.close(opened)
+        if member.rank == 0:
+            with suppress(OSError):
+                (folder / "meeting").unlink(missing_ok=True)
+                folder.rmdir()
+
+
+def _here(member: Membership) -> str:
+    """A name that all ranks of this launch on this host agree on: the launcher's job, else their
+    parent process."""
+    if job := environments.job(member):
+        return hashlib.sha256(job.encode()).hexdigest()[:16]
+    parent = psutil.Process(os.getppid())
+    return f"{parent.pid}-{int(parent.create_time() * 100)}"
+
+
+def _key(member: Membership) -> bytes:
+    return (os.environ.get("COLLBENCH_TOKEN") or _launch(member)).encode()
+
+
+def _launch(member: Membership) -> str:
+    meeting = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    return f"{member.launcher} {environments.job(member) or meeting}"
+
+
+def _doors(member: Membership, host: str, launch: str = "") -> list[Door]:
+    """Rank 0's, at ``host``, as all ranks find them: MASTER_PORT first, which torchrun needs
+    itself; then some that follow from the launch's name."""
+    given = os.environ.get("MASTER_PORT", "") if member.launcher != "torchrun" else ""
+    if given and not (re.fullmatch(r"\d{1,5}", given) and 0 < int(given) < 1 << 16):
+        raise CannotRun(
+            f"MASTER_PORT={given} is not a port",
+            "leave it out, or give one that is free on rank 0's host",
+        )
+    digest = hashlib.sha256((launch or _launch(member)).encode()).digest()
+    spread = (int.from_bytes(digest[2 * i : 2 * i + 2], "big") for i in range(PORTS))
+    ports = [
+        *([int(given)] if given else []),
+        *(FIRST_PORT + at % (LAST_PORT - FIRST_PORT) for at in spread),
+    ]
+    address = own_address(host) if member.rank == 0 else host
+    return [(address, port) for port in ports]
+
+
+def own_address(host: str) -> str:
+    """Where rank 0 listens so that ``host`` leads to it: many a machine has its own name at
+    127.0.1.1.
+
+    Raises CannotRun when ``host`` is unknown."""
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as e:
+        raise CannotRun(
+            f"rank 0 on {environment.host()} does not know the host {host} it is said to be"
+            f" on: {e}",
+            "set MASTER_ADDR to an address of rank 0's host",
+        ) from e
+    literal = host == "localhost" or re.fullmatch(r"[\d.]+|[\da-f:]+", host)
+    return address if literal or not address.startswith("127.") else chosen_address() or address
+
+
+def chosen_address() -> str:
+    """This host's on the interface that GLOO_SOCKET_IFNAME names, else on the first that is up and
+    not loopback."""
+    wanted, up = os.environ.get("GLOO_SOCKET_IFNAME", ""), psutil.net_if_stats()
+    for name, addresses in psutil.net_if_addrs().items():
+        if name == wanted or (not wanted and name != LOOPBACK and up[name].isup):
+            for known in addresses:
+                if known.family == socket.AF_INET and not known.address.startswith("127."):
+                    return known.address
+    return ""
+
+
+def interface(address: str) -> str:
+    """The one that has this address; loopback for none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.partition("%")[0] == address for known in addresses):
+            return name
+    return LOOPBACK
+
+
+def tell(member: Membership, address: str) -> tuple[str, str] | None:
+    """(address, token) as rank 0 has them, at every rank; None where the launcher has no means.
+
+    All ranks must call. ``address`` counts at rank 0, which makes up the token.
+    """
+    mine = f"{address} {secrets.token_hex(16)}" if member.rank == 0 else ""
+    told = _by_pmi(mine) if "PMI_FD" in os.environ else _by_mpi(member, mine)
+    if told is None:
+        return None
+    host, _, token = told.partition(" ")
+    return host, token
+
+
+def _by_pmi(mine: str) -> str:
+    """Raises CannotRun when the launcher does not speak PMI-1, or has ended."""
+    try:
+        with (
+            socket.socket(fileno=os.dup(int(os.environ["PMI_FD"]))) as channel,
+            channel.makefile("rb") as lines,
+        ):
+
+            def ask(command: str) -> dict[str, str]:
+                channel.sendall(f"cmd={command}\n".encode())
+                answer = dict(
+                    word.partition("=")[::2] for word in lines.readline(_LINE).decode().split()
+                )
+                if answer.get("rc", "0") != "0" or not answer:
+                    raise ValueError(
+                        f"{command.split(maxsplit=1)[0]}: {answer.get('msg', 'no answer')}"
+                    )
+                return answer
+
+            ask("init pmi_version=1 pmi_subversion=1")
+            space = ask("get_my_kvsname")["kvsname"]
+            if mine:
+                ask(f"put kvsname={space} key={_NAME} value={mine.replace(' ', '/')}")
+            ask("barrier_in")
+            return ask(f"get kvsname={space} key={_NAME}")["value"].replace("/", " ")
+    except (OSError, ValueError, KeyError) as e:
+        raise CannotRun(
+            f"the launcher does not tell where rank 0 is (PMI: {e})",
+            "set MASTER_ADDR to its host for every rank",
+        ) from e
+
+
+def _by_mpi(member: Membership, mine: str) -> str | None:
+    """None without mpi4py. Raises CannotRun when MPI knows of other ranks than the launcher."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return None
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+    world = MPI.COMM_WORLD
+    if (world.rank, world.size) != (member.rank, member.n):
+        raise CannotRun(
+            f"mpi4py sees rank {world.rank} of {world.size}, {member.launcher} says {member.rank}"
+            f" of {member.n}",
+            "use the mpirun of mpi4py's MPI, or set MASTER_ADDR to rank 0's host for every rank",
+        )
+    told = bytearray(_LINE)
+    told[: len(mine)] = mine.encode()
+    world.Bcast(told, root=0)
+    return told.rstrip(b"\0").decode()
+
+
+def leave() -> None:
+    """All went well: MPI, if it told, ends with the process. Else it must not, since it would wait
+    for stuck ranks."""
+    if (MPI := getattr(sys.modules.get("mpi4py"), "MPI", None)) and MPI.Is_initialized():
+        atexit.unregister(MPI.Finalize)
+        atexit.register(MPI.Finalize)

@@ -1,0 +1,238 @@
+"""One way to run plans, wherever their ranks are: on this machine (local.py), under its mpirun
+(mpirun.py), with the ranks of a launcher (join.py), on Ray (ray.py), or predicted without any
+(backends/model.py).
+
+What they share is here too: what ranks say to whoever watches them, and who is to blame when they
+stand still, end or raise.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import traceback
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line
+from collbench.machine import environment
+from collbench.records import types
+from collbench.run import memory
+from collbench.run.launch.board import Board, Phase
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+LINE_LIMIT = 256 << 20
+
+
+Env = tuple[tuple[str, str], ...]
+
+
+Hear = Callable[[types.World | types.Record], None]
+
+
+class Listener(NamedTuple):
+    """Who hears what comes of plans while they run.
+
+    ``line`` gets a world, then its records; ``tick``, often, the case that ranks are at and what
+    they do with it; ``further`` says what an open plan goes on with; ``lost`` hears of a plan that
+    broke before the error is raised. Of joined ranks that stand still ``hung`` hears, in another
+    thread, just before the process ends.
+    """
+
+    line: Hear
+    tick: Callable[[Case, Phase], None] = lambda case, phase: None
+    further: Callable[[], list[Job]] = list
+    lost: Callable[[Plan, RunBroken], None] = lambda plan, error: None
+    hung: Callable[[RunBroken], None] = lambda error: None
+
+
+class World(Protocol):
+    """Where plans run. What a kind of world does not say otherwise is true of this machine."""
+
+    def environment(self) -> dict[str, Any]:
+        """The machine of rank 0, and the git repository that the command runs in."""
+        return environment.gather(Path.cwd())
+
+    def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
+        """What n ranks share."""
+        return memory.room(backend, n, policy)
+
+    def warm(self, backends: Sequence[str], env: Env = ()) -> None:
+        """Start what takes long and plans for these backends will need; return at once."""
+        return
+
+    @abstractmethod
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        """All plans in turn. Raises RunBroken with the culprit, or CannotRun with the backend's
+        reason."""
+
+    def close(self) -> None:
+        """Give back whatever plans have run on."""
+        return
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a forked rank is told first: its plan, and the file by which ranks find each other."""
+
+    plan: Plan
+    store: str
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error as a rank tells of it; with a traceback where it was not foreseen."""
+
+    message: str
+    hint: str = ""
+    exit: int = Exit.CANNOT_RUN
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """The error that is being handled."""
+        if isinstance(error, CollbenchError):
+            return cls(error.message, error.hint, error.exit)
+        words = f"{type(error).__name__}: {first_line(error)}"
+        return cls(words, traceback=traceback.format_exc())
+
+
+class Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of what a rank says, or on Ray the actor that holds it: one of these each time."""
+
+    line: types.World | types.Record | None = None
+    further: bool = False  # it waits for the next jobs of an open plan
+    error: Failure | None = None
+    done: bool = False
+    pid: int | None = None
+    says: str | None = None  # on its standard error
+    stopped: bool | None = None  # it is from now on, or no longer
+    exit: int | None = None  # its process's code, negative for a signal
+
+
+class Channel(NamedTuple):
+    """A rank's end of the line to whoever watches it."""
+
+    source: Any  # files that bytes are read from, and written to
+    sink: Any
+
+    def say(self, said: Said) -> None:
+        self.sink.write(msgspec.json.encode(said) + b"\n")
+        self.sink.flush()
+
+    def line(self, line: types.World | types.Record) -> None:
+        self.say(Said(line=line))
+
+    def further(self) -> list[Job]:
+        self.say(Said(further=True))
+        return msgspec.json.decode(self.source.readline(), type=list[Job])
+
+
+class StallWatch:
+    """Finds out when no rank on a board moves any more, and puts where a rank is into words."""
+
+    def __init__(self, board: Board, plan: Plan) -> None:
+        self._board, self._plan = board, plan
+        self.beats, self._moved = board.beats(), time.monotonic()
+
+    def stalled(self) -> float:
+        """Seconds since any rank has moved, once they are more than the plan allows; before, 0."""
+        latest, now = self._board.beats(), time.monotonic()
+        if latest != self.beats:
+            self.beats, self._moved = latest, now
+        seconds = now - self._moved
+        return seconds if seconds > self._plan.timeout else 0.0
+
+    def behind(self) -> list[int]:
+        places = [self._board.where(rank)[1:] for rank in range(self._board.n)]
+        return [rank for rank, place in enumerate(places) if place < max(places)]
+
+    def broken(self, what: str, rank: int, hint: str = "") -> RunBroken:
+        """An error that tells ``what`` happened while ``rank`` was doing what it does now."""
+        job = self._board.job(rank)
+        doing = self._plan.doing(self._board.where(rank)[0].words, job)
+        return RunBroken(f"{what} while {doing}", hint, job)
+
+
+class Death(NamedTuple):
+    """How a rank ended, and by which signal, if any."""
+
+    words: str
+    signal: int = 0
+
+    @classmethod
+    def by(cls, code: int, exited: str) -> Death:
+        """The end of a process with this exit code, negative for a signal."""
+        if code < 0:
+            return cls(f"was killed by {signal.Signals(-code).name}", -code)
+        return cls(f"{exited} {code}")
+
+
+STOPPED = Death("is stopped (SIGSTOP)")
+
+
+class RankWatch:
+    """Follows ranks by what they say and how they end, and finds who broke their world: one that
+    was killed or stopped before one that raised an error, before those that only noticed.
+
+    ``grace`` seconds after the first trouble whoever is to blame has been heard of.
+    """
+
+    out_of_memory = "out of memory? see dmesg"
+
+    def __init__(self, plan: Plan, listener: Listener, grace: float) -> None:
+        self.plan, self.listener, self._grace = plan, listener, grace
+        self.errors: dict[int, Failure] = {}
+        self.deaths: dict[int, Death] = {}
+        self.stopped: set[int] = set()
+        self._since: float | None = None
+
+    def hear(self, rank: int, line: bytes | str) -> Said:
+        said = msgspec.json.decode(line, type=Said)
+        if said.line is not None:
+            self.listener.line(said.line)
+        elif said.further:
+            self.plan.jobs.extend(more := self.listener.further())
+            self.answer(rank, msgspec.json.encode(more))
+        elif said.error is not None:
+            self.errors[rank] = said.error
+        return said
+
+    def check(self, last: bool = False) -> None:
+        """Raise what broke the world, once there has been time to hear of it, or nothing more is to
+        come."""
+        if not self.errors and not self.deaths:
+            return
+        now = time.monotonic()
+        self._since = self._since or now
+        if last or now - self._since > self._grace:
+            raise self._blame()
+
+    def _blame(self) -> CollbenchError:
+        ends = dict.fromkeys(self.stopped, STOPPED) | self.deaths
+        aborted = all(end.signal == signal.SIGABRT for end in ends.values())
+        if not ends or (self.errors and aborted):  # a library aborts where another has said why
+            return self.raised()
+        rank = min(ends, key=lambda rank: self.precedence(rank, ends[rank]))
+        hint = self.out_of_memory if ends[rank].signal == signal.SIGKILL else ""
+        return self.broken(rank, ends[rank].words, hint)
+
+    @abstractmethod
+    def answer(self, rank: int, text: bytes) -> None:
+        """Send a rank the jobs that it asked for."""
+
+    @abstractmethod
+    def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
+        """The order of blame: among several ranks that ended, the one with the least is named."""
+
+    @abstractmethod
+    def raised(self) -> CollbenchError:
+        """The error that is to blame for the others."""
+
+    @abstractmethod
+    def broken(self, rank: int, what: str, hint: str) -> RunBroken:
+        """An error that tells what happened to a rank, and at what."""

@@ -1,0 +1,114 @@
+"""Room for a case's buffers, and the cache that they must outgrow: this host's, or that of its
+GPUs.
+
+GPUs are asked through the driver's library and NVML, since whoever plans a run loads no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from collbench.core.errors import CannotRun
+from collbench.machine import environment
+from collbench.machine import gpu as nvml
+from collbench.suite.policy import Policy
+
+RANK_BYTES = (
+    256 << 20
+)  # a forked rank's own pages beyond its buffers: 70 MiB idle, up to 220 MiB seen at 1 GiB
+
+
+GPU_RANK_BYTES = (
+    3 << 30
+)  # a CUDA context and NCCL's own buffers, with all-to-all connections; a guess on the safe side
+
+
+ON_GPUS = frozenset(
+    {
+        "nccl",
+        "symm",
+        "torch_one_shot",
+        "torch_two_shot",
+        "torch_multimem",
+        "torch_multimem_one_shot",
+    }
+)
+
+
+L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+
+
+class Room(NamedTuple):
+    """``available`` bytes for ``sharers`` ranks, each taking ``base`` beyond buffers; ``where``
+    completes "needs …"."""
+
+    where: str
+    available: int
+    cache: int
+    sharers: int
+    base: int
+
+
+Rooms = Callable[[str, int, Policy], Room]
+
+
+class Gpu(NamedTuple):
+    """Bytes of memory that are free, and of L2 cache."""
+
+    free: int
+    l2: int
+
+
+def room(backend: str, n: int, policy: Policy) -> Room:
+    found = gpus() if backend in ON_GPUS else ()
+    if not found:
+        available, _ = environment.memory_limit()
+        return Room("on this host", available, environment.llc_bytes() or 32 << 20, n, RANK_BYTES)
+    used = found[: 1 if policy.virtual else n]
+    sharers = math.ceil(n / len(used))
+    free, l2 = min(gpu.free for gpu in used), max(gpu.l2 for gpu in used)
+    return Room("on a GPU", free, l2, sharers, GPU_RANK_BYTES // (sharers if policy.virtual else 1))
+
+
+@functools.cache
+def gpus() -> Sequence[Gpu]:
+    """Those that CUDA shows this process; none without a driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int()
+    if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    return tuple(_gpu(cuda, index) for index in range(count.value))
+
+
+def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
+    device, l2, total, uuid = (
+        ctypes.c_int(),
+        ctypes.c_int(),
+        ctypes.c_size_t(),
+        (ctypes.c_ubyte * 16)(),
+    )
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetAttribute(ctypes.byref(l2), L2_BYTES, device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+    cuda.cuDeviceGetUuid(ctypes.byref(uuid), device)
+    return Gpu(_free(bytes(uuid).hex(), total.value), l2.value)
+
+
+def _free(uuid: str, total: int) -> int:
+    """What NVML says is free on that GPU; where it does not, what is left after a tenth."""
+    named = f"GPU-{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
+    try:
+        library = nvml.load()
+    except CannotRun:
+        return total * 9 // 10
+    handle = nvml.ask(library, "DeviceGetHandleByUUID", named)
+    memory = handle and nvml.ask(library, "DeviceGetMemoryInfo", handle)
+    nvml.ask(library, "Shutdown")
+    return min(int(memory.free), total) if memory else total * 9 // 10

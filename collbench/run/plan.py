@@ -1,0 +1,256 @@
+"""Cases to worlds and jobs: what fits in memory, how many buffers take turns, how long it will
+take, how long to wait.
+
+Runs before anything is launched and loads no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from collbench.core import algorithms, groups
+from collbench.core.errors import UsageError
+from collbench.core.schedule import fan_in
+from collbench.machine import environment
+from collbench.records.types import Cache
+from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+MAX_ROTATION = 64
+
+
+PAGE = 4096
+
+
+# for estimates shown before anything is measured: seconds a message, and bytes a second and rank
+GUESS_ALPHA = 60e-6
+
+
+GUESS_RATE = 0.7e9
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
+
+    ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
+    the policy and of what calls take: paired launches need that.
+    """
+
+    case: Case
+    rotation: int
+    cache: Cache
+    samples: int | None = None
+    warmup: int | None = None
+    inner: int | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All a world of ``n`` ranks needs to know; travels as JSON. Where it is divided into
+    ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
+    rank 0 asks what to go on with.
+    """
+
+    index: int
+    backend: str
+    n: int
+    env: tuple[tuple[str, str], ...]
+    policy: Policy
+    jobs: list[Job]
+    timeout: float
+    groups: str = ""
+    open: bool = False
+
+    @property
+    def processes(self) -> int:
+        """How many hold the ranks: one each, or one for all virtual ranks."""
+        return 1 if self.policy.virtual else self.n
+
+    def doing(self, phase: str, job: int | None) -> str:
+        """In words: the phase, and which case it is of."""
+        if job is None:
+            return phase
+        case = self.jobs[job].case
+        placement = "in place" if case.in_place else "out of place"
+        what = f"{case.collective} {case.nbytes} B {case.dtype} {placement} on {case.label}"
+        return f"{phase} {what} (case {job + 1} of {len(self.jobs)})"
+
+
+def buffer_bytes(case: Case, policy: Policy) -> int:
+    """Bytes of one buffer pair on one rank; in place, one buffer is both."""
+    send, recv = case.counts
+    elements = max(send, recv) if case.in_place else send + recv
+    return (elements + 2 * policy.unalign) * case.type.size + 2 * PAGE
+
+
+def scratch_bytes(case: Case) -> int:
+    """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13
+    with Gloo.
+
+    all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two
+    segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be
+    combined.
+    """
+    if case.algorithm == "native" and case.backend in ON_GPUS:
+        return 8 << 20  # NCCL's own buffers do not grow with the size (room.GPU_RANK_BYTES)
+    if case.algorithm != "native":
+        cells, landing = _landed(case.collective, case.algorithm, case.n)
+        block = case.size // (case.n if case.row.total else 1)
+        return 2 * case.size + block * landing // cells + (8 << 20)
+    copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(
+        case.collective, 0.0
+    )
+    return int(copies * case.size) + (8 << 20)
+
+
+@functools.lru_cache(maxsize=256)
+def _landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
+    """Cells of a block, and the most that land at once."""
+    schedule = algorithms.find(collective, algorithm).schedule(n)
+    return schedule.cells, fan_in(schedule)
+
+
+def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
+    """Pairs needed so that a buffer has left the cache before its next turn; at least 2, at most
+    MAX_ROTATION.
+
+    Calls issued together (-m) never share a buffer.
+    """
+    if policy.cache == "hot" or not case.row.moves_data:
+        return policy.agg_iters
+    wanted = max(2, min(MAX_ROTATION, math.ceil(3 * cache_bytes / buffer_bytes(case, policy))))
+    return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
+
+
+def fit(
+    cases: Sequence[Case], policy: Policy, room: Callable[[Case], Room]
+) -> tuple[list[Job], list[Skip]]:
+    """Jobs for what fits into the room there is, with fewer buffers where needed; skips for the
+    rest."""
+    jobs: list[Job] = []
+    skips: list[Skip] = []
+    for case in cases:
+        pair = buffer_bytes(case, policy)
+        where, available, cache_bytes, sharers, base = room(case)
+        fixed = sharers * (base + scratch_bytes(case))
+        wanted = wanted_rotation(case, policy, cache_bytes)
+        possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
+        if possible < 1:
+            need = fixed + sharers * pair * policy.agg_iters
+            skips.append(
+                Skip(
+                    case, f"needs {need >> 20:,} MiB {where}, {available >> 20:,} MiB are available"
+                )
+            )
+            continue
+        rotation = min(wanted, possible)
+        if policy.cache == "hot":
+            cache: Cache = "hot"
+        elif rotation < wanted:
+            cache = "shrunk"
+        else:
+            cache = "cold" if rotation * pair >= 3 * cache_bytes else "small"
+        jobs.append(Job(case, rotation, cache))
+    return jobs, skips
+
+
+def memory_per_rank(job: Job, policy: Policy) -> int:
+    """Bytes a rank of this job takes, buffers and all."""
+    return RANK_BYTES + scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+
+
+def seconds(job: Job, policy: Policy) -> float:
+    """A rough guess of what a job takes, shown by --dry-run and used by --budget; measuring
+    corrects it."""
+    case = job.case
+    bound = case.row.bound(case.n)
+    crowding = max(1.0, case.world / max(1, environment.core_count()))
+    most = policy.resolved(crowding > 1).max_seconds or 0.0
+    call = bound.alpha * GUESS_ALPHA * crowding + bound.beta * case.moved / GUESS_RATE * crowding
+    if policy.iters is not None:
+        measuring = policy.iters * call * 1.3
+    else:
+        measuring = min(most, max(policy.min_seconds, 150 * call))
+    warming = policy.warmup * call if policy.warmup is not None else min(2.0, max(0.05, 30 * call))
+    checking = (
+        4 * job.rotation * buffer_bytes(case, policy) / 2e9 * crowding if policy.check else 0.0
+    )
+    return 0.02 + call + warming + measuring + checking
+
+
+def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
+    """One plan per (backend, ranks, env, groups), and per cycle where each is to be fresh, in the
+    order the sweep names them; jobs in the order they run. Groups that are placed among ranks need
+    no world of their own.
+    """
+    plans = []
+    alike: dict[tuple[str, int, tuple[tuple[str, str], ...], str, int], list[Job]] = {}
+    for job in jobs:
+        case, cycle = job.case, job.case.cycle if policy.fresh else 0
+        divided = "" if groups.placed(case.groups) else case.groups
+        alike.setdefault((case.backend, case.world, case.env, divided, cycle), []).append(job)
+    for index, ((backend, n, env, divided, _), members) in enumerate(alike.items()):
+        ordered = ordering(members, policy, index)
+        plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy), divided))
+    return plans
+
+
+def ordering(jobs: Sequence[Job], policy: Policy, index: int) -> list[Job]:
+    """Shuffled by the recorded seed, so that drift does not pose as an effect of size; by size
+    where asked.
+
+    ``auto`` keeps nccl-tests' order in the modes that follow its cadence. Cycles are never mixed.
+    """
+    import numpy as np
+
+    if policy.order == "size" or (
+        policy.order == "auto" and jobs[0].case.mode in ("streaming", "graph")
+    ):
+        return list(jobs)
+    rng = np.random.default_rng([policy.seed, index])
+    ordered: list[Job] = []
+    for _, cycle in itertools.groupby(jobs, key=lambda j: j.case.cycle):
+        members = list(cycle)
+        ordered += [members[i] for i in rng.permutation(len(members))]
+    return ordered
+
+
+def limit(jobs: Sequence[Job], policy: Policy) -> float:
+    """Seconds without any rank's progress after which a run is called hung: -T, else ample for the
+    largest case."""
+    if policy.timeout is not None:
+        return policy.timeout
+    slowest = max((j.case.moved * j.case.world * _calls(j.case, policy) for j in jobs), default=0)
+    if any(job.case.backend in ON_GPUS for job in jobs):
+        return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
+    return 30.0 + slowest / 50e6
+
+
+def _calls(case: Case, policy: Policy) -> int:
+    """Calls between two signs of life."""
+    return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
+
+
+def within(jobs: Sequence[Job], policy: Policy, budget: float) -> Policy:
+    """The policy whose repetitions fit the whole sweep into ``budget`` seconds."""
+    fixed = Policy(
+        **{**msgspec.structs.asdict(policy), "max_seconds": 0.0, "min_seconds": 0.0, "iters": None}
+    )
+    least = sum(seconds(job, fixed) for job in jobs)
+    left = (budget - least) / max(1, len(jobs))
+    if left < 0.01:
+        raise UsageError(
+            f"--budget {budget:g}s is too short: {len(jobs)} cases take about {least:.0f} s without"
+            " any repetition",
+            "give more time, or fewer sizes (-f 4)",
+        )
+    shrunk = {
+        "max_seconds": left if policy.max_seconds is None else min(policy.max_seconds, left),
+        "min_seconds": min(policy.min_seconds, left),
+    }
+    return msgspec.structs.replace(policy, **shrunk)

@@ -1,0 +1,206 @@
+"""Fills, poisons and checks the buffers of running ranks, bit for bit, on whatever device they are.
+
+The content of every element is payload's; this module plays it in torch, one window of a stream at
+a time, so that a buffer of any size needs scratch for one window only.
+
+Whether floats' sums come out alike, to the bit: digests of what a reduction makes of numbers
+that must be rounded.
+
+The data that results are compared with (payload.py) add up exactly in any order; these do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from collbench.core.collectives import OPS
+from collbench.run.rank import payload
+from collbench.run.rank.payload import WINDOW, Piece
+from collbench.suite.case import Case
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Difference(NamedTuple):
+    """An element that is not what it must be: its index in the buffer, and both bit patterns,
+    unsigned."""
+
+    at: int
+    got: int
+    expected: int
+
+
+class Checked(NamedTuple):
+    """Elements looked at, how many of them are wrong, and the first such."""
+
+    checked: int
+    wrong: int
+    first: Difference | None
+
+
+class _Span(NamedTuple):
+    """Part of a piece within one window: from ``start`` in the buffer, ``low .. high`` in window
+    ``window``."""
+
+    start: int
+    piece: Piece
+    window: int
+    low: int
+    high: int
+
+
+def _spans(pieces: Sequence[Piece]) -> Iterator[_Span]:
+    for piece in pieces:
+        done = 0
+        while done < piece.length:
+            window, low = divmod(piece.offset + done, WINDOW)
+            high = min(WINDOW, low + piece.length - done)
+            yield _Span(piece.start + done, piece, window, low, high)
+            done += high - low
+
+
+class Checker:
+    """What one rank sends and must receive in one case.
+
+    Buffers are one-dimensional contiguous tensors of the case's type, at least as long as the
+    layout; an in-place case passes the slices that ``payload.in_place_offsets`` names. ``slot``
+    tells rotating buffers apart, their contents differ. ``premultiplies``: the backend's avg
+    multiplies by 1/n before it adds.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        premultiplies: bool = False,
+    ) -> None:
+        self.case, self.seed, self.bits = case, seed, _BITS[case.type.size]
+        self.sends = payload.send_layout(case, rank)
+        self.receives = payload.recv_layout(case, rank)
+        self.tolerance = (
+            payload.tolerance(case.op, case.type, case.n, premultiplies) if case.row.reduces else 0
+        )
+        tables, found = payload.tables(case, seed), self.receives or ()
+        self._send = self._on(device, tables.send(rank))
+        self._expected = {
+            ranks: self._on(device, tables.expected(ranks))
+            for ranks in {piece.ranks for piece in found}
+        }
+        longest = min(WINDOW, max((piece.length for piece in [*self.sends, *found]), default=0))
+        self._offsets = torch.from_numpy(payload.offsets().copy()).to(device)
+        self._index = torch.empty(longest, dtype=torch.int32, device=device)
+        self._scratch = torch.empty(longest, dtype=self.bits, device=device)
+
+    def fill_send(self, buffer: torch.Tensor, slot: int = 0) -> None:
+        """Writes what this rank contributes; elements past the layout stay as they are."""
+        view = self._view(buffer, self.sends)
+        for span in _spans(self.sends):
+            self._play(span, slot, self._send, view[span.start : span.start + span.high - span.low])
+
+    def poison(self, buffer: torch.Tensor) -> None:
+        """Fills with NaN, or for integers the top bit: never the result of signed arithmetic here,
+        rarely of others."""
+        buffer.view(self.bits).fill_(
+            -1 if self.case.type.kind == "float" else torch.iinfo(self.bits).min
+        )
+
+    def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:
+        """Compares with what this rank must have received, where that is defined; (0, 0, None)
+        elsewhere."""
+        pieces = self.receives or ()
+        view = self._view(buffer, pieces)
+        counts = [self._wrong(span, slot, view).count_nonzero() for span in _spans(pieces)]
+        wrong = torch.stack(counts) if counts else torch.zeros(1)
+        total = int(wrong.sum())
+        checked = sum(piece.length for piece in pieces)
+        if not total:
+            return Checked(checked, 0, None)
+        bad = next(
+            span for span, count in zip(_spans(pieces), wrong.tolist(), strict=True) if count
+        )
+        return Checked(checked, total, self._first(bad, slot, view))
+
+    def _first(self, span: _Span, slot: int, view: torch.Tensor) -> Difference:
+        place = int(self._wrong(span, slot, view).nonzero()[0])
+        mask = (1 << self.case.type.size * 8) - 1
+        index = span.start + place
+        return Difference(index, int(view[index]) & mask, int(self._scratch[place]) & mask)
+
+    def _wrong(self, span: _Span, slot: int, view: torch.Tensor) -> torch.Tensor:
+        """Which elements of the span differ by more than the tolerance; leaves the expected ones in
+        the scratch."""
+        length = span.high - span.low
+        got, expected = view[span.start : span.start + length], self._scratch[:length]
+        self._play(span, slot, self._expected[span.piece.ranks], expected)
+        if not self.tolerance:
+            return got != expected
+        # neighbouring floats of one sign differ by one as integers, and what is expected here is
+        # never near zero
+        return (got < expected - self.tolerance) | (got > expected + self.tolerance)
+
+    def _play(self, span: _Span, slot: int, table: torch.Tensor, out: torch.Tensor) -> None:
+        key = payload.window_key(self.seed, slot, span.piece.stream, span.window)
+        index = self._index[: span.high - span.low]
+        torch.bitwise_xor(self._offsets[span.low : span.high], key, out=index)
+        torch.index_select(table, 0, payload.pick(index), out=out)
+
+    def _view(self, buffer: torch.Tensor, pieces: Sequence[Piece]) -> torch.Tensor:
+        needed = max((piece.start + piece.length for piece in pieces), default=0)
+        if buffer.dim() != 1 or not buffer.is_contiguous() or buffer.numel() < needed:
+            raise ValueError(
+                f"a contiguous row of at least {needed} elements is needed, not"
+                f" {tuple(buffer.shape)}"
+            )
+        return buffer.view(self.bits)
+
+    def _on(self, device: torch.device | str, table: payload.Array) -> torch.Tensor:
+        return torch.from_numpy(table.view(f"i{self.case.type.size}").copy()).to(device)
+
+
+TABLE = 1 << 16  # numbers, which then repeat
+
+
+CHUNK = 1 << 24  # bytes
+
+
+def rounds(case: Case) -> bool:
+    """Whether the result depends on the order in which it is made."""
+    return (
+        case.row.reduces
+        and case.type.kind == "float"
+        and not OPS[case.op].idempotent
+        and case.size > 0
+    )
+
+
+def fill(buffer: torch.Tensor, pieces: Sequence[Piece], seed: int, rank: int) -> None:
+    """Puts what ``rank`` contributes into a row of floats: normally distributed, the same each
+    time."""
+    numbers = np.random.default_rng([seed, rank]).standard_normal(TABLE)
+    values = torch.from_numpy(numbers).to(buffer.dtype).to(buffer.device)
+    for piece in pieces:
+        for at in range(piece.start, piece.start + piece.length, TABLE):
+            part = buffer[at : min(at + TABLE, piece.start + piece.length)]
+            part.copy_(values[: len(part)])
+
+
+def digest(buffer: torch.Tensor, pieces: Sequence[Piece]) -> str:
+    """A digest of the bits that were received, where the collective defines them."""
+    found = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        of_bytes = buffer[piece.start : piece.start + piece.length].view(torch.uint8)
+        for at in range(0, len(of_bytes), CHUNK):
+            found.update(of_bytes[at : at + CHUNK].cpu().numpy().data)
+    return found.hexdigest()
+
+
+def together(parts: Sequence[str]) -> str:
+    """One of several ranks'."""
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=8).hexdigest()

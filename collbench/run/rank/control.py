@@ -1,0 +1,166 @@
+"""What ranks tell each other besides the traffic under test: numbers, JSON and a barrier, on groups
+of its own.
+
+Nothing received here is unpickled: times travel as int64 arrays, everything else as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from collbench.core.groups import Groups
+
+JSON_LIMIT = 64 << 20  # a plan of 100,000 cases is about 40 MB
+
+
+SHORT = 256  # bytes that say how long a value is, and hold it where they suffice
+
+
+LONG = timedelta(
+    days=1
+)  # libraries never give up by themselves: whoever watches the board ends a hung run
+
+
+class Control:
+    """The control group of a world of ``n`` ranks, or of one of the ``groups`` that it is divided
+    into: then rank 0 is the group's, and ``n`` the group's size. Every method is called by all
+    ranks."""
+
+    def __init__(self, rank: int, n: int) -> None:
+        self.rank = rank
+        self.n = n
+        self.groups: Groups = (range(n),)
+        self.number = 0  # of these, this one
+        self._group: Any = None
+        self._token_out = torch.zeros(1, dtype=torch.int32)
+        self._token_in = torch.zeros(1, dtype=torch.int32)
+
+    def divided(self, groups: Groups) -> Control:
+        """The control group of this rank's group (of a world's ranks)."""
+        number = next(number for number, members in enumerate(groups) if self.rank in members)
+        mine = Control(groups[number].index(self.rank), len(groups[number]))
+        mine.groups, mine.number = groups, number
+        mine._group = mine.joined("gloo")
+        return mine
+
+    def among(self, groups: Groups) -> Control:
+        """The control of this rank's group, like ``divided``, for groups that messages of the
+        world's own process group join. ``number`` is the group's, or beyond all groups' where this
+        rank is in none."""
+        places = {
+            rank: (number, place)
+            for number, group in enumerate(groups)
+            for place, rank in enumerate(group)
+        }
+        number, place = places.get(self.rank, (len(groups), 0))
+        mine = Control(place, len(groups[0]))
+        mine.groups, mine.number = groups, number
+        return mine
+
+    @property
+    def idle(self) -> bool:
+        return self.number >= len(self.groups)
+
+    @property
+    def members(self) -> Sequence[int]:
+        """This group's ranks, as the world counts them."""
+        return self.groups[self.number]
+
+    def joined(self, backend: str) -> Any:
+        """A new process group of ``backend`` for each group; this rank's is returned. Names are
+        counted alike on all ranks, and so never used twice, only if every rank takes part in making
+        every group."""
+        if len(self.groups) == 1:
+            return dist.new_group(backend=backend, timeout=LONG)
+        made = [
+            dist.new_group(list(members), backend=backend, timeout=LONG) for members in self.groups
+        ]
+        return made[self.number]
+
+    def leave(self) -> None:
+        """Done with a group's; the world's stays."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+
+    def gather(self, values: np.ndarray) -> np.ndarray | None:
+        """All ranks' equally shaped int64 arrays, stacked, at rank 0; None elsewhere."""
+        mine = torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64))
+        if self.n == 1:
+            return mine.numpy()[None]
+        parts = [torch.empty_like(mine) for _ in range(self.n)] if self.rank == 0 else None
+        dist.gather(mine, parts, dst=self.members[0], group=self._group)
+        return np.stack([p.numpy() for p in parts]) if parts else None
+
+    def decide(self, values: list[int]) -> list[int]:
+        """Rank 0's integers, at every rank. The others pass a list of the same length."""
+        tensor = torch.tensor(values, dtype=torch.int64)
+        if self.n > 1:
+            dist.broadcast(tensor, src=self.members[0], group=self._group)
+        return [int(v) for v in tensor]
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's JSON-able value, at every rank."""
+        payload = msgspec.json.encode(value) if self.rank == 0 else b""
+        (length,) = self.decide([len(payload)])
+        if length > JSON_LIMIT:
+            raise ValueError(
+                f"a control message of {length} bytes is over the limit of {JSON_LIMIT}"
+            )
+        buffer = torch.zeros(length, dtype=torch.uint8)
+        if self.rank == 0:
+            buffer.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        if self.n > 1 and length:
+            dist.broadcast(buffer, src=self.members[0], group=self._group)
+        return msgspec.json.decode(buffer.numpy().tobytes())
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every rank's JSON-able value, in rank order, at every rank."""
+        payload = msgspec.json.encode(value)
+        told = len(payload).to_bytes(8, "little") + payload
+        everyone = self._everyones(told, SHORT)
+        lengths = [int.from_bytes(text[:8], "little") for text in everyone]
+        if max(lengths) > JSON_LIMIT:
+            raise ValueError(
+                f"a control message of {max(lengths)} bytes is over the limit of {JSON_LIMIT}"
+            )
+        if max(lengths) > SHORT - 8:
+            everyone = self._everyones(told, 8 + max(lengths))
+        return [
+            msgspec.json.decode(text[8 : 8 + length])
+            for text, length in zip(everyone, lengths, strict=True)
+        ]
+
+    def _everyones(self, told: bytes, size: int) -> list[bytes]:
+        """The first ``size`` bytes that each rank has to tell, at every rank."""
+        mine = torch.zeros(size, dtype=torch.uint8)
+        mine[: len(told)] = torch.frombuffer(bytearray(told[:size]), dtype=torch.uint8)
+        parts = [mine] if self.n == 1 else [torch.empty_like(mine) for _ in range(self.n)]
+        if self.n > 1:
+            dist.all_gather(parts, mine, group=self._group)
+        return [part.numpy().tobytes() for part in parts]
+
+    def barrier(self) -> None:
+        """Dissemination: in round k every rank signals rank + 2**k; after ceil(log2 n) rounds all
+        have heard of all."""
+        distance = 1
+        while distance < self.n:
+            ahead, behind = (
+                self.members[(self.rank + step) % self.n] for step in (distance, -distance)
+            )
+            sent = dist.isend(self._token_out, ahead, self._group)
+            dist.recv(self._token_in, behind, self._group)
+            if sent is not None:
+                sent.wait()
+            distance *= 2
+
+
+def world() -> Control:
+    """The control group of all ranks, whatever groups they are divided into."""
+    return Control(dist.get_rank(), dist.get_world_size())

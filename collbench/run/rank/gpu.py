@@ -1,0 +1,366 @@
+"""A device's stream as measuring needs it: marks in time, a wait that work queues up behind,
+capture as a graph.
+
+What a GPU does while it is measured, by NVML: its clocks and what holds them back, heat, power,
+errors and traffic; and which samples that spoils.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import torch
+
+from collbench.core.errors import CannotRun
+from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
+from collbench.records.types import GpuState
+from collbench.run.rank.control import Control
+
+if TYPE_CHECKING:
+    from collbench.run.rank.control import Control
+
+
+HELD_NS = 20_000_000  # longer than any rank comes late for it
+
+
+SPUN_CYCLES = (
+    20_000_000  # about 10 ms: enough for an idle GPU to raise its clock before it is measured
+)
+
+
+class Stream(Protocol):
+    """Where a device puts work in order, and its clock. All methods but ``drain`` return at
+    once."""
+
+    def mark(self) -> Any:
+        """An event that is reached when all that was issued before it is done."""
+
+    def elapsed(self, start: Any, end: Any) -> int:
+        """Nanoseconds from one mark to another; both must have been reached."""
+
+    def reached(self, mark: Any) -> bool:
+        """Whether the device has come to the mark."""
+
+    def hold(self, ns: int) -> None:
+        """Keep the stream busy for about so long: what is issued next starts only then."""
+
+    def drain(self) -> None:
+        """Wait until all that was issued is done."""
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        """Record what ``action`` issues, without running it; the result issues all of it as one
+        graph, and keeps it."""
+
+
+class Cuda:
+    """The current stream of a CUDA device, which must be the current device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cycles_per_ns = 0.0
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def elapsed(self, start: Any, end: Any) -> int:
+        return round(float(start.elapsed_time(end)) * 1e6)
+
+    def reached(self, mark: Any) -> bool:
+        return bool(mark.query())
+
+    def hold(self, ns: int) -> None:
+        if not self._cycles_per_ns:
+            self._calibrate()
+        torch.cuda._sleep(round(ns * self._cycles_per_ns))  # type: ignore[no-untyped-call]
+
+    def _calibrate(self) -> None:
+        """How fast the counter runs that a busy wait looks at, once the clock is up."""
+        torch.cuda._sleep(SPUN_CYCLES)  # type: ignore[no-untyped-call]
+        start = self.mark()
+        torch.cuda._sleep(SPUN_CYCLES)  # type: ignore[no-untyped-call]
+        end = self.mark()
+        self.drain()
+        self._cycles_per_ns = SPUN_CYCLES / max(1, self.elapsed(start, end))
+
+    def drain(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        """Memory allocated meanwhile comes from a pool of the graph's own. Other threads go on as
+        they like: NCCL's watchdog asks after its events at any time. A communicator cannot be left
+        while such a graph is kept.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            action()
+        return graph.replay
+
+
+def assert_ordered(
+    stream: Stream, align: Callable[[], object], control: Control, beat: Callable[[], object]
+) -> None:
+    """Raises CannotRun on all ranks if a mark behind the collective ``align`` is reached before the
+    collective is done (as where the library runs it on a stream of its own that nothing joins), so
+    that no time would mean anything.
+
+    A rank is held back for 20 ms: that long the others' collective must take. Of two such turns
+    every rank is among the others in one. With a single rank there is nobody to wait for, and
+    nothing is shown.
+    """
+    if control.n == 1:
+        return
+    align()  # the first call connects ranks
+    stream.drain()
+    early = None
+    for held in (0, 1):
+        beat()
+        start = stream.mark()
+        control.barrier()
+        if control.rank == held:
+            stream.hold(HELD_NS)
+        align()
+        end = stream.mark()
+        stream.drain()
+        took = stream.elapsed(start, end)
+        if took < HELD_NS // 2:
+            early = [control.rank, held, took]
+    for rank, held, took in filter(None, control.collect(early)):
+        raise CannotRun(
+            f"the end event does not wait for the collective: on rank {rank} it came after"
+            f" {took / 1e3:.0f} us, while rank {held} was held back for {HELD_NS // 1_000_000} ms",
+            "no time taken here would be right; report it with what collbench doctor says",
+        )
+
+
+SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --throttle-threshold)
+
+
+PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
+
+
+IDLE, SET_CLOCKS = 0x1, 0x2
+
+
+# nvmlClocksEventReasons without idle and the settings: application, display and sync-boost clocks
+HOLDING_BACK = {
+    0x04: "sw_power_cap",
+    0x08: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
+
+
+MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
+
+
+ALL_LINKS = 0xFFFFFFFF  # as a field's scope: the sum over links
+
+
+Fields = tuple[int | tuple[int, int], ...]
+
+
+# Choices of fields: those count that a GPU answers first.
+TRAFFIC: tuple[Fields, ...] = (
+    ((138, ALL_LINKS), (139, ALL_LINKS)),  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX and _RX, in KiB
+    tuple((field, link) for link in range(MOST_LINKS) for field in (138, 139)),
+)
+
+
+ERRORS: tuple[Fields, ...] = (
+    (
+        38,
+        45,
+        52,
+        59,
+        160,
+    ),  # NVML_FI_DEV_NVLINK_{CRC_FLIT,CRC_DATA,REPLAY,RECOVERY,ECC_DATA}_ERROR_COUNT_TOTAL
+    tuple(
+        (field, link) for link in range(MOST_LINKS) for field in (215, 219)
+    ),  # NVLink 5: recoveries, effective errors
+)
+
+
+MOST_EVENTS = 100  # taken in one reading, so that it ends
+
+
+COUNTERS = ("ecc", "nvlink_errors", "nvlink_kib", "pcie_replays")
+
+
+UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+
+
+class Watch:
+    """Reads one GPU's state: nine calls of NVML, some of which ask the GPU, so never while a clock
+    runs."""
+
+    def __init__(self, nvml: Any, gpu: Any, index: int, name: str) -> None:
+        self._nvml, self._gpu = nvml, gpu
+        self._index, self._name = self._ask("Index"), name
+        self._index = index if self._index is None else self._index
+        self._default = self._ask("DefaultApplicationsClock", GRAPHICS) or self._ask(
+            "MaxClockInfo", SM
+        )
+        self._traffic, self._errors = (
+            _answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
+        )
+        self._events = xid_events(nvml, gpu)
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        return ask(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
+
+    def read(self) -> GpuState:
+        """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
+        where a GPU that is neither idle nor has clocks that somebody set runs below 75 % of its
+        default; ``nvlink_kib`` is sent and received data; ``xid`` is the last since the reading
+        before, 0 for none."""
+        reasons = self._ask("CurrentClocksEventReasons")
+        if reasons is None:  # as drivers before 535 call it
+            reasons = self._ask("CurrentClocksThrottleReasons") or 0
+        sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
+        values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
+        lawful = reasons & (IDLE | SET_CLOCKS)
+        slow = sm is not None and self._default and sm < SLOW * self._default and not lawful
+        return GpuState(
+            index=self._index,
+            name=self._name,
+            sm_mhz=sm,
+            sm_mhz_default=self._default,
+            memory_mhz=self._ask("ClockInfo", MEMORY),
+            celsius=self._ask("Temperature", 0),
+            watts=None if milliwatts is None else milliwatts / 1000,
+            throttle=(
+                *(name for bit, name in HOLDING_BACK.items() if reasons & bit),
+                *["low_sm_clock"] * bool(slow),
+            ),
+            ecc=self._ask("TotalEccErrors", UNCORRECTED, VOLATILE),
+            nvlink_kib=_total(values[: len(self._traffic)]),
+            nvlink_errors=_total(values[len(self._traffic) :]),
+            pcie_replays=self._ask("PcieReplayCounter"),
+            xid=self._xid(),
+        )
+
+    def _xid(self) -> int | None:
+        if self._events is None:
+            return None
+        last = 0
+        for _ in range(MOST_EVENTS):
+            event = ask(self._nvml, "EventSetWait_v2", self._events, 0)
+            if event is None:  # a time-out: no more have come
+                break
+            last = int(event.eventData)
+        return last
+
+    def close(self) -> None:
+        ask(self._nvml, "Shutdown")
+
+
+class Guard:
+    """Judges a case's blocks of samples by the GPU's state, as nvbench does: a block during which
+    it was held back is discarded, and the next one waits, 50 ms at first and twice as long each
+    time in a row, up to 0.5 s.
+
+    Every rank asks ``bad`` after each block; if any rank's says so, all discard the block and
+    ``pause``. Without a watch nothing is bad, so that all ranks ask alike.
+    """
+
+    def __init__(self, watch: Watch | None, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._watch, self._sleep = watch, sleep
+        self._first = self._worst = watch.read() if watch else None
+        self._wait, self._paused = PAUSE_S, False
+
+    def bad(self) -> bool:
+        """Whether the GPU is held back now, at the end of a block."""
+        self._wait = self._wait if self._paused else PAUSE_S
+        self._paused = False
+        if not self._watch or not self._worst:
+            return False
+        now = self._watch.read()
+        self._worst = worst(self._worst, now)
+        return throttled(now)
+
+    def pause(self) -> None:
+        self._sleep(self._wait)
+        self._wait, self._paused = min(2 * self._wait, MOST_PAUSE_S), True
+
+    @property
+    def state(self) -> GpuState | None:
+        """The GPU at its worst since this guard was made; counters are what they rose by."""
+        return since(self._first, self._worst) if self._first and self._worst else None
+
+
+def watch(device: torch.device) -> Watch | None:
+    """The watch of the GPU that torch calls ``device``, whatever CUDA_VISIBLE_DEVICES makes of its
+    index; a MIG instance has that of the whole GPU. None without NVML, or for a GPU it does not
+    know."""
+    if device.type != "cuda":
+        return None
+    try:
+        nvml = load()
+    except CannotRun:
+        return None
+    about = torch.cuda.get_device_properties(device)
+    uuid = str(about.uuid)
+    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
+    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
+    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
+    if gpu is None:
+        ask(nvml, "Shutdown")
+        return None
+    return Watch(nvml, gpu, device.index or 0, about.name)
+
+
+def throttled(state: GpuState) -> bool:
+    """Whether samples taken meanwhile are to be discarded: for a cause, never for their values. A
+    power cap alone is none: it may be how the machine is set up, and what it costs shows in the
+    clock."""
+    return any(reason != "sw_power_cap" for reason in state.throttle)
+
+
+def worst(seen: GpuState, now: GpuState) -> GpuState:
+    """Lowest clocks, highest temperature and power, all reasons of either; counters as they stood
+    last."""
+    lowest = {name: _pick(min, seen, now, name) for name in ("sm_mhz", "memory_mhz")}
+    highest = {name: _pick(max, seen, now, name) for name in ("celsius", "watts", *COUNTERS)}
+    reasons = tuple(dict.fromkeys((*seen.throttle, *now.throttle)))
+    return msgspec.structs.replace(
+        now, **lowest, **highest, throttle=reasons, xid=now.xid or seen.xid
+    )
+
+
+def since(first: GpuState, last: GpuState) -> GpuState:
+    """``last`` with counters as what they rose by since ``first``; None where one of them does not
+    know."""
+    pairs = {name: (getattr(first, name), getattr(last, name)) for name in COUNTERS}
+    risen = {name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()}
+    return msgspec.structs.replace(last, **risen)
+
+
+def everyones(control: Control, state: GpuState | None) -> list[GpuState]:
+    """All ranks' states, in rank order, at every rank; those of ranks without a watch are left
+    out."""
+    return [
+        msgspec.convert(other, GpuState)
+        for other in control.collect(msgspec.to_builtins(state))
+        if other
+    ]
+
+
+def _pick(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:
+    return choose(
+        (v for v in (getattr(seen, name), getattr(now, name)) if v is not None), default=None
+    )
+
+
+def _answered(nvml: Any, gpu: Any, choices: Iterable[Fields]) -> Fields:
+    return next((ids for ids in choices if _total(fields(nvml, gpu, ids)) is not None), ())
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,419 @@
+"""Times of one case: aligned starts, warm-up until steady, and samples until the median is known
+well enough.
+
+All ranks run the same code; rank 0 sees all ranks' times between blocks and decides for everyone,
+so that no rank ever issues a different number of calls than another.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from collbench.records import stats
+from collbench.run.launch.board import Board
+from collbench.run.plan import Job
+from collbench.run.rank.clocks import WINDOW_NS, GlobalClock
+from collbench.run.rank.control import Control
+from collbench.run.rank.gpu import Guard, Stream
+from collbench.suite.policy import Policy
+
+CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
+
+
+WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
+
+
+MAX_LATE = 0.25
+
+
+clock = time.perf_counter_ns
+
+
+Action = Callable[[], object]
+
+
+Stop = Literal["", "converged", "max_n", "budget", "fixed"]
+
+
+STOPS: tuple[Stop, ...] = ("", "converged", "max_n", "budget", "fixed")
+
+
+def nothing() -> None:
+    """The call that overhead is measured with."""
+
+
+def preemptions() -> int:
+    """How often the kernel has taken this thread off its core."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+class Sync:
+    """Brings ranks to a common start: ``window`` (spin until a deadline, on the ``common`` clock of
+    several hosts where there is one, else on the board), ``barrier`` (own messages), ``device`` (by
+    ``align``, a collective on the stream) or ``none``. ``refused`` is why there is no window.
+    ``after`` is done last, outside any clock.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        control: Control,
+        board: Board | None,
+        align: Action = nothing,
+        common: GlobalClock | None = None,
+        after: Action = nothing,
+    ) -> None:
+        self.scheme, self.refused, self._after = scheme, "", after
+        self._control = control
+        self._board = board
+        self._align = align
+        self._common = common
+
+    def refuse(self, late: float, sample_ns: float) -> bool:
+        """Whether a window is out of place: for the share of starts it came too early for, or
+        hosts' clocks."""
+        if self.scheme == "window":
+            self.refused = f"{late:.0%} of starts came late" if late > MAX_LATE else ""
+            self.refused = self.refused or (self._common.why_not(sample_ns) if self._common else "")
+        return bool(self.refused)
+
+    def __call__(self) -> bool:
+        """Wait for the common start; whether this rank was late for it."""
+        late = self._meet()
+        self._after()
+        return late
+
+    def _meet(self) -> bool:
+        if self.scheme == "window" and self._common is not None:
+            return self._common.meet()
+        if self.scheme == "window" and self._board is not None:
+            return self._board.meet(self._control.rank, WINDOW_NS)
+        if self.scheme == "barrier":
+            self._control.barrier()
+        elif self.scheme == "device":
+            self._align()
+        return False
+
+
+class Samples(NamedTuple):
+    """Blocks of all ranks, at rank 0 only: int64 arrays of shape (ranks, samples), in ns; which
+    samples some rank was late for; how often the kernel took each rank off its core meanwhile; and
+    what the samples took by a device's clock, zeros where none was read beside the host's. By a
+    device's clock alone, all starts are 0: ranks share none.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    late: np.ndarray
+    switches: np.ndarray
+    device: np.ndarray
+
+    @property
+    def durations(self) -> np.ndarray:
+        return np.asarray(self.ends - self.starts)
+
+    @property
+    def typical(self) -> float:
+        return float(np.median(self.durations.max(axis=0)))
+
+    def plus(self, other: Samples) -> Samples:
+        pairs = (self.starts, other.starts), (self.ends, other.ends), (self.device, other.device)
+        starts, ends, device = map(np.hstack, pairs)
+        return Samples(
+            starts, ends, np.hstack((self.late, other.late)), self.switches + other.switches, device
+        )
+
+    def only(self, chosen: np.ndarray) -> Samples:
+        starts, ends, device = (of[:, chosen] for of in (self.starts, self.ends, self.device))
+        return Samples(starts, ends, self.late[chosen], self.switches, device)
+
+
+class Sampler:
+    """Takes samples of one rank: each is ``inner`` calls under one clock pair, buffers taking turns
+    call by call.
+
+    ``calls`` are pairs of an action and the slots of buffers it uses. ``finish()`` returns when the
+    device has done what was issued, and is part of the sample. ``freshen(slot)`` puts back the
+    input of a slot that the call before has overwritten; it runs outside the clock, just before the
+    sample after, so that what the last sample left can still be checked. Where ``marks`` is the
+    device's stream, it times the same calls too. ``again`` is what a check may repeat: calls as
+    they are timed, each slot used once.
+    """
+
+    timed_by: Literal["host", "device"] = "host"
+    cause, remedy = (
+        "late start",
+        "--sync barrier",
+    )  # why samples are replaced, and what helps if all are
+
+    def __init__(
+        self,
+        calls: Sequence[tuple[Action, Sequence[int]]],
+        inner: int,
+        control: Control,
+        beat: Action,
+        freshen: Callable[[int], object] | None = None,
+        finish: Action = nothing,
+        marks: Stream | None = None,
+    ) -> None:
+        self.inner, self.calls, self.again = inner, calls, calls
+        turns = math.lcm(len(calls), inner) // inner
+        chosen = [[calls[(t * inner + k) % len(calls)] for k in range(inner)] for t in range(turns)]
+        self._batches = [
+            (tuple(c for c, _ in batch), sorted({s for _, used in batch for s in used}))
+            for batch in chosen
+        ]
+        self._beat = beat
+        self._freshen, self._finish, self._marks = freshen, finish, marks
+        self._control = control
+        self._next = 0
+        self.dirty: Sequence[int] = ()
+
+    @property
+    def used(self) -> set[int]:
+        """Slots that calls were made on."""
+        return {slot for _, slots in self._batches[: self._next] for slot in slots}
+
+    def take(self, count: int, sync: Sync) -> Samples | None:
+        """``count`` samples, gathered at rank 0 (None elsewhere). What happens between them is kept
+        as short as can be: ranks that nothing aligns feel it."""
+        begins, ends, lates, times = ([0] * count for _ in range(4))
+        turn, turns, marks = self._next, len(self._batches), self._marks
+        before = preemptions()
+        for i in range(count):
+            batch, slots = self._batches[(turn + i) % turns]
+            if self._freshen:
+                self._renew(slots)
+                self._finish()
+            self._beat()
+            lates[i] = sync()
+            first = marks and marks.mark()
+            begins[i] = clock()
+            for call in batch:
+                call()
+            last = marks and marks.mark()
+            self._finish()
+            ends[i] = clock()
+            if marks:
+                times[i] = marks.elapsed(first, last)
+        self._next += count
+        return self._gathered(begins, ends, lates, times, before)
+
+    def _renew(self, slots: Sequence[int]) -> None:
+        """Put back the inputs that the last sample overwrote; the next one overwrites those of
+        ``slots``."""
+        if self._freshen:
+            for slot in self.dirty:
+                self._freshen(slot)
+            self.dirty = slots
+
+    def _gathered(
+        self,
+        begins: list[int],
+        ends: list[int],
+        lates: Sequence[int],
+        times: list[int],
+        before: int,
+    ) -> Samples | None:
+        switched = [preemptions() - before] * len(begins)
+        everyone = self._control.gather(np.array([begins, ends, lates, switched, times]))
+        if everyone is None:
+            return None
+        starts, stops, late_any, switches, device = everyone.transpose(1, 0, 2)
+        return Samples(starts, stops, late_any.any(axis=0), switches[:, 0], device)
+
+    def repeats(self, call_ns: float) -> int:
+        """Calls a sample needs for the clock to be fine enough, by what one takes."""
+        return stats.inner_repeats(call_ns, CLOCK_FLOOR_NS)
+
+    def idle(self) -> Sampler:
+        """The same around calls that do nothing."""
+        return Sampler(
+            [(nothing, ())], self.inner, self._control, nothing, None, self._finish, self._marks
+        )
+
+    def alone(self, call_ns: float) -> list[int]:
+        """Times of some single calls by the host's clock, where samples are by the device's; at
+        rank 0."""
+        return []
+
+
+class Measured(NamedTuple):
+    """The outcome at rank 0: valid samples of all ranks and how they were taken."""
+
+    samples: Samples
+    inner: int
+    warmup: int
+    steady: bool
+    stop: Stop
+    scheme: str
+    invalid: dict[str, int]
+    overhead_ns: int
+    clock: Literal["host", "device"]
+    host_ns: list[int]
+
+
+class Protocol:
+    """Runs the measuring protocol for one case. ``make(inner)`` builds the sampler for so many
+    calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
+    whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
+    number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        control: Control,
+        sync: Sync,
+        make: Callable[[int], Sampler],
+        mode: str,
+        job: Job | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        self._policy = policy
+        self._guard, self._throttled = guard, 0
+        self._control = control
+        self._sync = sync
+        self._make = make
+        assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
+        self._precision, self._most_seconds = policy.precision, policy.max_seconds
+        calls = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}.get(
+            mode, 0
+        )
+        self._inner = (job.inner if job else None) or calls
+        self._first = max(1, calls)
+        batched = mode in ("streaming", "graph")
+        self._iters = (job.samples if job else None) or (None if batched else policy.iters)
+
+    def run(self, first_ns: int, on_measure: Action) -> tuple[Measured | None, Sampler]:
+        """Warm up, choose how many calls make a sample, measure. ``first_ns`` is what this rank's
+        first call took."""
+        sampler = self._make(self._first)
+        warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
+        repeats = self._inner or sampler.repeats(typical / sampler.inner)
+        refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
+        repeats, swap = self._control.decide([repeats, int(refused)])
+        if swap and self._policy.sync == "auto":
+            self._sync.scheme = "barrier"
+        if repeats > sampler.inner:
+            typical, dirty = typical / sampler.inner, sampler.dirty
+            sampler = self._make(repeats)
+            sampler.dirty = [*sampler.dirty, *dirty]
+            typical *= sampler.inner
+            sampler.take(10, self._sync)
+        on_measure()
+        samples, stop = self._measure(sampler, typical)
+        overhead = self._overhead(sampler)
+        alone = sampler.alone(typical / sampler.inner)
+        if samples is None:
+            return None, sampler
+        valid = ~samples.late.astype(bool)
+        dropped = int((~valid).sum())
+        causes = {sampler.cause: dropped, "throttled": self._throttled}
+        kept, invalid = (
+            samples.only(valid),
+            {cause: number for cause, number in causes.items() if number},
+        )
+        return (
+            Measured(
+                kept,
+                sampler.inner,
+                warmed,
+                steady,
+                stop,
+                self._sync.scheme,
+                invalid,
+                overhead,
+                sampler.timed_by,
+                alone,
+            ),
+            sampler,
+        )
+
+    def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, float, bool, float]:
+        """Samples taken, a typical one's time in ns (at rank 0), whether times had settled, the
+        share of late ones."""
+        fixed = self._policy.warmup
+        block = max(1, min(10, int(WARM_CAP_S / 2 * 1e9 / max(first_ns, 1))))
+        (block,) = self._control.decide([block if fixed is None else fixed])
+        begun, done, seen, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
+        while block:
+            samples = sampler.take(block, self._sync)
+            done += block
+            if samples is not None:
+                seen = np.concatenate([seen, samples.durations.max(axis=0)])
+                late += int(samples.late.sum())
+                elapsed = time.perf_counter() - begun
+                steady = stats.steady(seen)
+                enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
+                spent = elapsed >= WARM_CAP_S or done >= WARM_CAP_N
+                block = 0 if enough or spent or fixed is not None else block
+            (block,) = self._control.decide([block])
+        typical = float(np.median(seen[-10:])) if len(seen) else first_ns
+        return done, typical, steady or fixed is not None, late / max(1, done)
+
+    def _measure(self, sampler: Sampler, typical_ns: float) -> tuple[Samples | None, Stop]:
+        begun = time.perf_counter()
+        kept: Samples | None = None
+        second = max(
+            1, int(1e9 / max(typical_ns, 1))
+        )  # about one second of samples: no block is longer
+        block = self._iters or min(10, second)
+        stop = 0
+        (block,) = self._control.decide([min(block, second)])
+        while True:
+            samples = sampler.take(block, self._sync)
+            held_back = self._held_back()
+            if samples is not None:
+                if held_back:
+                    self._throttled += block
+                    samples = samples.only(np.zeros(block, bool))
+                kept = samples if kept is None else kept.plus(samples)
+                block, stop = self._next_block(kept, time.perf_counter() - begun, second)
+            block, stop = self._control.decide([block, stop])
+            if block == 0:
+                return kept, STOPS[stop]
+
+    def _held_back(self) -> bool:
+        """Whether some rank's GPU was, in the block that has just been taken; then all wait a
+        little."""
+        if self._guard is None or not any(self._control.collect(self._guard.bad())):
+            return False
+        self._guard.pause()
+        return True
+
+    def _next_block(self, kept: Samples, elapsed: float, second: int) -> tuple[int, int]:
+        """Size of the next block, or 0 and the reason to stop."""
+        policy = self._policy
+        times = kept.durations.max(axis=0)[~kept.late.astype(bool)]
+        n, tried = len(times), len(kept.late) + self._throttled
+        if self._iters is not None:
+            missing = self._iters - n
+            exhausted = tried >= 3 * self._iters
+            if missing <= 0 or exhausted:
+                return 0, STOPS.index("max_n" if missing > 0 else "fixed")
+            return min(missing, second), 0
+        if n and stats.converged(
+            times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
+        ):
+            return 0, STOPS.index("converged")
+        if (
+            tried >= policy.max_iters
+        ):  # of very short samples even that many may take less than min_seconds
+            narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
+            return 0, STOPS.index("converged" if narrow else "max_n")
+        if elapsed >= self._most_seconds:
+            return 0, STOPS.index("budget")
+        left = int((self._most_seconds - elapsed) / elapsed * tried)
+        return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
+
+    def _overhead(self, sampler: Sampler) -> int:
+        """Median ns between the clock reads of a sample whose calls do nothing."""
+        samples = sampler.idle().take(50, Sync("none", self._control, None))
+        return int(np.median(samples.durations[0])) if samples is not None else 0

@@ -1,0 +1,259 @@
+"""What NCCL ran, from its own log: algorithm, protocol and channels of a call, and over what its
+ranks are connected.
+
+Since 2.24, rank 0 of a communicator says of each call what was chosen (subsystem TUNING), and a
+process can have the environment read again that says what to log (ncclResetDebugInit; since 2.27 it
+is read at the next line). Lines take time, so no call that is timed may write any: what was chosen
+is overheard on a call of its own. Connections are told once, when the first call that needs them
+makes them; they are listened for all along, as calls write nothing to these subsystems. The
+environment changes only while no collective runs. A log that the user asked for is left as it is,
+and read if it is a file; so is a user's NCCL_DEBUG=WARN on the terminal, but for the calls that are
+overheard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from collbench.records.types import Choice
+
+NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+
+
+CONNECTIONS = "P2P,SHM,NET"
+
+
+# by their numbers in NCCL's log before 2.24; later ones write the names, in capitals
+ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
+
+
+PROTOCOLS = ("LL", "LL128", "Simple")
+
+
+_TUNED = re.compile(
+    r"-?\d+ Bytes -> Algo (?P<algorithm>\w+) proto (?P<protocol>\w+) "
+    r"(?:time [\d.]+|channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})"
+)
+
+
+_SYMMETRIC = re.compile(r" \[Symmetric\]: -?\d+ Bytes -> Kernel [A-Za-z]+_(\w+) nchannels (\d+) ")
+
+
+_COPIED = re.compile(r" \[(?:Copy Engine|Hierarchical CE)\]: -?\d+ Bytes -> ")
+
+
+_VIA = re.compile(
+    r"(?:Channel|CollNet) \d+(?:/\d+)? : \d.* via (P2P|SHM|NET|COLLNET)/([^/\n]*)(.*)"
+)
+
+
+def chosen(text: str) -> Choice | None:
+    """The last choice in a piece of NCCL's log, without the transport; None where it has none. A
+    line that is cut is not read."""
+    found = None
+    for line in text.splitlines():
+        if match := _TUNED.search(line):
+            said = match.groupdict()
+            channels = int(said["high"]) - int(said["low"]) + 1 if said["high"] else 0
+            found = Choice(
+                algorithm=_named(said["algorithm"], ALGORITHMS),
+                protocol=_named(said["protocol"], PROTOCOLS),
+                channels=channels,
+            )
+        elif match := _SYMMETRIC.search(line):
+            found = Choice(algorithm="Symmetric", protocol=match[1], channels=int(match[2]))
+        elif _COPIED.search(line):
+            found = Choice(algorithm="CopyEngine")
+    return found
+
+
+def connections(text: str) -> set[str]:
+    """Over what connections were made, in a piece of NCCL's log: P2P, SHM, NET/IB, NET/IB/GDRDMA,
+    COLLNET/SHARP ..."""
+    found = set()
+    for kind, name, rest in _VIA.findall(text):
+        direct = "/GDRDMA" if "/GDRDMA" in rest else ""
+        found.add(f"{kind}/{name}{direct}" if kind in ("NET", "COLLNET") else kind)
+    return found
+
+
+def _named(said: str, names: tuple[str, ...]) -> str:
+    """NCCL's own spelling in its settings; what is not among ``names``, as it stands."""
+    if said.isdigit():
+        return names[int(said)] if int(said) < len(names) else said
+    return {name.lower(): name for name in names}.get(said.replace("_", "").lower(), said)
+
+
+class Listener:
+    """Hears what NCCL says it ran in this process. ``why_not`` says why it hears no choices, if so.
+
+    ``turn(True)`` has NCCL log its choices, ``turn(False)`` not any more; both return what was
+    logged since the last.
+    """
+
+    def __init__(
+        self, turn: Callable[[bool], str], close: Callable[[], object], why_not: str = ""
+    ) -> None:
+        self._turn, self.close, self.why_not = turn, close, why_not
+        self._connections: set[str] = set()
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        """Make the call, and what it ran; rank 0 of the communicator hears all, others only of
+        their connections. ``call`` must return when the device is done."""
+        self._connections |= connections(self._turn(True))
+        try:
+            call()
+        finally:
+            said = self._turn(False)
+        self._connections |= connections(said)
+        found = chosen(said) or Choice()
+        found = Choice(
+            algorithm=found.algorithm,
+            protocol=found.protocol,
+            channels=found.channels,
+            transport=self._transport(found.algorithm),
+        )
+        return found if found != Choice() else None
+
+    def _transport(self, algorithm: str) -> str:
+        """All that connections were made over so far. With NVLS the GPUs of a node meet in the
+        switch instead."""
+        if algorithm.startswith("NVLS"):
+            return "+".join(["NVLS", *sorted(kind for kind in self._connections if "NET" in kind)])
+        return "+".join(sorted(self._connections))
+
+
+def listen() -> Listener:
+    """To be called before the process has NCCL do anything."""
+    theirs = _settings()
+    level, path = (theirs["NCCL_DEBUG"] or "").upper(), theirs["NCCL_DEBUG_FILE"]
+    if level in ("INFO", "ABORT", "TRACE") and path:
+        systems = (theirs["NCCL_DEBUG_SUBSYS"] or "").upper()
+        tuning = ("TUNING" in systems or "ALL" in systems) != systems.startswith("^")
+        return Listener(
+            _File(_expanded(path)).turn,
+            _nothing,
+            "" if tuning else "NCCL_DEBUG_SUBSYS lacks TUNING",
+        )
+    if level in ("INFO", "ABORT", "TRACE") or (level == "WARN" and path):
+        return Listener(_silence, _nothing, "NCCL_DEBUG is set, but not INFO in NCCL_DEBUG_FILE")
+    reset = _reset()
+    if reset is None:
+        return Listener(_silence, _nothing, "NCCL has no ncclResetDebugInit (2.24 has)")
+    log = _Log(reset, theirs)
+    return Listener(log.turn, log.close)
+
+
+class _File:
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def turn(self, attentive: bool) -> str:
+        """The whole lines that were added."""
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._read)
+            lines, end, _ = file.read().rpartition(b"\n")
+            self._read += len(lines + end)
+            return lines.decode(errors="replace")
+        return ""
+
+
+class _Log:
+    """A log of our own, in memory, instead of what the user asked for, which is ``theirs``."""
+
+    def __init__(self, reset: Callable[[], object], theirs: Mapping[str, str | None]) -> None:
+        self._reset, self._theirs = reset, theirs
+        level = (theirs["NCCL_DEBUG"] or "").upper()
+        self._warns, self._always = level == "WARN", level not in ("WARN", "VERSION")
+        self._fd = -1
+        self.turn(False)
+
+    def turn(self, attentive: bool) -> str:
+        said = self._said()
+        if not attentive and not self._always:
+            self.close()
+            return said
+        fd = os.memfd_create("nccl-log")  # a new one each time: NCCL may open it late, or never
+        subsystems = CONNECTIONS + (",TUNING" if attentive else "")
+        self._set(dict(zip(NAMES, ("INFO", subsystems, f"/proc/self/fd/{fd}"), strict=True)), fd)
+        return said
+
+    def close(self) -> None:
+        """Leave the environment as it was."""
+        self._set(self._theirs, -1)
+
+    def _said(self) -> str:
+        if self._fd < 0:
+            return ""
+        said = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
+        for line in said.splitlines() if self._warns else ():
+            if "NCCL WARN" in line:
+                print(line, file=sys.stderr)
+        return said
+
+    def _set(self, values: Mapping[str, str | None], fd: int) -> None:
+        """In the C library's environment, which is what NCCL reads; os.environ stays as the user
+        has it. ``fd`` is where NCCL then writes."""
+        for name, value in values.items():
+            if value is None:
+                os.unsetenv(name)
+            else:
+                os.putenv(name, value)
+        self._reset()
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
+
+
+def _silence(attentive: bool) -> str:
+    return ""
+
+
+def _nothing() -> None:
+    return
+
+
+def _settings() -> dict[str, str | None]:
+    """What the user has NCCL log, by the environment, else by its configuration files (initEnv in
+    NCCL)."""
+    own = Path(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf").expanduser()
+    found: dict[str, str] = {}
+    for path in (Path("/etc/nccl.conf"), own):
+        with suppress(OSError):
+            found |= dict(
+                re.findall(
+                    r"^(NCCL_DEBUG\w*)=([^\r\n]*)", path.read_text(errors="replace"), re.MULTILINE
+                )
+            )
+    return {name: os.environ.get(name, found.get(name)) for name in NAMES}
+
+
+def _expanded(path: str) -> Path:
+    """NCCL_DEBUG_FILE with its %h (host name, without the domain) and %p (process)."""
+    known = {"%h": socket.gethostname().partition(".")[0], "%p": str(os.getpid()), "%%": "%"}
+    return Path(re.sub(r"%.", lambda match: known.get(match[0], match[0]), path))
+
+
+def _reset() -> Callable[[], object] | None:
+    """ncclResetDebugInit of the NCCL that this process has loaded; None before 2.24."""
+    function = loaded("ncclResetDebugInit")
+    if function is not None:
+        function.argtypes, function.restype = [], None
+    reset: Callable[[], object] | None = function
+    return reset
+
+
+def loaded(name: str) -> Any:
+    """A function of the NCCL that this process has loaded, which may be part of torch; None where
+    it has none such."""
+    paths = re.findall(r"/\S.*/lib(?:nccl|torch_cuda)\.so\S*", Path("/proc/self/maps").read_text())
+    found = (getattr(ctypes.CDLL(path), name, None) for path in sorted(set(paths)))
+    return next(filter(None, found), None)

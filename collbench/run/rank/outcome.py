@@ -1,0 +1,99 @@
+"""The fields of records, one for each group of ranks, from what was measured of all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collbench.records.derive import NO_SAMPLE
+from collbench.records.types import PER_RANK_SAMPLES, FirstWrong
+from collbench.run.rank.clocks import GlobalClock
+from collbench.run.rank.measure import Measured
+from collbench.run.rank.payload import show
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+THROTTLED = "nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
+
+
+Fields = dict[str, Any]
+
+
+def measured_well(
+    measured: Measured, common: GlobalClock | None, ranks: Sequence[int], policy: Policy
+) -> Fields:
+    """Those that hold times, of the ranks of a group. Starts, skew and T_glob exist only where
+    ranks' clocks are one, or the ``common`` one is good enough for such times; and times of each
+    rank where ranks are not virtual.
+    """
+    samples, mine = measured.samples, list(ranks)
+    durations, device = samples.durations[mine], samples.device[mine]
+    per_rank = 0 if policy.virtual else PER_RANK_SAMPLES
+    fields: Fields = {
+        "status": "ok",
+        "times_ns": durations.max(axis=0).tolist(),
+        "per_rank": durations[:, :per_rank].tolist() if per_rank else [],
+        "inner": measured.inner * policy.agg_iters,
+        "warmup": measured.warmup,
+        "steady": measured.steady,
+        "stop": measured.stop,
+        "sync": measured.scheme,
+        "invalid": measured.invalid,
+        "overhead_ns": measured.overhead_ns,
+        "preempted": int(samples.switches[mine].sum()),
+        "clock": measured.clock,
+    }
+    if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
+        fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]
+    if device.any():
+        fields["device_ns"] = device.max(axis=0).tolist()
+    if per_rank and measured.clock == "host" and not (common and common.why_not(samples.typical)):
+        starts = (common.converted(samples.starts) if common else samples.starts)[mine]
+        after = starts - starts.min(axis=0)
+        fields["starts_ns"] = after[:, :per_rank].tolist()
+        fields["glob_ns"] = (after + durations).max(axis=0).tolist()
+        fields["skew_ns"] = after.max(axis=0).tolist()
+        fields["clock_error_ns"] = common.error_ns if common else 0
+    return fields
+
+
+def nothing_valid(invalid: dict[str, int], remedy: str) -> Fields:
+    """Those of a record where every sample had to be replaced, by cause."""
+    counts = ", ".join(f"{count} x {cause}" for cause, count in invalid.items())
+    remedy = THROTTLED if "throttled" in invalid else f"try {remedy}"
+    return {"status": "failed", "note": f"{NO_SAMPLE} ({counts}); {remedy}", "invalid": invalid}
+
+
+def wrong_somewhere(case: Case, findings: Sequence[Sequence[Any]], when: str) -> list[Fields]:
+    """Those of each group's record if any has wrong data: then none is timed. ``findings`` are, by
+    group and rank, how many elements were checked, how many are wrong, and the first that is: rank,
+    index, both bit patterns.
+    """
+    bad = [number for number, found in enumerate(findings) if any(wrong for _, wrong, _ in found)]
+    if not bad:
+        return []
+    left_out = {
+        "status": "skipped",
+        "note": f"group {bad[0]} had wrong data {when}, which ended this case for all",
+    }
+    return [
+        _wrong(case, number, found, when) if number in bad else left_out
+        for number, found in enumerate(findings)
+    ]
+
+
+def _wrong(case: Case, number: int, found: Sequence[Any], when: str) -> Fields:
+    total = sum(wrong for _, wrong, _ in found)
+    rank, index, *bits = next(first for _, _, first in found if first)
+    got, expected = (show(pattern, case.type) for pattern in bits)
+    who = f"rank {rank}" + (f" of group {number}" if case.groups else "")
+    note = f"{total} wrong elements {when}, first on {who} at {index}: {got} instead of {expected}"
+    first = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
+    checked = sum(each[0] for each in found)
+    return {
+        "status": "wrong",
+        "wrong": total,
+        "first_wrong": first,
+        "checked": checked,
+        "note": note,
+    }

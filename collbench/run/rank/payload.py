@@ -1,0 +1,429 @@
+"""What buffers hold, so that every element of a result can be checked bit for bit, whatever the
+order of reduction.
+
+T scenarios are drawn from a seed; each is one worked example: a value for every rank and, brute
+force, the result of reducing them. Element i of a buffer plays scenario ``hash(seed, slot, stream,
+i)``, so filling a buffer and knowing the expected result are both a table look-up, any slice can be
+made on any rank alone, and every element depends on its index. In reductions all ranks play the
+same scenario at the same index; copies draw on a stream per sending rank.
+
+Why results are exact. sum: a scenario's values are integers times one power of two, positives and
+negatives each bounded by the significand, so no partial sum in any order is ever rounded, nor does
+a signed integer overflow; with more ranks than that bound allows, ranks take turns being zero.
+prod: one significand, all others powers of two of bounded reach. min, max, band, bor: one rank,
+another in every scenario, decides (each bit of) the result. Unsigned integers wrap. avg: the total
+is exact and IEEE division rounds it correctly, so sum-then-divide agrees bitwise; dividing in
+float32 and rounding to a narrower type does too while n <= 4096, for a quotient by n then lies
+either on a rounding boundary or further from it than float32 errs. Averages are normal numbers,
+except for f8e4m3 on more than 1024 ranks; integer averages are at most limit / n, so all zero where
+n exceeds what the type holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, DType, premul_factor
+from collbench.suite.case import Case
+
+T = 4096  # scenarios
+
+
+WINDOW = 1 << 18  # elements that share a hash key; every pass over a buffer is cut at its multiples
+
+
+Array = NDArray[Any]
+
+
+_MASK = (1 << 64) - 1
+
+
+_RANK = 32  # symbolic cells: bits from here on name ranks, those below the cell
+
+
+def _mix64(x: Any) -> Any:
+    """splitmix64's finaliser, on a Python int or a uint64 array."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
+
+
+def _key(*parts: int) -> int:
+    return functools.reduce(
+        lambda state, part: int(_mix64((state + part) * 0x9E3779B97F4A7C15 & _MASK)), parts, 1
+    )
+
+
+@functools.cache
+def offsets() -> NDArray[np.int32]:
+    """A well mixed number for each place in a window; the same for every window, which
+    ``window_key`` tells apart."""
+    table: NDArray[np.int32] = (
+        _mix64(np.arange(1, WINDOW + 1, dtype=np.uint64)).astype(np.uint32).view(np.int32)
+    )
+    table.setflags(write=False)
+    return table
+
+
+def window_key(seed: int, slot: int, stream: int, window: int) -> int:
+    """The signed 32-bit number to xor ``offsets()`` with before ``pick``."""
+    return (_key(seed, slot, stream, window) >> 32) - (1 << 31)
+
+
+def pick(x: Any) -> Any:
+    """Turns keyed offsets into scenario numbers, in place, for an int32 array of numpy or torch
+    (wrapping alike)."""
+    x *= -1640531535
+    x ^= x >> 15
+    x *= 739982445
+    x >>= 20
+    x &= T - 1
+    return x
+
+
+def scenarios(seed: int, slot: int, stream: int, start: int, length: int) -> NDArray[np.int32]:
+    """The scenarios that elements ``start .. start + length`` of a stream play."""
+    parts = [np.empty(0, np.int32)]
+    while length > 0:
+        window, low = divmod(start, WINDOW)
+        high = min(WINDOW, low + length)
+        parts.append(pick(offsets()[low:high] ^ np.int32(window_key(seed, slot, stream, window))))
+        start, length = start + high - low, length - (high - low)
+    return np.concatenate(parts)
+
+
+class _Random:
+    """Random numbers that depend on the key alone, never on numpy's version: all hosts must draw
+    the same."""
+
+    def __init__(self, *key: int) -> None:
+        self.state = _key(*key)
+
+    def bits(self, *shape: int) -> NDArray[np.uint64]:
+        self.state = _key(self.state, 1)
+        drawn: NDArray[np.uint64] = _mix64(
+            np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(self.state)
+        )
+        return drawn.reshape(shape)
+
+    def below(self, limit: int | Array, *shape: int) -> NDArray[np.int64]:
+        """Numbers in 0 .. limit - 1, where limit is at most 2**63."""
+        return (self.bits(*shape) % np.asarray(limit, np.uint64)).astype(np.int64)
+
+    def signs(self, *shape: int) -> NDArray[np.int64]:
+        return 1 - 2 * self.below(2, *shape)
+
+    def places(self, n: int) -> NDArray[np.int64]:
+        """(n, T): each scenario's shuffle of the ranks. A rank takes every place once in each block
+        of n scenarios."""
+        orders = self.bits(-(-T // n), n).argsort(axis=1)
+        turn = np.arange(T)
+        return (orders[turn // n].T + turn) % n
+
+
+def _limit(d: DType) -> int:
+    """The largest m such that all integers up to it are exact in ``d`` and in int64."""
+    return (1 << min(d.precision, 63)) - (d.kind != "float")
+
+
+def _shares(
+    rng: _Random, active: Array, signs: Array, limit: int, factors: Array
+) -> NDArray[np.int64]:
+    """Signed numbers, zero unless active, whose multiples by ``factors`` sum to ``limit`` at most
+    per sign."""
+    crowd = np.maximum((active & (signs > 0)).sum(0), (active & (signs < 0)).sum(0))
+    room = limit // np.maximum(crowd, 1) // factors
+    shares: NDArray[np.int64] = (1 + rng.below(room, *active.shape)) * signs * active
+    rank, turn = active.argmax(0), np.arange(T)  # where everything cancels, this rank moves by one
+    nudge = np.where(np.abs(shares[rank, turn]) < room[rank, turn], 1, -1) * np.sign(
+        shares[rank, turn]
+    )
+    shares[rank, turn] += np.where((shares * factors).sum(0) == 0, nudge, 0)
+    return shares
+
+
+def _scaled(rng: _Random, d: DType, shares: Array, low: int) -> Array:
+    """Shares in d's own numbers: floats get one random exponent, from ``low``, per scenario."""
+    if d.kind != "float":
+        return shares.astype(d.name)
+    spare = max(0, d.emax - d.precision - low)
+    return np.ldexp(shares.astype(np.float64), d.emax - d.precision - rng.below(spare + 1, T))
+
+
+def _sums(rng: _Random, d: DType, n: int, factor: Callable[[int], int] = lambda rank: 1) -> Array:
+    if d.kind == "uint":
+        return rng.bits(n, T).astype(d.name)
+    factors = np.array([[factor(rank)] for rank in range(n)])
+    active = rng.places(n) < max(1, _limit(d) // (2 * int(factors.max())))
+    return _scaled(rng, d, _shares(rng, active, rng.signs(n, T), _limit(d), factors), d.emin)
+
+
+def _averages(rng: _Random, d: DType, n: int) -> Array:
+    """One sign; integers few enough to be felt in the quotient, and two floats where NCCL's factor
+    1/n is inexact."""
+    crowd = (
+        2
+        if d.kind == "float" and n & (n - 1)
+        else max(2, _limit(d) // (2 if d.kind == "float" else 64 * n))
+    )
+    signs = np.broadcast_to(rng.signs(T) if d.kind == "float" else np.ones(T, np.int64), (n, T))
+    shares = _shares(rng, rng.places(n) < crowd, signs, _limit(d), np.ones((n, 1), np.int64))
+    return _scaled(rng, d, shares, d.emin + (n - 1).bit_length())
+
+
+def _products(rng: _Random, d: DType, n: int) -> Array:
+    if d.kind == "uint":
+        return (rng.bits(n, T) | np.uint64(1)).astype(d.name)
+    place, signs, ones = rng.places(n), rng.signs(n, T), np.ones((n, 1), np.int64)
+    if d.kind == "int":
+        reach = d.precision // 3
+        powers = _shares(rng, (place > 0) & (place <= reach), ones, reach, ones)
+        leader = 1 + rng.below((1 << (d.precision - reach)) - 1, T)
+        return (signs * np.where(place == 0, leader, 1) << powers).astype(d.name)
+    reach = min(-d.emin, d.emax - 1)
+    own = reach // 3
+    powers = _shares(rng, (place > 0) & (place <= reach - own), rng.signs(n, T), reach - own, ones)
+    leader = np.ldexp(
+        1.0 + rng.below(half := 1 << (d.precision - 1), T) / half, rng.below(2 * own + 1, T) - own
+    )
+    return signs * np.where(place == 0, leader, np.ldexp(1.0, powers))
+
+
+def _finite(rng: _Random, d: DType, n: int) -> Array:
+    """Any normal number or, for integers, any value but the signed minimum (kept for poison)."""
+    if d.kind != "float":
+        values = rng.bits(n, T).astype(d.name)
+        return (
+            values
+            if d.kind == "uint"
+            else np.where(values == np.iinfo(d.name).min, np.ones_like(values), values)
+        )
+    smallest = 1 << (d.precision - 1)
+    return rng.signs(n, T) * decode(smallest + rng.below(_largest(d) - smallest + 1, n, T), d)
+
+
+def _extremes(rng: _Random, d: DType, n: int, worse: Any) -> Array:
+    """Whoever is not worse than the rank at place 0 holds the worst value: one rank decides, and by
+    any value."""
+    values, place = _finite(rng, d, n), rng.places(n)
+    decisive = values[place.argmin(0), np.arange(T)]
+    high = decode(_largest(d), d) if d.kind == "float" else np.array(np.iinfo(d.name).max, d.name)
+    low = np.zeros_like(high) if d.kind == "uint" else -high
+    return np.where(
+        (place == 0) | worse(values, decisive), values, low if worse is np.less else high
+    )
+
+
+def _flags(rng: _Random, d: DType, n: int) -> Array:
+    """Random bits, each set on at most one rank."""
+    wanted, flags, turn = rng.bits(T), np.zeros((n, T), np.uint64), np.arange(T)
+    for bit in range(d.size * 8):
+        flags[rng.below(n, T), turn] |= wanted & np.uint64(1 << bit)
+    return flags.astype(d.name)
+
+
+def _divide(total: Array, n: int) -> Array:
+    return (
+        total / n
+        if total.dtype == np.float64
+        else (total.astype(np.uint64) // np.uint64(n)).astype(total.dtype)
+    )
+
+
+# What every rank contributes, as (n, T) arrays of the integer type or, holding any float type's
+# numbers, float64.
+_INPUTS: dict[str, Callable[[_Random, DType, int], Array]] = {
+    "none": _finite,
+    "sum": _sums,
+    "prod": _products,
+    "min": lambda rng, d, n: _extremes(rng, d, n, np.greater),
+    "max": lambda rng, d, n: _extremes(rng, d, n, np.less),
+    "avg": _averages,
+    "band": lambda rng, d, n: ~_flags(rng, d, n),
+    "bor": _flags,
+    "bxor": _finite,
+    "premul_sum": lambda rng, d, n: _sums(rng, d, n, premul_factor),
+}
+
+
+_SCALE: dict[str, Callable[[int], int]] = {"premul_sum": premul_factor}
+
+
+_FINISH: dict[str, Callable[[Array, int], Array]] = {"avg": _divide}
+
+
+def _largest(d: DType) -> int:
+    """Bits of the largest finite number; a format without infinities has its only NaN right above
+    it."""
+    return min(((d.emax - d.emin + 2) << (d.precision - 1)) - 1, (1 << (d.size * 8 - 1)) - 2)
+
+
+def encode(values: Array, d: DType) -> Array:
+    """Bit patterns, as unsigned integers of d's width; floats (finite, in d's range) are rounded to
+    nearest even."""
+    if d.kind != "float":
+        return values.astype(d.name).view(f"u{d.size}")
+    fraction = d.precision - 1
+    exponent = np.where(values == 0, d.emin, np.maximum(np.frexp(values)[1] - 1, d.emin))
+    significand = np.rint(np.ldexp(np.abs(values), fraction - exponent)).astype(np.uint64)
+    magnitude = ((exponent - d.emin).astype(np.uint64) << np.uint64(fraction)) + significand
+    bits: Array = (
+        magnitude | np.signbit(values).astype(np.uint64) << np.uint64(d.size * 8 - 1)
+    ).astype(f"u{d.size}")
+    return bits
+
+
+def decode(bits: Any, d: DType) -> Array:
+    """The numbers behind bit patterns of a float type, exactly, as float64."""
+    fraction, sign = d.precision - 1, 1 << (d.size * 8 - 1)
+    bits = np.asarray(bits, np.uint64)
+    magnitude = (bits & np.uint64(sign - 1)).astype(np.int64)
+    field = magnitude >> fraction
+    rest = magnitude & ((1 << fraction) - 1)
+    significand = (rest + (np.minimum(field, 1) << fraction)).astype(np.float64)
+    values = np.ldexp(significand, np.clip(field, 1, d.emax - d.emin + 1) - 1 + d.emin - fraction)
+    special = np.where((rest == 0) & (magnitude == _largest(d) + 1), np.inf, np.nan)
+    values = np.where(magnitude > _largest(d), special, values)
+    return np.where(bits >= np.uint64(sign), -values, values)
+
+
+def show(bits: int, d: DType) -> str:
+    """A bit pattern as a person reads it: ``3.5 (0x4060)``."""
+    number = decode(bits, d) if d.kind == "float" else np.array(bits, f"u{d.size}").view(d.name)
+    return (
+        f"{number.item():{'' if d.kind != 'float' else '.9g' if d.size < 8 else '.17g'}}"
+        f" (0x{bits:0{d.size * 2}x})"
+    )
+
+
+def tolerance(op: str, d: DType, n: int, premultiplies: bool) -> int:
+    """Units in the last place a result may be off: 0, or 2 where avg multiplies by an inexact 1/n
+    before it adds."""
+    return 2 if premultiplies and op in _FINISH and d.kind == "float" and n & (n - 1) else 0
+
+
+class Tables(NamedTuple):
+    """One (op, dtype, n, seed)'s scenarios; element with scenario t holds bit pattern ``[t]`` of
+    what is returned."""
+
+    op: str
+    dtype: DType
+    inputs: Array
+
+    def send(self, rank: int) -> Array:
+        """What ``rank`` contributes; for copies the same table for all ranks."""
+        return encode(self.inputs[rank % len(self.inputs)], self.dtype)
+
+    def expected(self, ranks: tuple[int, ...]) -> Array:
+        """What reducing the contributions of ``ranks`` gives; of none: the copied pattern."""
+        if not ranks:
+            return self.send(0)
+        scale = _SCALE.get(self.op)
+        scaled = [
+            (self.inputs[rank] * (scale(rank) if scale else 1)).astype(self.inputs.dtype)
+            for rank in ranks
+        ]
+        total = functools.reduce(OPS[self.op].combine, scaled)
+        return encode(
+            _FINISH[self.op](total, len(ranks)) if self.op in _FINISH else total, self.dtype
+        )
+
+
+def tables(case: Case, seed: int) -> Tables:
+    """The scenarios of a case; shared by all its sizes."""
+    return (
+        _tables(case.op, case.dtype, case.n, seed)
+        if case.row.reduces
+        else _tables("none", case.dtype, 1, seed)
+    )
+
+
+@functools.lru_cache(maxsize=2)
+def _tables(op: str, dtype: str, n: int, seed: int) -> Tables:
+    return Tables(op, DTYPES[dtype], _INPUTS[op](_Random(seed, n), DTYPES[dtype], n))
+
+
+class Piece(NamedTuple):
+    """``length`` elements from ``start`` in a buffer, from ``offset`` in ``stream``; the ``ranks``
+    reduced, if any."""
+
+    start: int
+    length: int
+    stream: int
+    offset: int
+    ranks: tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """Where send and receive buffer begin in the working buffer of an in-place case; all in
+    elements."""
+
+    send: int
+    recv: int
+    total: int
+
+
+def in_place_offsets(case: Case, rank: int) -> Placement:
+    """How ``rank`` lays its two buffers into one; KeyError where the collective has no in-place
+    form."""
+    if case.row.in_place is None:
+        raise KeyError(case.collective)
+    return Placement(*case.row.overlay(case.n, case.count, rank))
+
+
+def _cells(case: Case) -> NDArray[np.int64]:
+    """Elements of every rank's send cells, (n, cells): the pieces the collective moves or reduces
+    as a whole."""
+    if case.splits:
+        return case.matrix
+    return np.full((case.n, case.row.counts(case.n, 1)[0]), case.count)
+
+
+@functools.lru_cache(maxsize=4)
+def _arrivals(
+    name: str, n: int, root: int, listed: bool, rank: int
+) -> list[tuple[tuple[int, ...], int]] | None:
+    """The (ranks, cell) that make up what ``rank`` receives: the table's ``result`` run over
+    symbols, one a cell."""
+    row = COLLECTIVES[name]
+    cells = range(row.counts(n, 1)[0])
+    inputs = [
+        np.array([cell | 1 << (_RANK + source) for cell in cells], object) for source in range(n)
+    ]
+    inputs = [symbols.reshape(-1, 1) for symbols in inputs] if listed else inputs
+    symbols = row.result(inputs, np.bitwise_or, max(root, 0))[rank]
+    if symbols is None:
+        return None
+    return [
+        (tuple(r for r in range(n) if s >> (_RANK + r) & 1), s & ((1 << _RANK) - 1))
+        for s in symbols
+    ]
+
+
+def send_layout(case: Case, rank: int) -> list[Piece]:
+    """What ``rank``'s send buffer holds, from ``Tables.send(rank)``."""
+    length = int(_cells(case)[rank].sum())
+    return [Piece(0, length, 0 if case.row.reduces else rank, 0, ())] if length else []
+
+
+def recv_layout(case: Case, rank: int) -> list[Piece] | None:
+    """What ``rank``'s receive buffer must hold, from ``Tables.expected(piece.ranks)``; None if
+    undefined."""
+    sizes = _cells(case)
+    starts = sizes.cumsum(1) - sizes
+    arrivals = _arrivals(case.collective, case.n, case.root, bool(case.splits), rank)
+    if arrivals is None:
+        return None
+    pieces, start = [], 0
+    for (first, *others), cell in arrivals:
+        length, offset = int(sizes[first, cell]), int(starts[first, cell])
+        stream, ranks = (0, (first, *others)) if case.row.reduces else (first, ())
+        if length:
+            pieces.append(Piece(start, length, stream, offset, ranks))
+        start += length
+    return pieces

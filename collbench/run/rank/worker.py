@@ -1,0 +1,365 @@
+"""A rank's life: connect, then per case prepare, check, measure, check, report.
+
+Every rank runs ``Worker.run`` over the same plan; rank 0 hands finished records to ``emit``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from collbench.core import groups
+from collbench.core.errors import CannotRun, first_line
+from collbench.machine import environment, topology
+from collbench.records.types import GpuState, RankInfo, Record, World
+from collbench.run import backends
+from collbench.run.backends import Backend
+from collbench.run.launch.board import Board, Phase
+from collbench.run.launch.world import Asked, Channel, Failure, Said
+from collbench.run.memory import ON_GPUS
+from collbench.run.plan import Job, Plan
+from collbench.run.rank import gpu
+from collbench.run.rank.clocks import GlobalClock
+from collbench.run.rank.control import LONG, Control
+from collbench.run.rank.gpu import assert_ordered
+from collbench.run.rank.measure import clock
+from collbench.run.rank.outcome import Fields
+from collbench.run.rank.trial import Bench, Trial, allocate, prepare
+from collbench.suite.case import Case
+
+Emit = Callable[[World | Record], None]
+
+
+Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
+
+
+REFUSED = re.compile(
+    "invalid argument|invalid usage|no algorithm/protocol", re.IGNORECASE
+)  # what NCCL cannot do
+
+
+class Place(NamedTuple):
+    """Where a rank stands: in the world and on its host, and how its processes were started."""
+
+    rank: int
+    n: int
+    local_rank: int
+    local_n: int
+    launcher: str
+
+
+def connect(place: Place, store: Any) -> Control:
+    """Join the control group, on Gloo. ``store`` must live as long as any process group. Gloo's
+    thread for this group (none of what is measured) no longer pushes this one off a core they
+    share, to spin for a lock that it holds.
+    """
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module=r"torch\.distributed")
+    dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended, or may not be told
+            if (thread / "comm").read_text() == "gloo_tcp_loop\n":
+                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
+    return Control(place.rank, place.n)
+
+
+def settle(place: Place, control: Control, wanted: bool) -> tuple[list[int], bool]:
+    """Give each rank of a machine cores of its own if there are enough and nobody has bound it yet.
+
+    Containers of one kernel share its cores, whatever hosts they take themselves for. Returns the
+    CPUs this rank may use, and whether any machine has more ranks than cores for them.
+    """
+    cpus = environment.usable_cpus()
+    cores = cpus[: environment.core_count()]
+    here = environment.boot_id() or environment.host()
+    everyone = control.collect([here, cores])
+    shared = {
+        machine: {c for m, mine in everyone for c in mine if m == machine}
+        for machine, _ in everyone
+    }
+    counts = Counter(machine for machine, _ in everyone)
+    share = len(cores) // counts[here]
+    if wanted and share and len(shared[here]) == len(cores):
+        at = sum(machine == here for machine, _ in everyone[: place.rank]) * share
+        os.sched_setaffinity(0, cores[at : at + share])
+    crowded = any(counts[machine] > len(shared[machine]) for machine in counts)
+    return sorted(os.sched_getaffinity(0)), crowded
+
+
+class Worker:
+    def __init__(
+        self,
+        place: Place,
+        plan: Plan,
+        control: Control,
+        board: Board,
+        emit: Emit,
+        further: Further = list,
+    ) -> None:
+        self.place = place
+        self._further = further
+        self._plan = plan
+        self._policy = plan.policy
+        self._control = control
+        self._board = board
+        self._emit = emit
+        self._backend: Backend = backends.find(plan.backend)
+        self._backend.policy = plan.policy
+        self._own = control  # this rank's group
+        self._verdicts: dict[tuple[object, ...], str] = {}
+
+    def run(self) -> None:
+        """The whole plan. Raises CannotRun if the backend can't be opened; other errors are the
+        caller's to report."""
+        place, plan = self.place, self._plan
+        self._enter(Phase.CONNECTING)
+        began = clock()
+        cpus, crowded = settle(
+            place, self._control, self._policy.pin and plan.backend not in ON_GPUS
+        )
+        self._divide()
+        self._open(place)
+        took = clock() - began
+        watch, states = self._watch()
+        common = self._common()
+        world = self._describe(cpus, crowded, took, states, common)
+        if place.rank == 0:
+            self._emit(world)
+        self._bench = self._benched(world, common, watch)
+        done = 0
+        while done < len(plan.jobs) or self._goes_on():
+            self._enter(Phase.PREPARING, done)
+            for record in self._job(plan.jobs[done]):
+                self._emit(record)
+            done += 1
+        self._enter(Phase.DONE)
+        self._control.barrier()
+        self._backend.close()
+        self._own.leave()
+        if common:
+            common.close()
+        if watch:
+            watch.close()
+
+    def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
+        """What all cases share. Raises CannotRun where the policy's way of starting together cannot
+        be had."""
+        scheme, stream = self._policy.sync, self._backend.stream
+        if scheme == "auto":
+            scheme = "barrier" if world.oversubscribed else "window"
+        if scheme == "window" and common and common.trouble:
+            raise CannotRun(f"--sync window: {common.trouble}", "--sync barrier works everywhere")
+        if scheme == "device" and not stream:
+            raise CannotRun(
+                "--sync device needs a GPU, whose stream it waits on",
+                "--sync barrier works everywhere",
+            )
+        rank, board = self.place.rank, self._board
+        if stream:
+            assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
+        policy = self._policy.resolved(world.oversubscribed)
+        return Bench(
+            rank, self._held, self._backend, self._control, board, policy, scheme, common, watch
+        )
+
+    def _goes_on(self) -> bool:
+        """Whether the plan is open and rank 0 has been told more, which is then part of it."""
+        if not self._plan.open:
+            return False
+        told = self._further() if self.place.rank == 0 else []
+        more = msgspec.convert(self._control.broadcast(msgspec.to_builtins(told)), list[Job])
+        self._plan.jobs.extend(more)
+        return bool(more)
+
+    def _divide(self) -> None:
+        """Make the groups that are measured at once; the backend then works within this rank's."""
+        rule, hosts = self._plan.groups, self._control.collect(environment.host())
+        for each in {rule, *(job.case.groups for job in self._plan.jobs)}:
+            if wrong := groups.misplaced(each, hosts):
+                raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
+        if rule:
+            self._own = self._backend.control = self._control.divided(
+                groups.members(rule, self._plan.n)
+            )
+        mine = range(self._own.rank, self._own.rank + 1)
+        self._held = range(self._plan.n) if self._policy.virtual else mine
+
+    def _place(self, case: Case) -> Bench:
+        """What the case is measured with: by this rank in its group, if it has been placed in
+        one."""
+        if not groups.placed(case.groups):
+            self._backend.control = self._own if self._plan.groups else None
+            return self._bench
+        own = self._backend.control = self._control.among(groups.members(case.groups, case.world))
+        return self._bench._replace(held=[] if own.idle else [own.rank])
+
+    def _open(self, place: Place) -> None:
+        try:
+            self._backend.open(
+                self._own.rank, self._plan.n // len(self._own.groups), place.local_rank
+            )
+            self._board.beat(place.rank)
+            trouble = None
+        except CannotRun as e:
+            trouble = [e.message, e.hint]
+        found = [t for t in self._control.collect(trouble) if t]
+        if found:
+            raise CannotRun(*found[0])
+
+    def _watch(self) -> tuple[gpu.Watch | None, list[GpuState]]:
+        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs."""
+        if not self._backend.stream:
+            return None, []
+        watch = gpu.watch(self._backend.device)
+        return watch, gpu.everyones(self._control, watch.read() if watch else None)
+
+    def _common(self) -> GlobalClock | None:
+        """The clock that ranks agree on by messages; None where all read one and share a board
+        beside."""
+        domains = self._control.collect(environment.same_clock_domain_key())
+        if self._control.n == 1 or (self._board.shared and len(set(domains)) == 1):
+            return None
+        return GlobalClock(self._control, domains, lambda: self._board.beat(self.place.rank), clock)
+
+    def _describe(
+        self,
+        cpus: list[int],
+        crowded: bool,
+        init_ns: int,
+        states: list[GpuState],
+        common: GlobalClock | None,
+    ) -> World:
+        place = self.place
+        host, device, numa = (
+            socket.gethostname(),
+            str(self._backend.device),
+            environment.numa_of(cpus[0]),
+        )
+        whole = self._own.members if self._plan.groups else range(self._plan.n)
+        mine = [
+            RankInfo(
+                rank=whole[rank], host=host, pid=os.getpid(), cpus=cpus, device=device, numa=numa
+            )
+            for rank in self._held
+        ]
+        counters = topology.counters(environment.ROOT) if place.local_rank == 0 else {}
+        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters])
+        inits, infos, hosts, counted = zip(*everyone, strict=True)
+        ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
+        return World(
+            index=self._plan.index,
+            backend=self._plan.backend,
+            n=self._plan.n,
+            env=self._plan.env,
+            launcher=place.launcher,
+            ranks=ranks,
+            oversubscribed=crowded,
+            same_clock=common is None or common.exact,
+            library=self._backend.library,
+            init_ns=max(inits),
+            virtual=self._policy.virtual,
+            shared_gpu=self._backend.shared,
+            interpreted=self._backend.interpreted,
+            gpus=states,
+            counters={name: of for name, of in zip(hosts, counted, strict=True) if of},
+            clock_error_ns=common.error_ns if common else 0,
+            clock_hidden_ns=common.hidden_ns if common else 0,
+        )
+
+    def _enter(self, phase: Phase, index: int | None = None) -> None:
+        self._board.enter(self.place.rank, phase, index)
+
+    def _job(self, job: Job) -> list[Record]:
+        """One case in every group: their records at rank 0, the first group's last."""
+        case, began = job.case, time.perf_counter()
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        bench = self._place(case)
+        reason = (
+            backends.why_never(case) or self._backend.why_not(case) or self._probe(case, bench.held)
+        )
+        found: list[Fields] = [{"status": "skipped", "note": reason}] * case.of
+        if not reason:
+            took: Fields = {
+                "rotation": job.rotation,
+                "cache": job.cache,
+                "copies_first": self._backend.copies_first(case),
+            }
+            outcomes = Trial(bench, job).run()
+            took["seconds"] = time.perf_counter() - began
+            found = [{**took, **fields} for fields in outcomes]
+        if self.place.rank:
+            return []
+        about: Fields = {
+            "world": self._plan.index,
+            "started": started,
+            "injected": self._policy.inject,
+        }
+        return [Record(case=each, **about, **found[each.group]) for each in case.siblings]
+
+    def _probe(self, case: Case, held: Sequence[int]) -> str:
+        """The library's reason for refusing this (collective, datatype, reduction), tried once on a
+        few elements."""
+        kind = (
+            case.collective,
+            case.algorithm,
+            case.dtype,
+            case.op,
+            case.in_place,
+            bool(case.splits),
+        )
+        if kind not in self._verdicts:
+            tiny = msgspec.structs.replace(
+                case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
+            )
+            try:
+                (slot,) = allocate(self._backend, tiny, held, 0, 1)
+                for buffers in slot:
+                    buffers.send.zero_(), buffers.recv.zero_()
+                prepare(self._backend, tiny, slot, self._policy.virtual).run()
+                trouble = "" if held else None
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
+                if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):
+                    raise
+                trouble = first_line(e)
+            troubles = [
+                trouble for trouble in self._control.collect(trouble) if trouble is not None
+            ]
+            if any(troubles) and not all(troubles):
+                rank = next(r for r, t in enumerate(troubles) if t)
+                raise RuntimeError(
+                    f"only some ranks refuse {case.collective}: rank {rank}: {troubles[rank]}"
+                )
+            self._verdicts[kind] = f"{self._backend.library}: {troubles[0]}" if troubles[0] else ""
+        return self._verdicts[kind]
+
+
+def local_rank(rank: int, board: Board, at: socket.socket) -> int:
+    """A forked rank: read the plan from the socket, run it, write records and errors to it. Returns
+    an exit status."""
+    stream = at.makefile("rwb")
+    channel = Channel(stream, stream)
+    asked = msgspec.json.decode(stream.readline(), type=Asked)
+    n = asked.plan.processes
+    place = Place(rank, n, rank, n, "local")
+    try:
+        board.enter(rank, Phase.CONNECTING)
+        control = connect(place, dist.FileStore(asked.store, n))  # type: ignore[attr-defined]
+        Worker(place, asked.plan, control, board, channel.line, channel.further).run()
+    except BaseException as e:
+        channel.say(Said(error=Failure.of(e)))
+        return 1
+    channel.say(Said(done=True))
+    return 0

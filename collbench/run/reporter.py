@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from collbench.records.derive import Derived
+from collbench.records.types import End, Record, Run, World
+from collbench.suite.case import Case, Skip
+
+
+class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that would run: memory of each rank, bytes through the busiest port per call, how many
+    pairs of buffers take turns, estimated seconds (0 for what is measured along with another); or,
+    in ``skipped``, why it would not.
+    """
+
+    case: Case
+    bytes_per_rank: int = 0
+    moved: int = 0
+    rotation: int = 0
+    seconds: float = 0.0
+    skipped: str = ""
+
+
+Outcome = tuple[Record, Derived | None]
+
+
+class Reporter(Protocol):
+    """Told about a run as it goes. ``cases`` come in plan order, records in any; subclasses inherit
+    doing nothing.
+
+    ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is
+    done, 0..1. ``end`` is called once, also when the run was cut short; ``path`` is None for a run
+    that was not saved.
+    """
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        return
+
+    def world(self, world: World) -> None:
+        return
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        return
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        return
+
+    def end(self, end: End, path: Path | None) -> None:
+        return
+
+
+class Several(Reporter):
+    """Passes everything on to each of ``reporters``, in their order."""
+
+    def __init__(self, *reporters: Reporter) -> None:
+        self._reporters = reporters
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        for reporter in self._reporters:
+            reporter.begin(run, cases, skips)
+
+    def world(self, world: World) -> None:
+        for reporter in self._reporters:
+            reporter.world(world)
+
+    def phase(self, case: Case, phase: str, fraction: float) -> None:
+        for reporter in self._reporters:
+            reporter.phase(case, phase, fraction)
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        for reporter in self._reporters:
+            reporter.record(record, row)
+
+    def end(self, end: End, path: Path | None) -> None:
+        for reporter in self._reporters:
+            reporter.end(end, path)
+
+
+class Gathered(Reporter):
+    """Keeps everything it is told, for reporters that need the whole; ``outcomes`` come back in
+    plan order."""
+
+    run: Run
+    ended: End | None = None
+    path: Path | None = None
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self.run, self.cases, self.skips = run, cases, skips
+        self.worlds: dict[int, World] = {}
+        self.arrived: list[Outcome] = []
+        self._place = {case: place for place, case in enumerate(cases)}
+
+    def world(self, world: World) -> None:
+        self.worlds[world.index] = world
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        self.arrived.append((record, row))
+
+    def end(self, end: End, path: Path | None) -> None:
+        self.ended, self.path = end, path
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return self.planned(self.arrived)
+
+    def planned(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        return sorted(
+            outcomes, key=lambda outcome: self._place.get(outcome[0].case, len(self._place))
+        )
+
+
+class Step(NamedTuple):
+    """``launch`` of ``launches`` in this stage (0: the pilot) starts, or is at ``case``; all count
+    from 0."""
+
+    stage: int
+    round: int
+    rounds: int
+    side: str
+    launch: int
+    launches: int
+    case: Case | None = None

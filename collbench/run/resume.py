@@ -1,0 +1,94 @@
+"""Going on with a run that was cut short: what of it stands, what is missing, and when it must not
+be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import UsageError
+from collbench.machine import environment
+from collbench.records import store
+from collbench.records.types import SCHEMA, Record, RunFile
+from collbench.run import plan
+from collbench.run.plan import Job, Plan
+from collbench.suite.policy import Policy
+
+
+def find(name: str) -> RunFile:
+    """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
+    it."""
+    path = store.find(name)
+    run = store.read_run(path)
+    reasons = {
+        f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,
+        f"it was read from the output of {run.imported}": bool(run.imported),
+        "it is one side of an interleaved comparison": run.pairing is not None,
+    }
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
+    return store.read(path)
+
+
+def writer(resumed: RunFile) -> store.Writer:
+    """Goes on with the run's file. Raises UsageError where another process has done so since it was
+    read, before the file was locked."""
+    found = store.Writer(resumed.path)
+    if store.read(resumed.path) != resumed:
+        found.close()
+        raise UsageError(
+            f"{resumed.path} has changed since it was read",
+            "another process went on with it: try again",
+        )
+    return found
+
+
+def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any]) -> None:
+    """Raises UsageError where the fingerprint is not that of the run, with the first facts that
+    differ."""
+    differing = environment.differences(resumed.run.environment, now)
+    if differing:
+        shown = [
+            [name, *("absent" if value is None else value for value in values)]
+            for name, *values in differing[:3]
+        ]
+        facts = "; ".join(f"{name} was {before}, is {now}" for name, before, now in shown)
+        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+        raise UsageError(
+            f"{resumed.path} cannot be resumed: {facts}{more}",
+            "a run is of one machine and its software: measure anew, and compare the two",
+        )
+
+
+def standing(resumed: RunFile | None) -> list[Record]:
+    """What need not be measured again: all but what failed. Wrong data stays: it is a finding."""
+    return [record for record in resumed.records if record.status != "failed"] if resumed else []
+
+
+def unplanned(record: Record) -> bool:
+    """Whether the case was left out before any rank was asked."""
+    return record.status == "skipped" and record.world < 0
+
+
+def worlds(
+    resumed: RunFile | None, jobs: Sequence[Job], policy: Policy, going_on: bool = False
+) -> list[Plan]:
+    """One plan per world to come, counting on from those there were. What failed before is tried
+    last, in worlds of its own, lest it keep the rest from being measured. Those that are
+    ``going_on`` are open."""
+    before = resumed.records if resumed else []
+    failed = {record.case for record in before if record.status == "failed"}
+    fresh, again = (
+        [job for job in jobs if (job.case in failed) is tried] for tried in (False, True)
+    )
+    used = [
+        *(world.index for world in (resumed.worlds if resumed else ())),
+        *(record.world for record in before),
+    ]
+    plans = plan.worlds(fresh, policy) + plan.worlds(again, policy)
+    return [
+        msgspec.structs.replace(p, index=index, open=going_on)
+        for index, p in enumerate(plans, max(used, default=-1) + 1)
+    ]

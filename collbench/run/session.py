@@ -1,0 +1,382 @@
+"""One run from its axes to its exit code: plan, launch, record, report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
+from collbench.core.text import counted
+from collbench.machine import environment
+from collbench.records import derive, store
+from collbench.records.types import End, Record, Run, RunFile, World
+from collbench.run import memory, plan, resume
+from collbench.run.backends import UNDER_MPIRUN, is_predicted, too_few_gpus, why_never, why_not_so
+from collbench.run.backends.model import Predicted
+from collbench.run.interrupts import Interrupts
+from collbench.run.launch import join
+from collbench.run.launch import world as worlds
+from collbench.run.launch.board import Phase
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.ray import Cluster, Where
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.run.reporter import PlanRow, Reporter
+from collbench.suite import faults
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as asked for: the suite, the words it was asked with, and where its records go; or the
+    run to be ``resumed``. Once all cases are done, the run's one world goes on with those that
+    ``further`` names, until it names none."""
+
+    suite: Suite
+    command: Sequence[str]
+    save: bool = True
+    output: Path | None = None
+    tag: str = ""
+    budget: float | None = None
+    resumed: RunFile | None = None
+    launcher: str = "auto"
+    ray: Where | None = None
+    further: Callable[[], Sequence[Case]] | None = None
+
+    @property
+    def join_seconds(self) -> float:
+        """How long the ranks of a launcher may take to come together, or places for them to be
+        free."""
+        return self.suite.policy.timeout or 120.0
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What would run: the suite with its final policy, jobs, and what is left out. ``cases`` are
+    those of the table in its order, with those that a run to be resumed has done."""
+
+    suite: Suite
+    jobs: list[Job]
+    skips: list[Skip]
+    cases: list[Case]
+
+
+def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
+    """Jobs and skips of an order, with repetitions cut to its budget. Launches nothing."""
+    suite = order.suite.settled()
+    every, skips = suite.expand()
+    faults.refuse(every, suite.policy)
+    elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
+    gpus = 0 if elsewhere else environment.gpu_count()
+
+    def why_not(case: Case) -> str:
+        if order.ray and case.backend in UNDER_MPIRUN:
+            return f"{case.backend} needs ranks that mpirun has started, not Ray"
+        return (
+            why_never(case)
+            or why_not_so(case, suite.policy)
+            or too_few_gpus(case, suite.policy, gpus)
+        )
+
+    never = {case: reason for case in every if (reason := why_not(case))}
+    skips += [Skip(case, reason) for case, reason in never.items()]
+    done = {record.case for record in resume.standing(order.resumed)}
+    leading = [case for case in every if case.group == 0]  # which stands for all groups
+    jobs, no_room = fitted(
+        [case for case in leading if case not in never and case not in done], suite.policy, at
+    )
+    if order.budget is not None and jobs:
+        suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
+    skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
+    left_out = [skip for skip in skips if skip.case not in done]
+    shown = {case for job in jobs for case in job.case.siblings} | {
+        record.case for record in resume.standing(order.resumed) if not resume.unplanned(record)
+    }
+    return Prepared(suite, jobs, left_out, [case for case in every if case in shown])
+
+
+def fitted(
+    cases: Sequence[Case], policy: Policy, at: memory.Rooms | None = None
+) -> tuple[list[Job], list[Skip]]:
+    """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
+    for the rest."""
+    measured = [c for c in cases if not is_predicted(c.backend)]
+    found = cache(lambda backend, n: (at or memory.room)(backend, n, policy))
+    jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world))
+    fitting = {id(job.case): job for job in jobs}
+    return [
+        fitting.get(id(c)) or Job(c, 1, "")
+        for c in cases
+        if is_predicted(c.backend) or id(c) in fitting
+    ], no_room
+
+
+def plan_rows(prepared: Prepared) -> list[PlanRow]:
+    """What --dry-run shows."""
+    policy = prepared.suite.policy
+    rows = [
+        PlanRow(
+            case=case,
+            rotation=job.rotation,
+            seconds=0.0 if case.group else plan.seconds(job, policy),
+            bytes_per_rank=plan.memory_per_rank(job, policy),
+            moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
+        )
+        for job in prepared.jobs
+        for case in job.case.siblings[::-1]
+    ]
+    return rows + [PlanRow(case=skip.case, skipped=skip.reason) for skip in prepared.skips]
+
+
+def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
+    """Run an order to its end, whatever happens on the way, and say how it went."""
+    member = join.detect(order.launcher)
+    follows = member is not None and member.rank > 0
+    resumed = order.resumed
+    if resumed and resumed.end and not ((complete := prepare(order)).jobs or complete.skips):
+        return Exit.OK if follows else _tell_again(order, complete, make_reporter())
+    if any(map(is_predicted, order.suite.values("backends"))):
+        if follows:
+            return Exit.OK  # predictions need one process
+        member = None
+    if member is not None:
+        _refuse_what_fresh_ranks_need(member, order)
+        # before anybody asks what GPUs there are
+        os.environ.update(dict(order.suite.axes.envs[0]))
+        if follows:
+            join.follow(member, order.join_seconds)
+            return Exit.OK
+    world = choose(order, member)
+    try:
+        if resumed is not None:
+            resume.refuse_another_machine(resumed, world.environment())
+        else:
+            world.warm(order.suite.values("backends"), order.suite.axes.envs[0])
+        prepared = prepare(order, world.room)
+        if not prepared.jobs and resumed is None:
+            raise nothing_runs([skip.reason for skip in prepared.skips])
+        return _Session(order, prepared, make_reporter(), world).run()
+    finally:
+        world.close()
+
+
+def choose(order: Order, member: Membership | None) -> worlds.World:
+    """Where the plans of an order run: with the ranks of the launcher that has started this process
+    as one of them, by prediction alone, on Ray, or on this machine."""
+    if member is not None:
+        return join.Joined(member, order.join_seconds)
+    if all(map(is_predicted, order.suite.values("backends"))):
+        return Predicted()
+    if order.ray:
+        return Cluster(order.ray, order.suite, order.join_seconds)
+    return Launcher()
+
+
+def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
+    """Raises UsageError for what a launcher's ranks, there already, cannot do."""
+    suite = order.suite
+    ranks = suite.values("ranks")
+    if set(ranks) != {member.n}:
+        asked = ",".join(map(str, ranks))
+        raise UsageError(
+            f"-g {asked}: {member.launcher} started {counted(member.n, 'rank')}",
+            "leave -g out; the launcher decides",
+        )
+    if suite.policy.virtual:
+        raise UsageError(
+            f"--virtual-ranks: {member.launcher} starts real ones", "leave out one or the other"
+        )
+    if len(suite.values("envs")) > 1:
+        raise UsageError(
+            f"--env sweeps need fresh ranks, which {member.launcher} does not give",
+            "one command per value, or without the launcher",
+        )
+
+
+def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
+    """Shows a run that is complete, and says what came of it."""
+    assert order.resumed is not None and order.resumed.end is not None
+    path = order.resumed.path
+    print(f"collbench: {path} is complete: nothing is left to measure", file=sys.stderr)
+    session = _Session(order, prepared, reporter, Predicted())
+    session.begin()
+    reporter.end(order.resumed.end, path)
+    return session.verdict()
+
+
+def nothing_runs(notes: Sequence[str]) -> CannotRun:
+    reasons = list(dict.fromkeys(notes))
+    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+    return CannotRun(
+        f"no case can run here: {reasons[0]}{more}",
+        "try another size, datatype, --algo or --backend; collbench doctor says what runs here,"
+        " list what there is",
+    )
+
+
+class _Session:
+    def __init__(
+        self, order: Order, prepared: Prepared, reporter: Reporter, world: worlds.World
+    ) -> None:
+        self._order, self._prepared, self._reporter = order, prepared, reporter
+        self._ranks = world
+        self._resumed = order.resumed
+        self._stand = {record.case for record in resume.standing(order.resumed)}
+        self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite, world)
+        self._writer: store.Writer | None = None
+        self._worlds: dict[int, World] = {}
+        self._outcomes: list[tuple[str, str]] = []
+        self._interrupts = Interrupts()
+
+    def begin(self) -> None:
+        """What there is before anything is measured: the plan, and what a run to be resumed has
+        done."""
+        earlier = resume.standing(self._resumed)
+        skipped = [Skip(record.case, record.note) for record in earlier if resume.unplanned(record)]
+        self._reporter.begin(self._run, self._prepared.cases, skipped + self._prepared.skips)
+        for line in (*(self._resumed.worlds if self._resumed else ()), *earlier):
+            if isinstance(line, World) or not resume.unplanned(line):
+                self._tell(line)
+
+    def run(self) -> Exit:
+        plans = resume.worlds(
+            self._resumed,
+            self._prepared.jobs,
+            self._prepared.suite.policy,
+            bool(self._order.further),
+        )
+        self._writer = (
+            resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
+        )
+        self.begin()
+        for skip in self._prepared.skips:
+            self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
+        listener = Listener(self._hear, self._tick, self._go_on, self._lost, self._hung)
+        problem: CollbenchError | None = None
+        try:
+            with self._interrupts:
+                self._ranks.run(plans, listener)
+                code, note = self.verdict(), ""
+        except KeyboardInterrupt:
+            code, note = Exit.INTERRUPTED, "interrupted"
+        except BrokenPipeError:
+            # whoever reads has gone; so will this process
+            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+            code, note = Exit.INTERRUPTED, "standard output was closed"
+        except CollbenchError as e:
+            problem, code, note = e, e.exit, e.message
+        try:
+            self._finish(code, note)
+        except CollbenchError as e:
+            if problem is None:
+                raise
+            print(f"collbench: {e.message}", file=sys.stderr)
+        if problem is not None:
+            raise problem
+        return code
+
+    def verdict(self) -> Exit:
+        """0 or 7. Raises CannotRun when no case ran."""
+        statuses = {status for status, _ in self._outcomes}
+        if not statuses & {"ok", "wrong", "predicted"}:
+            raise nothing_runs([note for _, note in self._outcomes])
+        return Exit.WRONG_DATA if "wrong" in statuses else Exit.OK
+
+    def _hear(self, line: World | Record) -> None:
+        if isinstance(line, Record) and line.case in self._stand:
+            return  # a group's, measured again for the sake of those whose records had been cut off
+        with self._interrupts.held():
+            self._keep(line)
+            self._tell(line)
+
+    def _tell(self, line: World | Record) -> None:
+        if isinstance(line, World):
+            self._worlds[line.index] = line
+            self._reporter.world(line)
+        else:
+            self._outcomes.append((line.status, line.note))
+            self._reporter.record(line, derive.derive(line, self._worlds.get(line.world)))
+
+    def _tick(self, case: Case, phase: Phase) -> None:
+        self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
+
+    def _go_on(self) -> list[Job]:
+        cases = self._order.further() if self._order.further else ()
+        return fitted([case for case in cases if case.group == 0], self._prepared.suite.policy)[0]
+
+    def _lost(self, current: Plan, error: RunBroken) -> None:
+        """The case under way becomes a failed record."""
+        if error.job is not None:
+            for case in current.jobs[error.job].case.siblings:
+                self._hear(
+                    Record(case=case, status="failed", note=error.message, world=current.index)
+                )
+
+    def _hung(self, error: RunBroken) -> None:
+        """A joined world stands still: keep what there is; the process ends right after."""
+        print(f"collbench: {error.message}", file=sys.stderr)
+        self._finish(error.exit, error.message)
+
+    def _keep(self, line: World | Record) -> None:
+        if self._writer is not None:
+            write(self._writer, line)
+
+    def _finish(self, code: Exit, note: str) -> None:
+        """Write the last line and have the reporter close. Raises CannotRun if something could not
+        be saved."""
+        end = End(exit=code, ended=now(), note=note)
+        path = None
+        if self._writer is not None:
+            self._writer.write(end)
+            self._writer.close()
+            path = self._writer.path
+        self._reporter.end(end, path)
+        if self._writer is not None and self._writer.trouble:
+            raise CannotRun(
+                self._writer.trouble,
+                "free some space; what is shown above was measured, but not all is saved",
+            )
+
+
+def write(writer: store.Writer, line: World | Record) -> None:
+    """Save a line; where that fails for the first time, say so."""
+    had_trouble = bool(writer.trouble)
+    writer.write(line)
+    if writer.trouble and not had_trouble:
+        print(f"collbench: {writer.trouble}; measuring goes on", file=sys.stderr)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def spoken(command: Sequence[str]) -> list[str]:
+    """A command line to keep: without secrets, and without the place where collbench is
+    installed."""
+    return ["collbench", *map(environment.mask, command[1:])]
+
+
+def _describe(order: Order, suite: Suite, world: worlds.World) -> Run:
+    return Run(
+        id=store.new_id(suite.name),
+        started=now(),
+        command=spoken(order.command),
+        suite=suite,
+        policy=suite.policy,
+        environment=world.environment(),
+        tag=order.tag,
+    )
+
+
+def _writer(order: Order, run: Run) -> store.Writer | None:
+    """The run's file, refused before anything starts when it could not hold the run."""
+    if not order.save and order.output is None:
+        return None
+    return store.opened(run, order.output)

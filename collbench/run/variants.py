@@ -1,0 +1,330 @@
+"""The two sides of an interleaved comparison: what a variant is, and how a revision becomes one."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.machine import environment
+from collbench.records import store
+from collbench.suite.case import Case
+
+Name = Literal["base", "head"]
+
+
+EXAMPLE = (
+    "words such as 'NCCL_ALGO=Ring', python:.venv-new/bin/python, backend:shm, algo:ring, git:main"
+)
+
+
+NEEDED = (
+    "torch",
+    "numpy",
+    "msgspec",
+    "psutil",
+)  # what a fork server imports, but for collbench itself
+
+
+ASK_SECONDS = 120.0
+
+
+ASK = """
+import importlib.util as u, json, os, sys
+missing = [name for name in sys.argv[1].split() if u.find_spec(name) is None]
+if sys.version_info < (3, 11):
+    told = {"version": sys.version.split()[0]}
+elif missing:
+    told = {"missing": missing}
+else:
+    from collbench.machine import environment
+    told = environment.software(os.environ)
+print(json.dumps(told))
+"""
+
+
+IN_REPOSITORY = re.compile(
+    r"GIT_(DIR|WORK_TREE|INDEX_FILE|COMMON_DIR|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|PREFIX|NAMESPACE)"
+)
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """One side, as given (``text``): an interpreter, settings of the environment, a backend or
+    algorithm in place of the suite's, a revision of the repository here. What is empty stays as it
+    is."""
+
+    text: str
+    python: str = ""
+    env: tuple[tuple[str, str], ...] = ()
+    backend: str = ""
+    algorithm: str = ""
+    revision: str = ""
+
+    @property
+    def differs(self) -> tuple[str, ...]:
+        """Fields of Case that this side sets."""
+        return tuple(name for name in ("backend", "algorithm") if getattr(self, name))
+
+
+def parse(text: str, option: str) -> Variant:
+    """A variant from its words, quoted as in a shell. Raises UsageError."""
+    try:
+        words = shlex.split(text)
+        text.encode()
+    except ValueError as e:
+        raise UsageError(f"{option} '{text}': {e}", EXAMPLE) from e
+    fields: dict[str, str] = {}
+    env: dict[str, str] = {}
+    kinds = {"python": "python", "backend": "backend", "algo": "algorithm", "git": "revision"}
+    for word in words:
+        kind, colon, value = word.partition(":")
+        if re.match(r"[A-Za-z_]\w*=", word):
+            name, _, setting = word.partition("=")
+            if _secret(word):
+                raise UsageError(
+                    f"{option} {name}: settings are kept in the run's file",
+                    "export secrets instead",
+                )
+            env[name] = setting
+        elif colon and value and kind in kinds:
+            if kinds[kind] in fields:
+                raise UsageError(
+                    f"{option} '{text}': {kind} is given twice", "one of each per side"
+                )
+            fields[kinds[kind]] = value
+        else:
+            raise UsageError(f"{option}: '{word}' is not understood", EXAMPLE)
+    return Variant(text=text, env=tuple(env.items()), **fields)
+
+
+def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:
+    """The cases with the backend and algorithm of this side, each once."""
+    changes = {name: getattr(variant, name) for name in variant.differs}
+    return list(dict.fromkeys(msgspec.structs.replace(case, **changes) for case in cases))
+
+
+def _secret(word: str) -> bool:
+    bare = environment.DEVICE_UUID.sub("", word)  # which is masked, but is no secret
+    return environment.mask(bare) != bare
+
+
+class Build(NamedTuple):
+    """The command that builds a revision, and whether to run it though there is a result of it
+    already."""
+
+    command: str
+    again: bool = False
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a side's ranks live: the interpreter, its whole environment, and what there is to say
+    of both."""
+
+    python: str
+    settings: dict[str, str]
+    described: dict[str, Any]
+
+
+def homes(variants: Mapping[Name, Variant], build: Build, folder: Path) -> dict[Name, Home]:
+    """Both sides' homes. Raises UsageError where they come to the same, though not the same was
+    asked for."""
+    found = {name: settle(side, build, f"--{name}", folder) for name, side in variants.items()}
+    base, head = variants["base"], variants["head"]
+    alike = [
+        (found[n].python, found[n].settings, variants[n].backend, variants[n].algorithm)
+        for n in ("base", "head")
+    ]
+    if base != head and alike[0] == alike[1]:
+        raise UsageError(
+            f"--base '{base.text}' and --head '{head.text}' come to the same",
+            "nothing would differ between the sides; --aa is for comparing a side with itself",
+        )
+    return found
+
+
+def settle(variant: Variant, build: Build, option: str, folder: Path) -> Home:
+    """Build the revision where there is one, and look the interpreter over. ``folder`` is a private
+    place for the time of the experiment. Raises UsageError and CannotRun."""
+    words = (variant.python, *(value for _, value in variant.env))
+    if variant.revision and not any("{tree}" in word for word in words):
+        raise UsageError(
+            f"{option}: git:{variant.revision} would be built, but nothing uses it",
+            "say where it is found: python:{tree}/.venv, or LD_LIBRARY_PATH={tree}/lib",
+        )
+    if not variant.revision and any("{tree}" in word for word in words):
+        raise UsageError(
+            f"{option} '{variant.text}': {{tree}} is where git:REV is built",
+            "add git:REV to this side",
+        )
+    tree = _tree(variant.revision, build, option) if variant.revision else None
+
+    def placed(text: str) -> str:
+        return text.replace("{tree}", str(tree))
+
+    python = _interpreter(placed(variant.python), option) if variant.python else sys.executable
+    settings = {**os.environ, **{name: placed(value) for name, value in variant.env}}
+    alone = folder / "collbench-alone"  # the same harness on both sides, without our other packages
+    alone.mkdir(exist_ok=True)
+    if not (alone / "collbench").exists():
+        (alone / "collbench").symlink_to(Path(__file__).parents[1])
+    settings["PYTHONPATH"] = os.pathsep.join(filter(None, (str(alone), settings.get("PYTHONPATH"))))
+    settings["PYTHONSAFEPATH"] = (
+        "1"  # else the current folder, which may hold one side's library, goes before both
+    )
+    return Home(
+        python=python,
+        settings=settings,
+        described=_described(python, settings, tree or Path.cwd(), option),
+    )
+
+
+def _interpreter(text: str, option: str) -> str:
+    """The executable in ``text``: a path, a virtual environment's folder, or a name on PATH."""
+    inside = Path(text).expanduser() / "bin" / "python"
+    # a Path loses "./"
+    found = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
+    if found is None:
+        raise UsageError(
+            f"{option}: there is no interpreter '{text}'",
+            "the path of a python, or of its environment",
+        )
+    return str(
+        Path(found).absolute()
+    )  # never resolved: a virtual environment's python is a link to the system's
+
+
+def _described(python: str, settings: dict[str, str], tree: Path, option: str) -> dict[str, Any]:
+    """This machine with the interpreter, libraries and settings of a side."""
+    try:
+        done = subprocess.run(
+            [python, "-c", ASK, " ".join(NEEDED)],
+            env=settings,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ASK_SECONDS,
+        )
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise CannotRun(f"{option}: {python} does not start: {e}", "try it by hand") from e
+    except (ValueError, IndexError):
+        reason = (done.stderr.strip().splitlines() or [f"it exited with status {done.returncode}"])[
+            -1
+        ]
+        raise CannotRun(
+            f"{option}: {python} cannot run collbench: {reason}",
+            "it must be a Python 3.11 or later",
+        ) from None
+    if "cannot be preloaded" in done.stderr:
+        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "is the path right?")
+    if "version" in told:
+        raise CannotRun(
+            f"{option}: {python} is Python {told['version']}", "collbench needs 3.11 or later"
+        )
+    if missing := told.get("missing"):
+        names = " ".join(missing)
+        raise CannotRun(
+            f"{option}: {python} has no {', '.join(missing)}", f"{python} -m pip install {names}"
+        )
+    return environment.gather(tree) | told
+
+
+def _tree(revision: str, build: Build, option: str) -> Path:
+    """A checkout of ``revision`` in which ``build`` has succeeded, kept so that the next experiment
+    need not build.
+
+    A clone rather than a work tree: it leaves no trace in the user's repository, and tools that ask
+    git for a version still work.
+    """
+    top = _git(
+        ["rev-parse", "--show-toplevel"],
+        Path.cwd(),
+        f"{option}: git:{revision} needs a git repository here",
+    )
+    hint = f"{option}: there is no revision '{revision}' in {top}"
+    sha = _git(
+        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"],
+        Path(top),
+        hint,
+    )
+    mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
+    tree = store.home() / "builds" / f"{Path(top).name}-{sha[:12]}-{mark}"
+    tree.parent.mkdir(parents=True, exist_ok=True)
+    done = tree.parent / f"{tree.name}.built"
+    with (tree.parent / f"{tree.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another experiment may be building the same
+        if done.is_file() and tree.is_dir() and not build.again:
+            return tree
+        done.unlink(missing_ok=True)
+        shutil.rmtree(tree, ignore_errors=True)
+        _git(
+            ["clone", "--quiet", "--shared", "--no-checkout", top, str(tree)],
+            Path(top),
+            f"cannot clone {top}",
+        )
+        _git(["checkout", "--quiet", "--detach", sha], tree, f"cannot check {revision} out")
+        if (tree / ".gitmodules").is_file():
+            _git(
+                ["submodule", "--quiet", "update", "--init", "--recursive"],
+                tree,
+                f"{revision}'s submodules",
+            )
+        if build.command:
+            print(f"building {revision} ({sha[:12]}) in {tree}: {build.command}", file=sys.stderr)
+            _build(build.command, tree, sha, f"{option}: building {revision}")
+        done.touch()
+    return tree
+
+
+def _build(command: str, tree: Path, sha: str, what: str) -> None:
+    """Run a build, and end it with everything it has started when this is interrupted. Raises
+    CannotRun."""
+    surroundings = {**_surroundings(), "COLLBENCH_REVISION": sha, "COLLBENCH_TREE": str(tree)}
+    with subprocess.Popen(
+        command, shell=True, cwd=tree, env=surroundings, stdout=sys.stderr, start_new_session=True
+    ) as process:
+        try:
+            status = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if status:
+        raise CannotRun(f"{what} ended with status {status}", f"try it by hand in {tree}")
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment without what ties git to a repository, as in a hook: it would act on the
+    user's own."""
+    return {name: value for name, value in os.environ.items() if not IN_REPOSITORY.fullmatch(name)}
+
+
+def _git(arguments: Sequence[str], where: Path, trouble: str) -> str:
+    hint = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=where,
+            env=_surroundings(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise CannotRun(f"{trouble}: git is not installed") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise UsageError(f"{trouble}{f': {said[-1]}' if said else ''}", hint)
+    return done.stdout.strip()

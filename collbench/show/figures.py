@@ -1,0 +1,499 @@
+"""Figures of a report as plain plotly JSON. plotly reads HTML in what it writes, so all text passes
+through ``safe``.
+
+Values that are not finite become None, which JSON can say and plotly leaves out.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collbench.core.text import bandwidth, duration, plain, size
+from collbench.judge.efficiency import Point
+from collbench.records.types import Record
+from collbench.show.document import Figure, Meta
+from collbench.show.views.series import Series
+
+Trace = dict[str, Any]
+
+
+COLOURS = (
+    "#3b82c4",
+    "#d9822b",
+    "#2f9e66",
+    "#c4504b",
+    "#8e6bbf",
+    "#1fa3b5",
+    "#d462a6",
+    "#96792f",
+    "#7a8793",
+    "#8a9a1b",
+)
+
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "pentagon")
+
+
+LATE = (
+    (0, "rgba(128,128,128,0.08)"),
+    (0.5, "#e6a23c"),
+    (1, "#c4302b"),
+)  # on light and on dark paper
+
+
+GOOD = "Cividis"  # the same to those who see no red or green
+
+
+WRITTEN = 16  # rows and columns up to which cells have their text in them
+
+
+MOST_POINTS = 48  # of a line
+
+
+MOST_DOTS = 600  # of a strip
+
+
+TICKS = 7
+
+
+LABELLED = "<b>%{fullData.name}</b><br>%{text}<extra></extra>"
+
+
+def safe(text: str) -> str:
+    """``text`` on one line, so that plotly shows it literally."""
+    return html.escape(plain(text), quote=False)
+
+
+def hover(lines: Iterable[str]) -> str:
+    return "<br>".join(safe(line) for line in lines if line)
+
+
+def finite(value: float | None, digits: int = 6) -> float | None:
+    """``value`` to some significant digits, which is all that is seen."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
+
+
+def number(value: float) -> str:
+    """Without an exponent, however small."""
+    return np.format_float_positional(value, trim="-")
+
+
+def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
+    """Points evenly spaced, at most ``most``, the first and the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[int(i)] for i in np.linspace(0, len(points) - 1, most).round()]
+
+
+def dropped(series: Sequence[Series]) -> list[str]:
+    """The sentence on sizes that are not drawn, if there are such."""
+    most = max((len(one.points) for one in series), default=0)
+    return (
+        [f"Of up to {most:,} sizes, each line is drawn at {MOST_POINTS}, evenly spread."]
+        if most > MOST_POINTS
+        else []
+    )
+
+
+def told(point: Point) -> list[str]:
+    """A point with everything that is known of it, for hovering over it."""
+    row, case = point.first, point.case
+    bounds = (
+        f" [{duration(point.lo)}, {duration(point.hi)}]"
+        if math.isfinite(point.lo) and math.isfinite(point.hi)
+        else ""
+    )
+    tails = {"p95": row.p95, "p99": row.p99, "max": row.max}
+    known = [
+        f"{name} {duration(value)}" for name, value in tails.items() if finite(value) is not None
+    ]
+    samples = f"N {point.samples:,}" + (
+        f", N_eff {point.n_eff:,.0f}" if math.isfinite(point.n_eff) else ""
+    )
+    launches = f", {point.launches} launches" if point.launches > 1 else ""
+    return [
+        f"{size(point.size)}"
+        + (f", count {case.count:,}" if point.size and not case.splits else ""),
+        f"{point.over or 'median'} {duration(point.median)}{bounds}"
+        + ("" if bounds or point.predicted else ", no interval"),
+        "predicted" if point.predicted else ", ".join(known),
+        (
+            f"busbw {bandwidth(point.busbw)} GB/s, algbw {bandwidth(point.algbw)} GB/s"
+            if point.size
+            else ""
+        ),
+        f"ran {row.chose}" if row.chose else "",
+        (
+            f"wirebw {bandwidth(row.wirebw * row.median / point.median)} GB/s"
+            if row.wirebw is not None
+            else ""
+        ),
+        "" if point.predicted else samples + launches,
+        "flags: " + " ".join(point.flags) if point.flags else "",
+    ]
+
+
+def palette(series: Iterable[Series]) -> dict[str, str]:
+    """A colour for each implementation, the same in all figures of a report; they repeat when they
+    run out."""
+    names = dict.fromkeys(one.case.label for one in series)
+    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+
+
+def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
+    """A logarithmic axis of sizes with ticks at powers of two."""
+    known = [size for size in sizes if size > 0]
+    if not known:
+        return {"title": {"text": "size"}}
+    low, high = math.floor(math.log2(min(known))), math.ceil(math.log2(max(known)))
+    step = max(1, math.ceil((high - low) / TICKS))
+    ticks = [2**power for power in range(low, high + 1, step)]
+    return {
+        "type": "log",
+        "title": {"text": "size"},
+        "tickvals": ticks,
+        "ticktext": [size(tick) for tick in ticks],
+    }
+
+
+def log_axis(
+    title: str, values: Iterable[float | None], show: Callable[[float], str]
+) -> dict[str, Any]:
+    """A logarithmic axis with ticks at powers of ten, at 1, 2 and 5 of each where there are few,
+    and evenly spaced where values are close together."""
+    known = [value for value in values if value is not None and value > 0]
+    if not known:
+        return {"title": {"text": title}}
+    least, most = min(known), max(known)
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    parts = (1, 2, 5) if high - low < 4 else (1,)
+    ticks = [float(f"{part}e{power}") for power in range(low, high + 1) for part in parts]
+    if most < 5 * least:
+        rough = max(most - least, 0.02 * most) / 5
+        unit = 10.0 ** math.floor(math.log10(rough))
+        step = next(part * unit for part in (1, 2, 5, 10) if part * unit >= rough)
+        places = range(math.floor(least / step), math.ceil(most / step) + 1)
+        ticks = [tick for place in places if (tick := finite(place * step))]
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "tickvals": ticks,
+        "ticktext": [show(tick) for tick in ticks],
+    }
+
+
+def line(one: Series, x: list[Any], y: list[Any], colour: str, place: int, **more: Any) -> Trace:
+    """A series' line: colour by implementation, dashes in place, symbols to tell the rest apart."""
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": safe(one.name),
+        "legendgroup": safe(one.name),
+        "x": x,
+        "y": y,
+        "meta": one.meta,
+        "line": {"color": colour, "width": 2, "dash": "dash" if one.case.in_place else "solid"},
+        "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 6, "color": colour},
+        **more,
+    }
+
+
+def band(
+    one: Series,
+    sides: Sequence[tuple[Any, float | None, float | None]],
+    colour: str,
+    opacity: float,
+) -> Trace:
+    """The area between (x, low, high): a polygon for each stretch in which both are known."""
+    x: list[Any] = []
+    y: list[Any] = []
+    stretch: list[tuple[Any, float, float]] = []
+    for at, low, high in [*sides, (None, None, None)]:
+        if low is not None and high is not None:
+            stretch.append((at, low, high))
+            continue
+        if len(stretch) > 1:
+            x += [*(s[0] for s in stretch), *(s[0] for s in reversed(stretch)), None]
+            y += [*(s[1] for s in stretch), *(s[2] for s in reversed(stretch)), None]
+        stretch = []
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x[:-1],
+        "y": y[:-1],
+        "fill": "toself",
+        "hoverinfo": "skip",
+        "fillcolor": _faint(colour, opacity),
+        "line": {"width": 0},
+        "showlegend": False,
+        "legendgroup": safe(one.name),
+        "meta": one.meta,
+    }
+
+
+def _faint(colour: str, opacity: float) -> str:
+    return f"rgba({','.join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))},{opacity})"
+
+
+def curves(
+    name: str, title: str, words: dict[str, str], series: Sequence[Series], colours: dict[str, str]
+) -> list[Figure]:
+    """busbw, algbw and time against size, each with its interval as a band. A figure without a
+    value is left out.
+
+    ``words`` are those of each of the three."""
+    figures = []
+    for measure, label in (("busbw", "busbw, GB/s"), ("algbw", "algbw, GB/s"), ("time", "time")):
+        data: list[Trace] = []
+        for place, one in enumerate(series):
+            data += _curve(one, measure, colours[one.case.label], place)
+        values = [y for trace in data for y in trace["y"] if y]
+        if not values:
+            continue
+        axis = log_axis(label, values, duration if measure == "time" else number)
+        what = f"{title}: {measure} against size"
+        figures.append(_against_size(f"{name}-{measure}", what, words[measure], data, axis))
+    return figures
+
+
+def _against_size(
+    name: str, title: str, words: str, data: list[Trace], upward: dict[str, Any], **layout: Any
+) -> Figure:
+    across = sizes_axis(x for trace in data for x in trace["x"] if x)
+    layout = {"xaxis": across, "yaxis": upward, "hovermode": "closest", **layout}
+    return Figure(name=name, title=title, words=words, data=data, layout=layout)
+
+
+def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
+    """The line and its band. A rate's bounds follow from those of the time."""
+    points = [
+        p for p in thinned(one.points) if p.size > 0 and _value(p, measure, p.median) is not None
+    ]
+    if not points:
+        return []
+    x = [point.size for point in points]
+    sides = [(p.size, _value(p, measure, p.lo), _value(p, measure, p.hi)) for p in points]
+    text = [hover(told(point)) for point in points]
+    drawn = line(
+        one,
+        x,
+        [_value(p, measure, p.median) for p in points],
+        colour,
+        place,
+        text=text,
+        hovertemplate=LABELLED,
+    )
+    area = band(one, sides, colour, 0.18)
+    return [area, drawn] if area["x"] else [drawn]
+
+
+def _value(point: Point, measure: str, time: float) -> float | None:
+    """What ``measure`` is when the call takes ``time``; None where that is unknown or nothing."""
+    rate = {"busbw": point.busbw, "algbw": point.algbw, "time": None}[measure]
+    if not math.isfinite(time) or time <= 0 or (measure != "time" and not rate):
+        return None
+    return finite(time if rate is None else rate * point.median / time)
+
+
+def distribution(
+    name: str,
+    title: str,
+    words: str,
+    cases: Sequence[tuple[Series, Point, Record]],
+    colours: dict[str, str],
+) -> Figure:
+    """The share of samples that took no longer, of one size each: at most 100 steps a line. Dashes
+    by size."""
+    data = []
+    sizes = sorted({point.size for _, point, _ in cases})
+    for place, (one, point, record) in enumerate(cases):
+        ordered = np.sort(np.asarray(record.times_ns, float) / record.inner)
+        levels = np.arange(1, len(ordered) + 1) / len(ordered)
+        keep = thinned(range(len(ordered)), 100)
+        label = f"{one.name}, {size(point.size)}" if point.size else one.name
+        data.append(
+            line(
+                one,
+                [finite(ordered[i]) for i in keep],
+                [finite(levels[i], 4) for i in keep],
+                colours[one.case.label],
+                place,
+                text=[f"{levels[i]:.1%} within {duration(ordered[i])}" for i in keep],
+                mode="lines",
+                hovertemplate=LABELLED,
+            )
+            | {"name": safe(label), "legendgroup": safe(label)}
+        )
+        dash = ("solid", "dash", "dot")[sizes.index(point.size) % 3]
+        data[-1]["line"] |= {"shape": "hv", "dash": dash}
+    upward = {"title": {"text": "share of samples"}, "range": [0, 1.02], "tickformat": ".0%"}
+    axis = log_axis("time of a sample", [x for trace in data for x in trace["x"]], duration)
+    return Figure(
+        name=name,
+        title=title,
+        words=words,
+        data=data,
+        layout={"xaxis": axis, "yaxis": upward, "hovermode": "closest"},
+    )
+
+
+def percentiles(
+    name: str, title: str, words: str, series: Sequence[Series], colours: dict[str, str]
+) -> Figure:
+    """The median against size, with areas up to p95 and p99 where there are samples enough."""
+    data: list[Trace] = []
+    for place, one in enumerate(series):
+        points = [point for point in thinned(one.points) if point.size > 0 and not point.predicted]
+        colour = colours[one.case.label]
+        for opacity, high in ((0.12, "p99"), (0.25, "p95")):
+            sides = [
+                (p.size, finite(p.first.median), finite(getattr(p.first, high))) for p in points
+            ]
+            area = band(one, sides, colour, opacity)
+            data += [area] if area["x"] else []
+        if points:
+            data.append(
+                line(
+                    one,
+                    [p.size for p in points],
+                    [finite(p.first.median) for p in points],
+                    colour,
+                    place,
+                    text=[hover(told(p)) for p in points],
+                    hovertemplate=LABELLED,
+                )
+            )
+    values = [y for trace in data for y in trace["y"] if y]
+    return _against_size(name, title, words, data, log_axis("time", values, duration))
+
+
+def shares(
+    name: str,
+    title: str,
+    words: str,
+    label: str,
+    lines: Sequence[tuple[Series, list[tuple[Point, float]]]],
+    colours: dict[str, str],
+) -> Figure:
+    """A share against size, each series a line; a thin line marks 100 %."""
+    data = [
+        line(
+            one,
+            [p.size for p, _ in values],
+            [finite(share) for _, share in values],
+            colours[one.case.label],
+            place,
+            text=[
+                hover([f"{size(p.size)}: {share:.1%}", f"time {duration(p.median)}"])
+                for p, share in values
+            ],
+            hovertemplate=LABELLED,
+        )
+        for place, (one, values) in enumerate(lines)
+    ]
+    unit = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": 1,
+        "y1": 1,
+        "line": {"color": "#888", "width": 1, "dash": "dot"},
+    }
+    upward = {"title": {"text": label}, "tickformat": ".0%", "rangemode": "tozero"}
+    return _against_size(name, title, words, data, upward, shapes=[unit])
+
+
+class Matrix(NamedTuple):
+    """Rows ``y`` by columns ``x``: values, what is said of each, the axes' titles. ``good``: the
+    more, the better.
+
+    Colours reach up to the largest value or to ``least``, so that little never looks like much."""
+
+    x: Sequence[str]
+    y: Sequence[str]
+    z: Sequence[Sequence[float | None]]
+    text: Sequence[Sequence[str]]
+    labels: tuple[str, str]
+    legend: str
+    good: bool = False
+    least: float = 0.0
+
+
+def heat(name: str, title: str, words: str, matrix: Matrix, meta: Meta) -> Figure:
+    """A matrix as colours; its texts show where one points and, where more is better, in the
+    cells."""
+    written = matrix.good and max(len(matrix.x), len(matrix.y)) <= WRITTEN
+    trace = {
+        "type": "heatmap",
+        "x": [safe(label) for label in matrix.x],
+        "y": [safe(label) for label in matrix.y],
+        "z": [[finite(value, 4) for value in row] for row in matrix.z],
+        "text": [[safe(cell) for cell in row] for row in matrix.text],
+        "meta": meta,
+        "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "xgap": 2,
+        "ygap": 2,
+        "zmin": 0,
+        "zmax": finite(max(matrix.least, *(value or 0.0 for row in matrix.z for value in row)), 4),
+        "colorscale": GOOD if matrix.good else [list(stop) for stop in LATE],
+        **({"texttemplate": "%{text}"} if written else {}),
+        "colorbar": {
+            "title": {"text": matrix.legend},
+            **({} if matrix.good else {"tickformat": ".0%"}),
+        },
+    }
+    down = {"type": "category", "autorange": "reversed", "automargin": True}
+    layout = {
+        "xaxis": {"title": {"text": matrix.labels[0]}, "type": "category"},
+        "yaxis": {"title": {"text": matrix.labels[1]}, **down},
+    }
+    height = 160 + 26 * min(24, len(matrix.y))
+    return Figure(name=name, title=title, words=words, data=[trace], layout=layout, height=height)
+
+
+def strip(
+    name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
+) -> Figure:
+    """Each sample over the median, in the order measured. Of long cases, ordinary samples are shown
+    in part."""
+    data = []
+    for place, (one, point, record) in enumerate(cases):
+        ratios = np.asarray(record.times_ns, float) / np.median(record.times_ns)
+        low, high = np.quantile(ratios, (0.25, 0.75))
+        odd = np.flatnonzero((ratios > 2.5 * high - 1.5 * low) | (ratios < 2.5 * low - 1.5 * high))
+        half = MOST_DOTS // 2
+        chosen = np.union1d(thinned(odd.tolist(), half), thinned(range(len(ratios)), half)).astype(
+            int
+        )
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": safe(f"{one.case.collective} {one.name}, {size(point.size)}"),
+                "x": chosen.tolist(),
+                "y": [finite(value, 4) for value in ratios[chosen]],
+                "meta": one.meta,
+                "marker": {
+                    "color": COLOURS[place % len(COLOURS)],
+                    "symbol": SYMBOLS[place % len(SYMBOLS)],
+                    "size": 5,
+                },
+                "hovertemplate": (
+                    "<b>%{fullData.name}</b><br>sample %{x}: %{y:.2f} times the"
+                    " median<extra></extra>"
+                ),
+            }
+        )
+    upward = log_axis("time / median", [y for trace in data for y in trace["y"]], number)
+    layout = {
+        "xaxis": {"title": {"text": "sample, in the order measured"}},
+        "yaxis": upward,
+        "hovermode": "closest",
+    }
+    return Figure(name=name, title=title, words=words, data=data, layout=layout)

@@ -1,0 +1,428 @@
+"""nccl-tests' own text, as of v2.19.6, made from our records; and what its JSON (nccljson) needs of
+the same.
+
+Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
+line does, because this is not nccl-tests and a parser that asks should be told; ``#
+implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
+run:`` say what its format has no columns for.
+
+A line joins a case out of place and the same case in place. Where a half is missing its three
+numbers are ``nan`` and its #wrong ``N/A``: every line keeps its number of blank-separated fields,
+every C, Python, Go or awk number parser accepts them, and no average silently takes a zero for a
+measurement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+
+from collbench.core import groups
+from collbench.core.groups import Groups
+from collbench.core.text import plain, settings
+from collbench.core.version import __version__
+from collbench.records.derive import Derived
+from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.run.reporter import Outcome, Reporter
+from collbench.show.words import FLAGS, PLACES, reasons
+from collbench.suite.case import Case, Skip
+from collbench.suite.faults import planted
+
+PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
+
+
+OPS = {"premul_sum": "mulsum"}
+
+
+DEVICE = re.compile(r"\w+:(?P<index>\d+)(?: \[(?P<bus>[0-9a-fA-F:.]+)\])?(?: (?P<name>.+))?")
+
+
+AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
+    ("rank 0", lambda times: times[0]),
+    ("the mean over ranks", statistics.fmean),
+    ("the fastest rank", min),
+    ("the slowest rank", max),
+)
+
+
+HEADER = (
+    "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place" + " " * 10,
+    "#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}".format("size", "count", "type", "redop", "root"),
+    "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
+)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """``-a``: an index into AVERAGES, here by default the slowest rank (nccl-tests: the mean);
+    ``-C``; ``-S``."""
+
+    average: int = 3
+    cpu_time: bool = False
+    timestamps: bool = False
+
+
+DEFAULTS = Options()
+
+
+class Half(NamedTuple):
+    """What one placement of a line shows: microseconds, GB/s; ``busbw`` None where the collective
+    has none."""
+
+    time: float
+    algbw: float
+    busbw: float | None
+    wrong: int | None
+
+
+def half(outcome: Outcome | None, options: Options) -> Half:
+    """The time is the median over samples of what ``-a`` makes of the ranks' times; -a 0..2 see the
+    samples of which every rank's time was kept. With ``-C`` it is that of handing a call over;
+    bandwidths stay those of the wall time.
+    """
+    record, row = outcome or (None, None)
+    if record is None or row is None:
+        return Half(math.nan, math.nan, math.nan, record.wrong if record else None)
+    wall = row.median
+    if options.average != 3 and record.per_rank:
+        reduce = AVERAGES[options.average][1]
+        wall = statistics.median(map(reduce, zip(*record.per_rank, strict=False))) / record.inner
+    shown = wall
+    if options.cpu_time:
+        shown = statistics.median(record.submit_ns) if record.submit_ns else math.nan
+    scale = row.median / wall if wall else 1.0
+    return Half(
+        shown / 1e3,
+        row.algbw * scale,
+        None if row.busbw is None else row.busbw * scale,
+        record.wrong,
+    )
+
+
+def number(value: float, width: int) -> str:
+    """Two decimals, else one, else none, else an exponent: the first that is not wider than
+    ``width``."""
+    texts = [f"{value:{width}.{decimals}f}" for decimals in (2, 1, 0)]
+    return next(
+        (text for text in texts if len(text) <= width), f"{value:{width}.{max(0, width - 6)}e}"
+    )
+
+
+def pairs(cases: Iterable[Case]) -> list[dict[bool, Case]]:
+    """Lines of the table, in order: a case out of place (False), in place (True), or both."""
+    lines: dict[Case, dict[bool, Case]] = {}
+    for case in cases:
+        lines.setdefault(msgspec.structs.replace(case, in_place=False), {})[case.in_place] = case
+    return list(lines.values())
+
+
+def block(case: Case) -> str:
+    """What nccl-tests has no column for, in words; a table never mixes two of these."""
+    extra = [f"splits {case.splits}"] if case.splits else []
+    extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
+    extra += [f"env {settings(case.env)}"] if case.env else []
+    return plain(", ".join([f"{case.label}, ranks {case.n}, mode {case.mode}", *extra]))
+
+
+def program(case: Case) -> str:
+    return PROGRAMS.get(case.collective, case.collective) + "_perf"
+
+
+def devices(
+    ranks: Sequence[RankInfo], product: str = "", divided: Groups = ()
+) -> list[dict[str, Any]]:
+    """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as
+    "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
+    numbers = {rank: number for number, members in enumerate(divided) for rank in members}
+    found = []
+    for info in ranks:
+        match = DEVICE.fullmatch(plain(info.device))
+        index, bus, name = match.groups() if match else (info.rank, None, None)
+        name = (
+            f"CPU cores {_spans(info.cpus)}"
+            if info.device == "cpu"
+            else name or product or info.device
+        )
+        found.append(
+            {
+                "rank": info.rank,
+                "group": numbers.get(info.rank, 0),
+                "pid": info.pid,
+                "hostname": plain(info.host).split(".")[0],
+                "device": int(index),
+                "device_hex": bus or "0000:00:00",
+                "device_info": plain(name),
+            }
+        )
+    return found
+
+
+def _spans(cpus: Sequence[int]) -> str:
+    """0-3,8 for 0, 1, 2, 3, 8."""
+    runs = [
+        list(g)
+        for _, g in itertools.groupby(enumerate(sorted(cpus)), key=lambda pair: pair[1] - pair[0])
+    ]
+    return ",".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs) or "any"
+
+
+def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[str, Any]:
+    """nccl-tests' settings, under its JSON names. With adaptive sampling the iterations are lower
+    bounds.
+
+    ``ngpus`` is what -g means here, ranks on a machine; a step of 0 bytes says that the sizes
+    follow no one step.
+    """
+    policy, sizes = run.policy, sorted({case.nbytes for case in cases}) or [0]
+    hosts = (
+        Counter(info.host for info in world.ranks)
+        if world
+        else {"": max((case.world for case in cases), default=0)}
+    )
+    factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
+    steps = {b - a for a, b in itertools.pairwise(sizes)}
+    by_factor = len(factors) == 1 and min(factors).is_integer()
+    divided = groups.members(cases[0].groups, cases[0].world) if cases else ()
+    kinds = {
+        str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])
+    }
+    step = (
+        {"step_factor": int(min(factors))}
+        if by_factor
+        else {"step_bytes": min(steps) if len(steps) == 1 else 0}
+    )
+    return {
+        "nthreads": 1,
+        "ngpus": max(hosts.values(), default=0),
+        "minimum_bytes": sizes[0],
+        "maximum_bytes": sizes[-1],
+        **step,
+        "warmup_iters": 1 if policy.warmup is None else policy.warmup,
+        "iterations": policy.min_iters if policy.iters is None else policy.iters,
+        "aggregated_iterations": policy.agg_iters,
+        "validation": policy.check,
+        "unalign": policy.unalign,
+        "graph": int(any(case.mode == "graph" for case in cases)),
+        "blocking_collectives": words(policy.blocking != 0),
+        "per_iter_timing": "true",
+        "per_iter_skip": 0,
+        "parallel_init": "false",
+        "devices": devices(
+            world.ranks if world else [], kinds.pop() if len(kinds) == 1 else "", divided
+        ),
+    }
+
+
+def words(truth: bool) -> str:
+    return "true" if truth else "false"
+
+
+def library_number(worlds: Iterable[World]) -> int:
+    """NCCL's version as it encodes it (23004 for 2.30.4); 0 for another library."""
+    versions = (re.search(r"(\d+)\.(\d+)\.(\d+)", w.library) for w in worlds if w.backend == "nccl")
+    return next((int(v[1]) * 10000 + int(v[2]) * 100 + int(v[3]) for v in versions if v), 0)
+
+
+def local_time(stamp: str) -> str:
+    """An ISO time as nccl-tests prints times: local, without a zone; now for an empty one."""
+    return (
+        (datetime.fromisoformat(stamp) if stamp else datetime.now())
+        .astimezone()
+        .strftime("%Y-%m-%d %H:%M:%S")
+    )
+
+
+class Text(Reporter):
+    """Writes lines in plan order, each as soon as all before it are known, in whatever order
+    records arrive.
+
+    Each implementation, rank count, mode, environment or collective gets a table of its own from
+    "starting" to "concluded", so that cutting at those lines gives whole outputs of nccl-tests.
+    """
+
+    def __init__(self, out: IO[str], options: Options = DEFAULTS) -> None:
+        self._out, self._options = out, options
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self._run, self._skips, self._lines, self._next = run, skips, pairs(cases), 0
+        self._worlds: list[World] = []
+        self._done: dict[Case, Outcome] = {}
+        self._table: tuple[str, str] | None = None
+        self._busbw: list[float] = []
+        self._introduced = False
+
+    def world(self, world: World) -> None:
+        self._worlds.append(world)
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        self._done[record.case] = (record, row)
+        while self._next < len(self._lines) and self._done.keys() >= set(
+            self._lines[self._next].values()
+        ):
+            self._write()
+        self._out.flush()
+
+    def end(self, end: End, path: Path | None) -> None:
+        missing = sum(case not in self._done for line in self._lines for case in line.values())
+        while self._next < len(self._lines):
+            self._write()
+        self._introduce()
+        self._conclude()
+        self._say(*([f"# not run: {missing} of the planned cases"] if missing else []))
+        self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
+        self._out.flush()
+
+    def _say(self, *lines: str) -> None:
+        self._out.writelines(f"{line}\n" for line in lines)
+
+    def _introduce(self) -> None:
+        if not self._introduced:
+            self._introduced = True
+            self._say(
+                f"# collbench version {__version__} nccl-headers=0"
+                f" nccl-library={library_number(self._worlds)}"
+            )
+            self._say(
+                *[f"# {planted(self._run.policy.inject)}"] * bool(planted(self._run.policy.inject))
+            )
+            self._say(
+                *(
+                    f"# skipped: {reason} (cases: {number})"
+                    for reason, number in reasons(self._skips)
+                )
+            )
+
+    def _write(self) -> None:
+        """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
+        line = self._lines[self._next]
+        known = [self._done[case] for case in line.values() if case in self._done]
+        if known and table_of(line) != self._table:
+            self._introduce()
+            if self._table:
+                self._conclude()
+                self._say("")
+            rest = self._lines[self._next :]
+            self._open(
+                list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
+            )
+        self._next += 1
+        if any(row or record.wrong is not None for record, row in known):
+            outcomes = [
+                self._done.get(line[place]) if place in line else None for place in (False, True)
+            ]
+            halves = [half(outcome, self._options) for outcome in outcomes]
+            stamp = (
+                f"{local_time(max(record.started for record, _ in known)):>21}"
+                if self._options.timestamps
+                else ""
+            )
+            self._say(_row(known[0][0].case, halves) + stamp)
+            self._busbw += [
+                h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
+            ]
+            self._bad += sum(bool(h.wrong) for h in halves)
+            self._flags.update(flag for _, row in known if row for flag in row.flags)
+        for record, _ in known:
+            if record.status in ("failed", "skipped"):
+                placement = PLACES["in" if record.case.in_place else "out"]
+                self._say(
+                    f"# {record.status}: {record.case.nbytes} B {placement}: {plain(record.note)}"
+                )
+
+    def _open(self, lines: list[dict[bool, Case]]) -> None:
+        cases = [case for line in lines for case in line.values()]
+        first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
+        self._flags: Counter[str] = Counter()
+        mine = [
+            w
+            for w in self._worlds
+            if (w.backend, w.n, w.env) == (first.backend, first.world, first.env)
+        ]
+        config = configuration(self._run, cases, mine[-1] if mine else None)
+        self._say(f"# Collective test starting: {program(first)}", _settings(config))
+        self._say(
+            f"# implementation: {block(first)}"
+            + (f", library {plain(mine[-1].library)}" if mine else "")
+        )
+        self._say(f"# time: median over samples, each that of {AVERAGES[self._options.average][0]}")
+        if self._run.policy.iters is None:
+            self._say(
+                "# iters: warmup iters and iters are the least; more follow until the median is"
+                " known well"
+            )
+        if first.n == 1 or not first.row.moves_data:
+            self._say(
+                "# note: there is no bus bandwidth here; 0.00 stands in its place and enters no"
+                " average"
+            )
+        self._say(
+            "#", "# Using devices", *map(_device, config["devices"]), "#", *_header(self._options)
+        )
+
+    def _conclude(self) -> None:
+        if self._table:
+            average = statistics.fmean(self._busbw) if self._busbw else 0.0
+            self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
+            self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
+            for flag, number in self._flags.items():
+                self._say(
+                    f"# flagged: {flag} ({number}):"
+                    f" {FLAGS.get(flag.rstrip('!').partition(':')[0], '')}"
+                )
+            self._say(f"# Collective test concluded: {self._table[0]}", "#")
+
+
+def table_of(line: Mapping[bool, Case]) -> tuple[str, str]:
+    case = next(iter(line.values()))
+    return program(case), block(case)
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    step = (
+        f"{config['step_factor']}(factor)"
+        if "step_factor" in config
+        else f"{config['step_bytes']}(bytes)"
+    )
+    return (
+        f"# nThread 1 nGpus {config['ngpus']} minBytes {config['minimum_bytes']} maxBytes"
+        f" {config['maximum_bytes']} step: {step} warmup iters: {config['warmup_iters']} iters:"
+        f" {config['iterations']} agg iters: {config['aggregated_iterations']} validation:"
+        f" {config['validation']} graph: {config['graph']} unalign: {config['unalign']}"
+    )
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    return (
+        "#  Rank {rank:>2} Group {group:>2} Pid {pid:>6} on {hostname:>10} device {device:>2} "
+        "[{device_hex}] {device_info}".format(**device)
+    )
+
+
+def _header(options: Options) -> Iterable[str]:
+    """Three lines. With -S a fourth group stands at the end of the second, 21 wide as its data."""
+    names = "{:>9}{:>8}{:>8}{:>8}".format(
+        "cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"
+    )
+    units = "{:>9}{:>8}{:>8}{:>8}".format("(us)", "(GB/s)", "(GB/s)", "")
+    yield HEADER[0]
+    yield HEADER[1] + 2 * names + " " + (f"{'timestamp':>20}" if options.timestamps else "")
+    yield HEADER[2] + 2 * units + " "
+
+
+def _row(case: Case, halves: Iterable[Half]) -> str:
+    text = (
+        f"{case.size:>12}  {case.count:>12}  {case.dtype:>8}  {OPS.get(case.op, case.op):>6} "
+        f" {case.root:>6}"
+    )
+    for h in halves:
+        wrong = "    N/A" if h.wrong is None else f"  {h.wrong:>6g}"
+        text += f"  {number(h.time, 7)}  {number(h.algbw, 6)}  {number(h.busbw or 0.0, 6)}{wrong}"
+    return text

@@ -1,0 +1,194 @@
+"""The JSON that nccl-tests writes with ``-J`` (its schema 3), made from our records."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import plain
+from collbench.core.version import __version__
+from collbench.records.types import End, Record, Run, World
+from collbench.run.reporter import Gathered, Outcome
+from collbench.show.nccl import (
+    AVERAGES,
+    DEFAULTS,
+    OPS,
+    Options,
+    configuration,
+    half,
+    library_number,
+    local_time,
+    pairs,
+    table_of,
+    words,
+)
+from collbench.suite.case import Case
+
+
+class Document(Gathered):
+    """``-J``: collects a run and writes it to ``path``, or to path.0, path.1 … so that no file is
+    overwritten."""
+
+    def __init__(self, path: Path, options: Options = DEFAULTS) -> None:
+        if path.suffix.lower() != ".json":
+            raise UsageError(
+                f"-J {path}: the name must end in .json",
+                "nccl-tests would write nothing and not say so",
+            )
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise CannotRun(
+                f"cannot write {path}: no folder to write to", "choose another place with -J"
+            )
+        self._wanted, self._options = path, options
+
+    def end(self, end: End, path: Path | None) -> None:
+        """``written`` then holds the name the file got. Raises CannotRun where it cannot be
+        written."""
+        worlds = list(self.worlds.values())
+        self.written = write(
+            self._wanted, document(self.run, worlds, self.outcomes, end, self._options)
+        )
+
+
+def write(path: Path, content: Mapping[str, Any]) -> Path:
+    """Writes one line of JSON to the first of path, path.0, path.1 … that does not exist, and says
+    to which."""
+    for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
+        try:
+            with path.with_name(name).open("x", encoding="utf-8") as f:
+                f.write(json.dumps(content, allow_nan=False) + "\n")
+            return path.with_name(name)
+        except FileExistsError:
+            continue
+        except OSError as e:
+            raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
+    raise AssertionError("endless")
+
+
+def document(
+    run: Run,
+    worlds: Sequence[World],
+    outcomes: Sequence[Outcome],
+    end: End | None,
+    options: Options = DEFAULTS,
+) -> dict[str, Any]:
+    """nccl-tests' JSON, schema 3, with per-iteration lists. ``outcomes`` come in plan order.
+
+    Differences: null for what is not finite or not there; of the environment only what the run
+    recorded; ``devices`` lists every rank; ``collbench`` adds, line by line of ``results``, what
+    the schema has no place for.
+    """
+    done = {record.case: (record, row) for record, row in outcomes}
+    lines = [line for line in pairs(done) if any(done[case][1] for case in line.values())]
+    blocks = {table_of(line) for line in lines}
+    halves = [half(done[case], options) for line in lines for case in line.values()]
+    bandwidths = [h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)]
+    bad = sum(bool(h.wrong) for h in halves)
+    config = configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
+    config.pop("unalign")
+    failed = [
+        f"{record.case.key}: {plain(record.note)}"
+        for record, _ in outcomes
+        if record.status == "failed"
+    ]
+    return {
+        "version": 3,
+        "start_time": local_time(run.started),
+        "args": list(run.command),
+        "env": [f"{name}={value}" for name, value in run.environment.get("variables", {}).items()],
+        "nccl_version": library_number(worlds),
+        "config": config,
+        "results": [_result(line, done, options, len(blocks) > 1) for line in lines],
+        "out_of_bounds": {"count": bad, "okay": words(not bad)},
+        "average_bus_bandwidth": {
+            "bandwidth": _double(statistics.fmean(bandwidths) if bandwidths else 0.0),
+            "okay": "unchecked",
+        },
+        "errors": failed + ([plain(end.note)] if end and end.exit and end.note else []),
+        "end_time": local_time(end.ended if end else ""),
+        "collbench": {
+            **({"injected": run.policy.inject} if run.policy.inject else {}),
+            "version": __version__,
+            "run": run.id,
+            "time": f"median over samples of {AVERAGES[options.average][0]}",
+            "results": [_extra(next(iter(line.values()))) for line in lines],
+        },
+    }
+
+
+def _extra(case: Case) -> dict[str, Any]:
+    names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
+    names += ["groups", "group"] if case.groups else []
+    return {name: getattr(case, name) for name in names}
+
+
+def _result(
+    line: Mapping[bool, Case], done: Mapping[Case, Outcome], options: Options, named: bool
+) -> dict[str, Any]:
+    case = next(iter(line.values()))
+    result: dict[str, Any] = {
+        "size": case.size,
+        "count": case.count,
+        "type": case.dtype,
+        "redop": OPS.get(case.op, case.op),
+        "root": f"{case.root:>6}",
+    }
+    performed = 0
+    for placement, name in ((False, "out_of_place"), (True, "in_place")):
+        outcome = done.get(line[placement]) if placement in line else None
+        h = half(outcome, options)
+        result[name] = {
+            "cpu_time" if options.cpu_time else "time": _double(h.time),
+            "alg_bw": _double(h.algbw),
+            "bus_bw": _double(h.busbw or 0.0),
+            "nwrong": None if h.wrong is None else float(h.wrong),
+        }
+        if outcome and outcome[0].times_ns:
+            result[f"{name}_per_iter"] = per_iteration(outcome[0])
+            performed = max(performed, len(outcome[0].times_ns) * outcome[0].inner)
+    return {
+        **result,
+        "actual_iterations": performed,
+        "experiment_name": ", ".join(table_of(line)) if named else "",
+    }
+
+
+def per_iteration(record: Record) -> dict[str, Any]:
+    """Microseconds per call and sample. As in nccl-tests p50 is the upper median, p95 and p99 are
+    nearest ranks (so the maximum of 20 samples), the standard deviation is the population's. A
+    process is a rank."""
+    times = [t / record.inner / 1e3 for t in record.times_ns]
+    ordered, n = sorted(times), len(times)
+    mean, deviation = statistics.fmean(times), statistics.pstdev(times)
+    values = {
+        "min_us": ordered[0],
+        "max_us": ordered[-1],
+        "avg_us": mean,
+        "p50_us": ordered[n // 2],
+        "p95_us": ordered[math.ceil(n * 95 / 100) - 1],
+        "p99_us": ordered[math.ceil(n * 99 / 100) - 1],
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / mean if mean else 0.0,
+    }
+    lists = {
+        "per_process_max_times_us": [
+            [_double(t / record.inner / 1e3) for t in ts] for ts in record.per_rank
+        ]
+    }
+    return {
+        "skipped_iterations": 0,
+        **{name: _double(value) for name, value in values.items()},
+        "times_us": [_double(t) for t in times],
+        **(lists if record.per_rank else {}),
+    }
+
+
+def _double(value: float) -> float | None:
+    return round(float(value), 6) if math.isfinite(value) else None

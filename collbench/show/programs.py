@@ -1,0 +1,210 @@
+"""Output for other programs: a Document as JSON, CSV, JUnit's XML, Prometheus' text, and what a
+step of GitHub Actions leaves; a run, as it goes, as CSV, JSON and Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+from xml.etree import ElementTree
+
+import msgspec
+
+from collbench.core.text import inert, plain, settings
+from collbench.records.derive import Derived
+from collbench.records.types import End, Record, Run
+from collbench.run.reporter import Gathered, Reporter
+from collbench.show import markdown
+from collbench.show.document import Block, Document, Gauge, Heading, JunitCase, Line, Table, toned
+from collbench.show.words import COLUMNS, LEFT, axes, by_mode, cells, columns, flat, reasons
+from collbench.suite.case import Case, Skip
+from collbench.suite.faults import planted
+
+SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
+
+
+ANNOTATIONS = 10  # of errors and of warnings that GitHub shows for a step
+
+
+def as_json(document: Document) -> str:
+    """Its values; infinite numbers are null."""
+    return msgspec.json.encode(document.values).decode()
+
+
+def as_csv(document: Document) -> str:
+    """Its rows below a heading, without a formula for a spreadsheet."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [*document.rows[0]] if document.rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: inert(value) for k, value in row.items()} for row in document.rows)
+    return out.getvalue()
+
+
+def line(document: Document) -> str:
+    """Its line for a chat or a plugin."""
+    return document.line
+
+
+def junit(document: Document) -> str:
+    """Its cases as one suite of JUnit's XML."""
+    outcomes = [case.outcome for case in document.cases]
+    suite = ElementTree.Element("testsuite", name=plain(document.suite))
+    for case in document.cases:
+        seconds = f"{case.seconds:.9f}" if case.seconds else "0"
+        own = {"classname": plain(case.group), "name": plain(case.name), "time": seconds}
+        _outcome(ElementTree.SubElement(suite, "testcase", own), case)
+    counts = {
+        "tests": len(outcomes),
+        "failures": outcomes.count("failed"),
+        "errors": outcomes.count("error"),
+        "skipped": outcomes.count("skipped") + outcomes.count("warned"),
+    }
+    suite.attrib |= {key: str(count) for key, count in counts.items()}
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _outcome(element: ElementTree.Element, case: JunitCase) -> None:
+    """Adds the content of a test case: nothing but words where it passed."""
+    if case.outcome == "passed":
+        ElementTree.SubElement(element, "system-out").text = plain(case.message)
+        return
+    tag = {"failed": "failure", "error": "error"}.get(case.outcome, "skipped")
+    kind = {"type": case.kind} if case.kind else {}
+    inside = ElementTree.SubElement(element, tag, {**kind, "message": plain(case.message)})
+    inside.text = "\n".join(map(plain, case.text.splitlines())) or None
+
+
+def prometheus(document: Document) -> str:
+    """Its gauges in Prometheus' text format 0.0.4, for node_exporter's textfile collector."""
+    return "".join(_family(gauge) for gauge in document.gauges if gauge.values)
+
+
+def _family(gauge: Gauge) -> str:
+    lines = [f"# HELP {gauge.name} {gauge.about}", f"# TYPE {gauge.name} gauge"]
+    for labels, value in gauge.values:
+        told = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        lines.append(f"{gauge.name}{f'{{{told}}}' if told else ''} {float(value):.15g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def in_github(document: Document, environ: Mapping[str, str]) -> None:
+    """Leaves what a step of GitHub Actions shows: annotations (on standard error, which is read
+    too) and a summary."""
+    if environ.get("GITHUB_ACTIONS") == "true":
+        for command in commands(document.cases):
+            print(command, file=sys.stderr)
+    summary = environ.get("GITHUB_STEP_SUMMARY")
+    if not summary:
+        return
+    try:
+        with Path(summary).open("a", encoding="utf-8") as file:
+            room = SUMMARY - file.tell()
+            if room < markdown.COMMENT:
+                print(f"collbench: {summary} is full, nothing added to it", file=sys.stderr)
+            else:
+                file.write(markdown.text(document, room) + "\n")
+    except OSError as e:  # the verdict matters more than where it is shown
+        print(f"collbench: cannot write {summary}: {e.strerror}", file=sys.stderr)
+
+
+def commands(cases: Iterable[JunitCase]) -> list[str]:
+    """GitHub's commands for cases that broke or failed and for those to look at, as many as it
+    shows."""
+    levels: dict[str, list[JunitCase]] = {"error": [], "failed": [], "warned": []}
+    for case in cases:
+        levels.get(case.outcome, []).append(case)
+    broken = [_command("error", "collbench", case.message) for case in levels["error"]]
+    return [
+        *broken,
+        *_commands("error", levels["failed"], ANNOTATIONS - len(broken)),
+        *_commands("warning", levels["warned"], ANNOTATIONS),
+    ]
+
+
+def _commands(level: str, cases: Sequence[JunitCase], most: int) -> list[str]:
+    most -= len(cases) > most
+    lines = [_command(level, f"collbench: {one.label}", one.message) for one in cases[:most]]
+    more = [_command(level, "collbench", f"{len(cases) - most:,} more rows like these")]
+    return lines + (more if len(cases) > most else [])
+
+
+def _command(level: str, title: str, message: str) -> str:
+    """A workflow command, with GitHub's escapes; ``plain`` has left no line ends to escape."""
+    title, message = (plain(text).replace("%", "%25") for text in (title, message))
+    return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"
+
+
+class Csv(Reporter):
+    """A header, then one line per record as it arrives. Nanoseconds, bytes, GB/s; empty where
+    undefined."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._writer = out, csv.DictWriter(out, COLUMNS, lineterminator="\n")
+
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        self._writer.writeheader()
+
+    def record(self, record: Record, row: Derived | None) -> None:
+        values = flat(record, row) | {"env": settings(record.case.env), "note": plain(record.note)}
+        self._writer.writerow(
+            {
+                k: " ".join(map(str, v)) if isinstance(v, tuple) else inert(v)
+                for k, v in values.items()
+            }
+        )
+        self._out.flush()
+
+
+class Json(Gathered):
+    """One object when the run ends: the run, and per record its case with everything derived."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def end(self, end: End, path: Path | None) -> None:
+        whole = {
+            "run": self.run,
+            "records": [flat(*o) for o in self.outcomes],
+            "skips": self.skips,
+            "end": end,
+        }
+        self._out.write(
+            msgspec.json.encode(whole).decode() + "\n"
+        )  # msgspec writes infinities as null
+        self._out.flush()
+
+
+class Markdown(Gathered):
+    """Tables for a pull request when the run ends, one per mode."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def end(self, end: End, path: Path | None) -> None:
+        fault = planted(self.run.policy.inject)
+        blocks: list[Block] = [toned(fault, strong=True)] if fault else []
+        for mode, outcomes in by_mode(self.outcomes):
+            varying, constant = axes([record.case for record, _ in outcomes])
+            rows = [cells(*outcome) for outcome in outcomes]
+            names = columns(rows, varying)
+            table = Table(
+                heads=tuple(f"{name} GB/s" if name.endswith("bw") else name for name in names),
+                lines=[Line([row[name] for name in names]) for row in rows],
+                align="".join("l" if name in LEFT else "r" for name in names),
+            )
+            blocks += [Heading(f"{constant}, {mode}"), table]
+        left_out = reasons(self.skips, self.arrived)
+        blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
+        blocks += [f"Ended early: {end.note}"] if end.note else []
+        self._out.write(markdown.text(Document(title="", comment=blocks), sys.maxsize))
+        self._out.flush()

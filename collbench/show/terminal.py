@@ -1,0 +1,254 @@
+"""A Document on a terminal: the one place that makes rich's tables, colours and widths."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from collbench.core.text import plain
+from collbench.show.document import (
+    Block,
+    Cell,
+    Document,
+    Heading,
+    Line,
+    Points,
+    Span,
+    Table,
+    Tone,
+    Words,
+    toned,
+)
+
+STYLES: dict[Tone, str] = {
+    "good": "green",
+    "bad": "bold red",
+    "notice": "yellow",
+    "quiet": "dim",
+    "accent": "cyan",
+    "": "",
+}
+
+
+WIDE = 120  # columns of a document that goes to no terminal, and the most on one
+
+
+GAP = 2  # between columns
+
+
+LEAST = 20  # columns that a stacked table's first and last need at least beside the others
+
+
+LAST = 12  # columns that the last needs at least where others can be given up
+
+
+def text(document: Document, columns: int = 0) -> str:
+    """A document's short form for standard output, coloured if that is a terminal, in so many
+    columns (0: as many as ``width`` says)."""
+    view = Console(highlight=False)
+    view.width = columns or width()
+    with view.capture() as captured:
+        view.print(*(rendered(block, view.width) for block in document.brief), sep="\n")
+    return captured.get()
+
+
+def width() -> int:
+    """Columns that ``text`` fills: a terminal's, or those in COLUMNS, but never more than WIDE."""
+    view = Console()
+    return min(WIDE, view.width) if view.is_terminal or "COLUMNS" in os.environ else WIDE
+
+
+def screen() -> int:
+    """Columns of the terminal, all of them."""
+    return Console().width
+
+
+def show(*things: Block | RenderableType) -> None:
+    """Prints to standard output, as wide as the terminal; to a pipe without colour and without
+    breaking lines."""
+    console = Console(highlight=False)
+    for thing in things:
+        one = rendered(thing, console.width)
+        console.print(one, soft_wrap=isinstance(one, Text) and not console.is_terminal)
+
+
+def rendered(block: Block | RenderableType, width: int) -> RenderableType:
+    """A block of a document as rich prints it in ``width`` columns."""
+    if isinstance(block, Table):
+        below = [Text(block.note, "dim")] if block.note else []
+        parts = _split(block, width) if block.split else [block]
+        return Group(*(grid(part, width) for part in parts), *below)
+    if isinstance(block, Heading):
+        return Text(plain(block.text), "bold")
+    if isinstance(block, Points):
+        return Text("\n".join(f"- {plain(line)}" for line in block.lines))
+    return inline(block) if isinstance(block, str | Words) else block
+
+
+def listing(tables: Mapping[str, Sequence[Sequence[str]]]) -> RenderableType:
+    """Tables by title, the first row of each its header."""
+    parts: list[RenderableType] = []
+    for title, (head, *rows) in tables.items():
+        lines = [Line(tuple(map(plain, row))) for row in rows]
+        table = Table(title=title, heads=tuple(head), lines=lines, align="w" * len(head))
+        parts += [grid(table, width()), ""]
+    return Group(*parts[:-1])
+
+
+def finding(what: str, state: str, detail: str) -> None:
+    """Prints a line of the doctor's: ``state`` is yes, no or note."""
+    tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
+    show(
+        toned(f"{plain(what):<20}")
+        + toned(f"{state:<6}", tones.get(state, "quiet"))
+        + plain(detail)
+    )
+
+
+def grid(table: Table, width: int) -> Grid:
+    """The one place that makes a rich table, of at most ``width`` columns where that can be."""
+    if table.stacked and not _beside(table, width):
+        table = _stacked(table)
+    elif table.stacked:
+        table = msgspec.structs.replace(table, widths=(_widths(table, closing=False)[0],))
+    elif table.dropped:
+        table = _fitting(table, width)
+    view = Grid(
+        title=Text(plain(table.title), "bold") if table.title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        border_style="dim",
+    )
+    fixed = [*table.widths, *[0] * len(table.heads)]
+    for head, side, room in zip(table.heads, table.sides, fixed, strict=False):
+        view.add_column(
+            Text(head, "bold"),
+            justify="right" if side == "r" else "left",
+            style=STYLES["quiet"] if head in table.quiet else "",
+            width=room or None,
+            overflow="fold" if side == "w" else "ellipsis",
+            no_wrap=side in "lr",
+        )
+    for place, line in enumerate((*table.lines, *table.closing)):
+        if line.ruled or (table.lines and place == len(table.lines)):
+            view.add_section()
+        cells = [inline(cell, line.single, kept="\n") for cell in line.cells]
+        view.add_row(*cells, style=STYLES[line.weight])
+
+    return view
+
+
+def _split(table: Table, width: int) -> list[Table]:
+    """Tables of as many columns as fit beside the first one, at least one each."""
+    widths = _widths(table)
+    blocks: list[list[int]] = [[]]
+    for place in range(1, len(widths)):
+        taken = widths[0] + sum(GAP + widths[other] for other in [*blocks[-1], place])
+        if blocks[-1] and taken > width:
+            blocks.append([])
+        blocks[-1].append(place)
+    return [_part(table, [0, *block]) for block in blocks]
+
+
+def _part(table: Table, places: Sequence[int]) -> Table:
+    """Some of a table's columns; its title stands above the first of them alone."""
+
+    def chosen(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+        return tuple(cells[place] for place in places)
+
+    return msgspec.structs.replace(
+        table,
+        heads=tuple(table.heads[place] for place in places),
+        align="".join(table.sides[place] for place in places),
+        lines=[msgspec.structs.replace(line, cells=chosen(line.cells)) for line in table.lines],
+        title=table.title if 1 in places else "",
+    )
+
+
+def _widths(table: Table, closing: bool = True) -> list[int]:
+    """Columns that each column's cells need; without those of ``closing`` lines in the first, which
+    needs LEAST."""
+    rows = [table.heads, *(line.cells for line in table.lines)]
+    rows += [line.cells if closing else ("", *line.cells[1:]) for line in table.closing]
+    found = [
+        max(cell_len(part) for cell in column for part in str(cell).split("\n"))
+        for column in zip(*rows, strict=True)
+    ]
+    return found if closing else [max(found[0], LEAST), *found[1:]]
+
+
+def _beside(table: Table, width: int) -> bool:
+    """Whether all columns of a stacked table fit side by side, the last broken over lines."""
+    widths = _widths(table, closing=False)
+    return sum(widths[:-1]) + GAP * len(widths[:-1]) + LEAST <= width
+
+
+def _stacked(table: Table) -> Table:
+    """A table whose last column stands below the first, and whose figures take two lines."""
+
+    def stack(line: Line) -> Line:
+        first, *others, last = line.cells
+        below = toned(f"\n{last}", "quiet") if str(last) else ""
+        middle = [
+            re.sub(r" (?=[±\[])", "\n", cell) if isinstance(cell, str) else cell for cell in others
+        ]
+        return msgspec.structs.replace(line, cells=(toned(str(first)) + below, *middle))
+
+    return msgspec.structs.replace(
+        table,
+        heads=tuple(head.replace(" [", "\n[") for head in table.heads[:-1]),
+        align=table.sides[:-1],
+        lines=[*map(stack, table.lines)],
+        closing=[*map(stack, table.closing)],
+    )
+
+
+def _fitting(table: Table, width: int) -> Table:
+    """A table without the columns that ``width`` has no room for; the last takes what is left."""
+    widths = _widths(table)
+    last = len(widths) - 1
+    natural, widths[last] = widths[last], min(widths[last], LAST)
+    kept = list(range(len(widths)))
+
+    def left() -> int:
+        return width - sum(widths[place] for place in kept) - GAP * (len(kept) - 1)
+
+    for head in table.dropped:
+        if left() < 0 and head in table.heads:
+            kept.remove(table.heads.index(head))
+    widths[last] = max(1, min(natural, widths[last] + left()))
+    return msgspec.structs.replace(
+        table,
+        heads=tuple(table.heads[place] for place in kept),
+        widths=tuple(widths[place] for place in kept),
+        align="".join(table.sides[place] for place in kept),
+        lines=[
+            msgspec.structs.replace(line, cells=[line.cells[place] for place in kept])
+            for line in table.lines
+        ],
+    )
+
+
+def inline(cell: Cell, single: bool = False, kept: str = "") -> Text:
+    """A line or a cell; nothing in it can steer a terminal, and of control characters only those
+    ``kept`` remain. A ``single`` one is cut rather than broken."""
+    spans = cell.spans if isinstance(cell, Words) else (Span(cell),)
+    found = Text(no_wrap=single or None, overflow="ellipsis" if single else None)
+    for text, tone, strong in spans:
+        found.append(_safe(text, kept), f"{'bold ' if strong else ''}{STYLES[tone]}".strip())
+    return found
+
+
+def _safe(text: str, kept: str) -> str:
+    return "".join(c if c.isprintable() or c in kept else " " for c in text)

@@ -1,0 +1,300 @@
+"""A run's cases on a terminal: the header, the table that grows while the run goes on, its closing
+lines; plans, and lists of runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from collbench.core.errors import Exit
+from collbench.core.text import bandwidth, counted, duration, plain, size
+from collbench.core.version import __version__
+from collbench.records.types import Record, Run, RunFile, World
+from collbench.run.reporter import Gathered, Outcome, PlanRow
+from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
+from collbench.show.words import (
+    AXES,
+    LEFT,
+    PLACES,
+    along,
+    axes,
+    cells,
+    clock,
+    columns,
+    interval,
+    meaning,
+    reasons,
+    story,
+    worded,
+)
+from collbench.suite.case import Case
+from collbench.suite.faults import planted
+
+HEADS = {
+    "collective": "",
+    "place": "",
+    "implementation": "impl",
+    "algbw": "algbw\nGB/s",
+    "busbw": "busbw\nGB/s",
+    "wirebw": "wirebw\nGB/s",
+}
+
+
+QUIET = ("min", "algbw", "skew", "N")  # columns
+
+
+DROPPED = (
+    "min",
+    "skew",
+    "algbw",
+    "wrong",
+    "tail",
+    "N",
+    "ran",
+)  # columns given up on a narrow terminal, in this order
+
+
+SHOWN = 5  # of the cases that went wrong, this many are told in full
+
+
+def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list[Words]:
+    """Three lines: what runs; where and on which library; how it is measured."""
+    varying, constant = axes(cases) if cases else ([], "nothing to run")
+    what = [constant] if constant else []
+    if cases and (most := max(case.size for case in cases)):
+        least = min(case.size for case in cases)
+        what.append(size(most) if least == most else f"{size(least)} to {size(most)}")
+    for name in varying:
+        values = list(dict.fromkeys(along(case)[name] for case in cases))
+        words = [v for v in values if v and name != "place"]
+        what.append(
+            ", ".join(words[:4])
+            + (" …" if len(words) > 4 else "")
+            + (" ranks" if name == "ranks" else "")
+        )
+    policy = run.policy
+    limits = policy.resolved(any(world.oversubscribed for world in worlds.values()))
+    precision = f"precision ±{limits.precision:.0%}"
+    how = [
+        " and ".join(dict.fromkeys(case.mode for case in cases)),
+        f"{policy.sync} sync",
+        f"{policy.cache} cache",
+    ]
+    how.append(
+        f"{policy.iters} iterations"
+        if policy.iters
+        else f"{precision}, at most {limits.max_seconds:g} s a case"
+    )
+    where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
+    lines = [
+        toned(f"collbench {__version__}  ", strong=True) + plain(" · ".join(filter(None, what))),
+        toned(where, "quiet"),
+        toned(plain(" · ".join(how)), "quiet"),
+    ]
+    fault = planted(run.policy.inject)
+    return [*lines, toned(fault, "bad")] if fault else lines
+
+
+def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
+    hosts = list(dict.fromkeys(info.host for world in worlds.values() for info in world.ranks))
+    about = run.environment
+    cpu, gpus = about.get("cpu") or {}, (about.get("gpus") or {}).get("devices") or []
+    name = hosts[0] if hosts else str(about.get("host") or "")
+    kinds = Counter(str(gpu.get("name")) for gpu in gpus if isinstance(gpu, Mapping))
+    libraries = [world.library or world.backend for world in worlds.values()]
+    return [
+        name + (f" and {len(hosts) - 1} more hosts" if len(hosts) > 1 else ""),
+        ", ".join(f"{number} x {kind}" for kind, number in kinds.items()),
+        f"{cpu['model']}, {cpu.get('physical', '?')} cores" if cpu.get("model") else "",
+        ", ".join(dict.fromkeys(libraries)),
+        ", ".join(dict.fromkeys(world.launcher for world in worlds.values())),
+    ]
+
+
+def table(
+    mode: str, outcomes: Sequence[Outcome], cases: Sequence[Case], live: bool = False
+) -> Table:
+    """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column
+    (the header names them), nor has what no line says anything of (words.OPTIONAL); what else does
+    not fit goes in the order of DROPPED, but never a count of wrong elements."""
+    planned = [case for case in cases if case.mode == mode]
+    varying, constant = axes(planned or [record.case for record, _ in outcomes])
+    lines = [cells(*outcome) for outcome in outcomes]
+    names = columns(lines, varying)
+    several = len({case.mode for case in cases}) > 1
+    groups = [[line[name] for name in names if name in AXES and name != "place"] for line in lines]
+    changes = [
+        not live and before != after for before, after in itertools.pairwise([groups[0], *groups])
+    ]
+    ruled = 4 * sum(changes) <= len(lines)
+    wrong = any(record.wrong for record, _ in outcomes)
+    return Table(
+        title=f"{mode}: {constant}" if several else "",
+        heads=tuple(HEADS.get(name, name) for name in names),
+        lines=[
+            _line(record, [line[name] for name in names], change and ruled, live)
+            for (record, _), line, change in zip(outcomes, lines, changes, strict=True)
+        ],
+        align="".join("l" if name in LEFT else "r" for name in names[:-1]) + "c",
+        quiet=tuple(HEADS.get(name, name) for name in QUIET),
+        dropped=tuple(HEADS.get(name, name) for name in DROPPED if not (name == "wrong" and wrong)),
+    )
+
+
+def _line(record: Record, values: Sequence[str], ruled: bool, live: bool) -> Line:
+    """A line of the table, with a colour for each of the flags, which stand last."""
+    bad = record.status in ("wrong", "failed")
+    last: Cell = values[-1] if bad else _flagged(values[-1])
+    weight: Weight = "bad" if bad else ""
+    return Line((*values[:-1], last), weight=weight, ruled=ruled, single=bad or live)
+
+
+def _flagged(flags: str) -> Words:
+    found = toned("")
+    for place, flag in enumerate(flags.split()):
+        found = found + (" " if place else "") + toned(flag, "notice", flag.endswith("!"))
+    return found
+
+
+def saved(files: Sequence[tuple[str, RunFile]]) -> Table:
+    """Saved runs, oldest first, with the name each answers to and how it ended."""
+    lines = []
+    for name, file in files:
+        run, end = file.run, file.end
+        ended = toned("cut short", "notice") if end is None else toned(_exit(end.exit), "bad")
+        names = [plain(text) for text in (name, run.id, run.tag)]
+        arguments = plain(" ".join(run.command[1:]))
+        lines.append(Line((*names, str(len(file.records)), ended, arguments), single=True))
+    heads = ("name", "id", "tag", "cases", "ended", "arguments")
+    return Table(heads=heads, lines=lines, align="lllrlc")
+
+
+def _exit(code: int) -> str:
+    if not code:
+        return ""
+    return Exit(code).name.lower().replace("_", " ") if code in list(Exit) else f"exit {code}"
+
+
+def plan(rows: Sequence[PlanRow]) -> list[Block]:
+    """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
+    the sum."""
+    varying, constant = axes([row.case for row in rows]) if rows else ([], "")
+    lines = []
+    for row in rows:
+        values = along(row.case)
+        words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
+        label = plain(", ".join([*words, row.case.mode]))
+        if row.skipped:
+            why = toned(label) + toned(f": {plain(row.skipped)}", "notice")
+            lines.append(Line((why, size(row.case.nbytes), "", "", "", "")))
+        else:
+            memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank))
+            time = duration(row.seconds * 1e9 or None)
+            lines.append(Line((label, *memory, str(row.rotation), time)))
+    heads = ("case", "size", "moved", "memory/rank", "pairs", "time")
+    run = [row for row in rows if not row.skipped]
+    total = f"{counted(len(run), 'case')}, about {clock(sum(row.seconds for row in run))}"
+    most = size(max((row.bytes_per_rank for row in run), default=0))
+    return [
+        toned(plain(constant), strong=True),
+        Table(heads=heads, lines=lines, align="w"),
+        f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
+    ]
+
+
+def summary(told: Gathered) -> list[Words]:
+    """What went wrong, the best of each collective and mode, who came late, what the flags that
+    occurred mean, what was left out and why, what was verified, and where it is kept."""
+    fault = planted(told.run.policy.inject)
+    lines = [toned(fault, "bad")] if fault else []
+    lines += [*_trouble(told), *_best(told.outcomes), *_late(told), *_legend(told.outcomes)]
+    lines += [
+        toned(f"{number} skipped: {reason}", "quiet")
+        for reason, number in reasons(told.skips, told.arrived)
+    ]
+    lines += _verified(told)
+    if told.path is None:
+        return [*lines, toned("not saved")]
+    return [*lines, toned(f"saved: {plain(str(told.path))} (collbench runs lists all)")]
+
+
+def _trouble(told: Gathered) -> Iterable[Words]:
+    for status, title in (("wrong", "WRONG DATA"), ("failed", "FAILED")):
+        bad = [record for record, _ in told.outcomes if record.status == status]
+        if bad:
+            yield toned(f"{title} in {len(bad)} of {counted(len(told.arrived), 'case')}", "bad")
+            yield from (toned(f"  {plain(story(record))}", "bad") for record in bad[:SHOWN])
+        if len(bad) > SHOWN:
+            yield toned(f"  … and {len(bad) - SHOWN} more", "bad")
+    if told.ended and told.ended.exit and told.ended.note:
+        yield toned(
+            f"ended early, after {len(told.arrived)} of {counted(len(told.cases), 'case')}:"
+            f" {plain(told.ended.note)}",
+            "bad",
+        )
+
+
+def _best(outcomes: Sequence[Outcome]) -> Iterable[Words]:
+    good = [
+        (record.case, row)
+        for record, row in outcomes
+        if row and record.status in ("ok", "predicted")
+    ]
+    for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
+        mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
+        varying, _ = axes([case for case, _ in mine])
+        case, row = min(mine, key=lambda pair: pair[1].median)
+        words = (
+            f"{name}, {mode}: latency floor {duration(row.median)} {interval(row)} at"
+            f" {_point(case, varying)}"
+        )
+        rates = [(row.busbw, case, row) for case, row in mine if row.busbw is not None]
+        if rates:
+            most, case, row = max(rates, key=lambda rate: rate[0])
+            words += (
+                f"; peak busbw {bandwidth(most)} GB/s {interval(row)} at {_point(case, varying)}"
+            )
+        yield toned(plain(words))
+
+
+def _point(case: Case, varying: Sequence[str]) -> str:
+    values = worded(case)
+    named = ", ".join(values[name] for name in varying if values[name])
+    return size(case.size) + (f" ({named})" if named else "")
+
+
+def _late(told: Gathered) -> Iterable[Words]:
+    late = Counter(
+        (record.world, row.late_rank)
+        for record, row in told.arrived
+        if row and row.late_rank is not None
+    )
+    for (index, rank), times in late.most_common():
+        world = told.worlds.get(index)
+        host = next((info.host for info in world.ranks if info.rank == rank), "?") if world else "?"
+        of = sum(
+            record.world == index and rank in record.case.members for record, _ in told.arrived
+        )
+        group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
+        yield toned(
+            f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of"
+            f" {counted(of, 'case')}",
+            "notice",
+        )
+
+
+def _legend(outcomes: Sequence[Outcome]) -> Iterable[Words]:
+    found = Counter(
+        flag.split(":")[0].rstrip("!") for _, row in outcomes if row for flag in row.flags
+    )
+    for flag, number in found.most_common():
+        yield toned(f"{flag} ({number}): {meaning(flag)}", "notice")
+
+
+def _verified(told: Gathered) -> Iterable[Words]:
+    checked = sum(record.checked for record, _ in told.arrived)
+    if checked and not any(record.wrong for record, _ in told.arrived):
+        yield toned(f"{checked:,} elements verified, none wrong")
+    elif not checked and any(record.status == "ok" for record, _ in told.arrived):
+        yield toned("data was not verified", "notice")

@@ -1,0 +1,458 @@
+"""An algorithm drawn in space and time: ranks side by side, steps below each other, and what every
+cell holds."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from collbench.core.errors import UsageError
+from collbench.core.schedule import Ints, Moves, Schedule, coalesce, expected, run
+from collbench.show.document import Block, Document, Line, Table, Tone, Words, toned
+
+Number = int | float
+
+
+CELLS_MAX = 1 << 14  # in all rows together; nobody reads more
+
+
+MARGIN, NARROW = (
+    9,
+    10,
+)  # columns of the terminal: for "step 12", and the least that a rank needs beside others
+
+
+# cells of a row that are all written out; of longer rows the first, the last and what changed
+ALL_SHOWN = 24
+
+
+FEW_SHOWN = 8  # the same where many ranks have a line each
+
+
+NOTHING, PARTED = Words(()), toned("|", "quiet")  # no words; the sign between two buffers
+
+
+class Cell(NamedTuple):
+    """What a cell shows: its text, its numbers (None: nothing there yet), how much of all the
+    contributions promised at this place are in it (1: it is whole; 0: none, or something else is
+    there), and whether the step wrote it.
+    """
+
+    text: str
+    numbers: tuple[Number, ...] | None
+    share: float
+    changed: bool
+
+    @property
+    def marked(self) -> str:
+        return self.text + "*" * (self.share == 1)
+
+
+class Arrow(NamedTuple):
+    """All that one rank sends another in a step: "2" is cell 2, copied; "+2" is added; "2>6" goes
+    into cell 6."""
+
+    src: int
+    dst: int
+    label: str
+
+
+class Frame(NamedTuple):
+    """The state after ``step`` steps, ``rows[rank][cell]``, and the moves that led to it (none
+    before the first)."""
+
+    step: int
+    moves: Moves | None
+    rows: list[list[Cell]]
+
+    @property
+    def label(self) -> str:
+        return (
+            f"step {self.step}"
+            if self.moves is not None
+            else f"after {self.step}"
+            if self.step
+            else "start"
+        )
+
+    def arrows(self) -> list[Arrow]:
+        """Who sends what to whom, cells that follow each other joined."""
+        if self.moves is None:
+            return []
+        runs = zip(*(field.tolist() for field in coalesce(self.moves)), strict=True)
+        joined = itertools.groupby(runs, lambda row: row[:2])
+        return [
+            Arrow(src, dst, ",".join(_cells(*row[2:]) for row in rows))
+            for (src, dst), rows in joined
+        ]
+
+    def note(self) -> str:
+        """What stands out about the state."""
+        whole = [sum(cell.share == 1 for cell in column) for column in zip(*self.rows, strict=True)]
+        if set(whole) == {len(self.rows)}:
+            return "everything is whole everywhere"
+        return "each cell is whole on exactly one rank" if set(whole) == {1} else ""
+
+
+class _Held(NamedTuple):
+    """A cell's numbers, and the symbol ``schedule.expected`` would give it: (input cell, count per
+    source)."""
+
+    numbers: tuple[Number, ...]
+    symbol: Ints
+
+
+def _cells(chunk: int, into: int, length: int, reduce: bool) -> str:
+    def span(first: int) -> str:
+        return f"{first}-{first + length - 1}" if length > 1 else str(first)
+
+    return "+" * reduce + (span(chunk) if chunk == into else f"{span(chunk)}>{span(into)}")
+
+
+def _add(a: _Held, b: _Held) -> _Held:
+    both = a.symbol + b.symbol
+    both[0] = a.symbol[0]
+    return _Held(tuple(x + y for x, y in zip(a.numbers, b.numbers, strict=True)), both)
+
+
+def parse(text: str) -> list[list[Number]]:
+    """``2,4,6;1,2,3``: the numbers each rank starts with; nothing between semicolons stands for
+    zeros."""
+
+    def number(word: str) -> Number:
+        try:
+            return int(word) if re.fullmatch(r"\s*[+-]?\d+\s*", word) else float(word)
+        except ValueError:
+            raise UsageError(
+                f"--values: '{word.strip()}' is no number", "as in 2,4,6;1,2,3;4,8,12"
+            ) from None
+
+    lists = [
+        [number(word) for word in part.split(",")] if part.strip() else []
+        for part in text.split(";")
+    ]
+    longest = max(map(len, lists))
+    for rank, row in enumerate(lists):
+        if row and len(row) != longest:
+            raise UsageError(
+                f"--values: rank {rank} has {len(row)} numbers, another {longest}",
+                "equally many for all",
+            )
+    return [row or [0] * longest for row in lists]
+
+
+def example(schedule: Schedule) -> list[list[Number]]:
+    """Rank r starts with 1 + 2r, 2 + 2r …; where ranks are sent different blocks, block j of rank r
+    is made of 10r + j (100r + j for more than ten ranks), so that each shows where it comes from
+    and goes."""
+    n, row = schedule.n, schedule.row
+    sent, received = row.counts(n, 1)
+    count = max(schedule.cells, 1 if sent > 1 and received > 1 else 2)
+    if sent > 1 and not row.reduces:
+        tens = 10 ** len(str(n - 1))
+        return [[tens * rank + j for j in range(n) for _ in range(count)] for rank in range(n)]
+    return [[1 + 2 * rank + i for i in range(sent * count)] for rank in range(n)]
+
+
+def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[Frame]:
+    """The state before the first step and after each, sums of ``values``, which are one list per
+    rank.
+
+    A block of c numbers is cut as a real buffer is: cell i of k starts at number c * i // k, and
+    may be empty. Raises UsageError where the numbers do not divide into blocks, or there is too
+    much to draw.
+    """
+    n, cells = schedule.n, schedule.cells
+    if n * schedule.width > CELLS_MAX:
+        raise UsageError(
+            f"{n} ranks of {schedule.width} cells are too many to draw", "fewer ranks or segments"
+        )
+    blocks = schedule.row.counts(n, 1)[0]
+    count, rest = divmod(len(values[0]), blocks) if blocks else (0, 0)
+    if rest or len(values) != n:
+        raise UsageError(
+            f"--values: {len(values)} lists of {len(values[0])} numbers do not fit {n} ranks of"
+            f" {blocks} blocks",
+            f"one list per rank, its length a multiple of {max(blocks, 1)}",
+        )
+    bounds = [b * count + count * i // cells for b in range(blocks) for i in range(cells)] + [
+        blocks * count
+    ]
+    ends = list(itertools.pairwise(bounds)) if blocks else [(0, 0)]
+    inputs = [
+        [
+            _Held(tuple(values[rank][start:end]), np.array([i, *own]))
+            for i, (start, end) in enumerate(ends)
+        ]
+        for rank, own in enumerate(np.eye(n, dtype=np.int64))
+    ]
+    wanted, rows = (
+        _wanted(schedule),
+        [[Cell("", None, 0.0, True)] * schedule.width for _ in range(n)],
+    )
+    passing = itertools.chain[Moves | None]((None,), schedule.steps())
+    for step, (state, moves) in enumerate(zip(run(schedule, inputs, _add), passing, strict=True)):
+        written = {(move.dst, move.into) for move in moves or ()}
+        for rank, at in itertools.product(range(n), range(schedule.width)):
+            if (rank, at) in written or not step:
+                rows[rank][at] = _cell(schedule, state[rank, at], wanted[rank][at], step > 0)
+            elif rows[rank][at].changed:
+                rows[rank][at] = rows[rank][at]._replace(changed=False)
+        yield Frame(step, moves, [row.copy() for row in rows])
+
+
+def _wanted(schedule: Schedule) -> list[list[Ints | None]]:
+    """For each rank and cell what the operation promises there; where it promises nothing, a
+    reduction is whole when every rank is in it (input cell -1: any), and all else is in passing
+    (None)."""
+    everything = np.array([-1] + [1] * schedule.n) if schedule.row.reduces else None
+    wanted = [[everything] * schedule.width for _ in range(schedule.n)]
+    for rank, rows in enumerate(expected(schedule.row, schedule.n, schedule.root, schedule.cells)):
+        for cell, symbol in zip(
+            schedule.output_cells(rank), rows if rows is not None else (), strict=False
+        ):
+            wanted[rank][cell] = symbol
+    return wanted
+
+
+def _cell(schedule: Schedule, held: _Held | None, wanted: Ints | None, changed: bool) -> Cell:
+    if held is None:
+        return Cell("·", None, 0.0, changed)
+    got = held.symbol if schedule.has_data else np.minimum(held.symbol, 1)
+    share = 0.0
+    if wanted is not None and wanted[0] in (-1, got[0]) and (got[1:] <= wanted[1:]).all():
+        share = float(got[1:].sum() / wanted[1:].sum())
+    text = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in held.numbers) or "-"
+    return Cell(
+        text if schedule.has_data else f"{got[1:].sum()}/{schedule.n}", held.numbers, share, changed
+    )
+
+
+def lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
+    """Arrows packed into lines in which none crosses another; short ones first, those within a rank
+    left out."""
+    packed: list[list[Arrow]] = []
+    for arrow in sorted(
+        (a for a in arrows if a.src != a.dst), key=lambda a: (abs(a.src - a.dst), a.src)
+    ):
+        low, high = sorted(arrow[:2])
+        free = (
+            lane for lane in packed if all(max(a[:2]) <= low or min(a[:2]) >= high for a in lane)
+        )
+        lane = next(free, None)
+        if lane is None:
+            packed.append(lane := [])
+        lane.append(arrow)
+    return packed
+
+
+def document(
+    schedule: Schedule,
+    frames: Sequence[Frame],
+    shown: Sequence[Frame],
+    rank: int | None,
+    width: int,
+) -> Document:
+    """The drawing of the frames ``shown``, what its signs mean, and, where the last of ``frames``
+    is among them, who ends with what."""
+    brief: list[Block] = [*draw(schedule, shown, width, rank), *legend(schedule, shown)]
+    if shown[-1].step == frames[-1].step:
+        brief.append(in_words(outcome(schedule, frames[-1]), schedule.n))
+    return Document(title=f"{schedule.collective} {schedule.name}", brief=brief)
+
+
+def draw(
+    schedule: Schedule, shown: Sequence[Frame], width: int, rank: int | None = None
+) -> list[Block]:
+    """Frames in ``width`` columns: ranks side by side, joined by arrows, where that fits; else, and
+    for a single ``rank``, a table with a line for each rank that takes part in a step."""
+    share = (width - MARGIN) // schedule.n
+    widest = max(len(cell.marked) for frame in shown for row in frame.rows for cell in row)
+    if rank is None and share >= max(NARROW, widest + 2):
+        return [line for frame in shown for line in _columns(schedule, frame, share)]
+    lines = [line for frame in shown for line in _lines(schedule, frame, rank)]
+    heads = ("step", "rank", "gets", "sends", "holds")
+    columns = zip(heads[:4], *(map(str, line.cells[:4]) for line in lines), strict=True)
+    needed = [max(map(len, "\n".join(column).split("\n"))) for column in columns]
+    moved = min(
+        width // 4, (width - 20) // 3
+    )  # for what is sent; the same at least for what is held
+    room = (8, 4, moved, moved)
+    widths = tuple(map(min, needed, room))
+    return [Table(heads=heads, lines=lines, align="wwwww", widths=widths), ""]
+
+
+def _lines(schedule: Schedule, frame: Frame, rank: int | None) -> list[Line]:
+    """A frame in a table: what each rank gets, sends and holds."""
+    arrows, found = frame.arrows(), list[Line]()
+    most = FEW_SHOWN if rank is None else ALL_SHOWN
+    for number in range(schedule.n) if rank is None else [rank]:
+        gets = [f"{a.label} from {a.src}" for a in arrows if a.dst == number]
+        sends = [f"{a.label} to {a.dst}" for a in arrows if a.src == number and a.dst != number]
+        if gets or sends or rank is not None or frame.moves is None:
+            (holds,) = _wrapped(_tokens(schedule, frame, number, most), 0)
+            first = not found
+            cells = (
+                frame.label if first else "",
+                str(number),
+                "\n".join(gets),
+                "\n".join(sends),
+                holds,
+            )
+            found.append(Line(cells, ruled=first))
+    return found
+
+
+def _tokens(schedule: Schedule, frame: Frame, rank: int, most: int = ALL_SHOWN) -> list[Words]:
+    """A rank's cells in words and colours; input and output are parted where they are two
+    buffers."""
+    row, tokens = frame.rows[rank], list[Words]()
+    long = len(row) > (most if frame.moves else ALL_SHOWN)
+    split = (
+        len(schedule.input_cells(rank))
+        if schedule.row.in_place is None and schedule.has_data
+        else 0
+    )
+    for index, cell in enumerate(row):
+        if index == split and index:
+            tokens.append(PARTED)
+        if long and index not in (0, len(row) - 1) and not cell.changed:
+            if str(tokens[-1]) != "…":
+                tokens.append(toned("…", "quiet"))
+            continue
+        tone: Tone = "good" if cell.share == 1 else "notice" if cell.changed else ""
+        text = f"{index}:{cell.marked}" if long else cell.marked
+        tokens.append(toned(text, tone, cell.changed))
+    return tokens
+
+
+def _columns(schedule: Schedule, frame: Frame, share: int) -> list[Block]:
+    """One step: its arrows between the ranks' lifelines, then what the ranks hold."""
+    n = schedule.n
+    found: list[Block] = []
+    if frame.moves is None:
+        heads = "".join(f"{f'rank {rank}':<{share}}" for rank in range(n))
+        found.append(toned(f"{'':<{MARGIN}}{heads}".rstrip(), strong=True))
+    lines = [_line(lane, n, share) for lane in lanes(frame.arrows())]
+    loops = {a.src: a.label for a in frame.arrows() if a.src == a.dst}
+    if loops:
+        kept = (f"│ {loops[rank]}" if rank in loops else "│" for rank in range(n))
+        lines.append("".join(f"{_cut(words, share - 1):<{share}}" for words in kept).rstrip())
+    body = [_labelled(line) for line in lines]
+    columns = [_wrapped(_tokens(schedule, frame, rank), share - 1) for rank in range(n)]
+    body += [_beside(row, share) for row in itertools.zip_longest(*columns, fillvalue=NOTHING)]
+    for index, line in enumerate(body):
+        found.append(toned(f"{'' if index else frame.label:<{MARGIN}}", strong=True) + line)
+    if note := frame.note():
+        found.append(toned(f"{'':<{MARGIN}}{note}", "quiet"))
+    return [*found, ""]
+
+
+def _labelled(line: str) -> Words:
+    """Arrows in one colour, what they carry strong."""
+    found = NOTHING
+    for place, piece in enumerate(re.split(r"([\d+][\d,>+…-]*)", line)):
+        found += toned(piece, "accent", strong=place % 2 == 1)
+    return found
+
+
+def _beside(row: Sequence[Words], share: int) -> Words:
+    """What ranks hold, side by side, nothing behind the last."""
+    found, last = NOTHING, max(place for place, words in enumerate(row) if str(words))
+    for words in row[:last]:
+        found += words + " " * (share - len(str(words)))
+    return found + row[last]
+
+
+def _line(lane: Sequence[Arrow], n: int, share: int) -> str:
+    line = list((("│" + " " * (share - 1)) * n).rstrip())
+    for src, dst, words in lane:
+        way = 1 if dst > src else -1
+        for at in range(src * share + way, dst * share, way):
+            line[at] = "┼" if line[at] == "│" else "─"
+        line[src * share] = "┼" if line[src * share] in "├┤" else "├" if way > 0 else "┤"
+        line[dst * share - way] = "▶" if way > 0 else "◀"
+        label = _cut(words, share - 4)
+        first = (
+            min(src, src + way) * share + (share - len(label) + 1) // 2
+        )  # between the sender and its neighbour
+        line[first : first + len(label)] = label
+    return "".join(line)
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _wrapped(tokens: Sequence[Words], room: int) -> list[Words]:
+    """Lines of at most ``room`` columns (0: one line), a new one for a second buffer."""
+    lines = [NOTHING]
+    for token in tokens:
+        taken = len(str(lines[-1])) + 1 + len(str(token))
+        if room and str(lines[-1]) and (taken > room or token is PARTED):
+            lines.append(NOTHING)
+        lines[-1] += " " if str(lines[-1]) else ""
+        lines[-1] += token
+    return lines
+
+
+def legend(schedule: Schedule, shown: Sequence[Frame]) -> list[str]:
+    """What the signs in these frames mean, and what is left undefined."""
+    seen = {cell.text for frame in shown for row in frame.rows for cell in row}
+    labels = "".join(arrow.label for frame in shown for arrow in frame.arrows())
+    if not schedule.has_data:
+        return ["arrows carry a token; 3/4: has heard, directly or not, of 3 of 4 ranks; * of all"]
+    signs = [
+        ("", True, "arrows name cells, counted from 0"),
+        ("+2", "+" in labels, "cell 2 is added"),
+        ("2>6", ">" in labels, "cell 2 goes into cell 6"),
+        ("·", "·" in seen, "nothing there yet"),
+        ("-", "-" in seen, "a cell of no numbers"),
+        ("|", schedule.row.in_place is None, "input before, output after"),
+        ("*", True, "whole: all that belongs there has arrived"),
+    ]
+    lines = ["; ".join(f"{sign}: {what}" if sign else what for sign, there, what in signs if there)]
+    if schedule.n > 8 and len(shown) > 2:
+        lines.append(
+            "--step 3 shows one step, --rank 2 what one rank sees, --html FILE draws a page with a"
+            " slider"
+        )
+    return lines + side_effects(schedule)
+
+
+def side_effects(schedule: Schedule) -> list[str]:
+    """What the operation leaves undefined, if anything."""
+    if all(
+        rows is not None
+        for rows in expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+    ):
+        return []
+    return [
+        f"{schedule.collective} leaves the output of ranks other than {schedule.root} undefined:"
+        " what stands there at the end is a side effect, and other implementations leave something"
+        " else"
+    ]
+
+
+def outcome(schedule: Schedule, last: Frame) -> dict[int, list[Number]]:
+    """The numbers each rank's output consists of in ``last``, for the ranks whose output is
+    defined."""
+    promised = expected(schedule.row, schedule.n, schedule.root, schedule.cells)
+    return {
+        rank: [v for at in schedule.output_cells(rank) for v in last.rows[rank][at].numbers or ()]
+        for rank, rows in enumerate(promised)
+        if rows is not None
+    }
+
+
+def in_words(results: dict[int, list[Number]], n: int) -> str:
+    """Who ends with what, in one sentence."""
+    if results and not any(results.values()):
+        return "no rank leaves before all have entered"
+    if len(results) == n > 1 and all(values == results[0] for values in results.values()):
+        return f"every rank ends with {results[0]}"
+    return "; ".join(f"rank {rank} ends with {values}" for rank, values in results.items())

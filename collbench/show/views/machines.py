@@ -1,0 +1,411 @@
+"""Machines and settings that runs were made with, and their differences.
+
+GPUs and RDMA adapters stand in words, their wiring in a table like that of nvidia-smi topo -m; all
+of it comes from the facts of environment.gather.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from collbench.core.text import counted, duration, plain, size
+from collbench.machine import environment
+from collbench.records.types import HostInfo, RunFile, World
+from collbench.show.document import Line, Section, Table
+from collbench.show.views.series import View, table
+from collbench.suite.policy import Policy
+
+BESIDE = 6  # runs side by side
+
+
+LONG = 2000  # characters of a fact
+
+
+STRANGE = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    RecursionError,
+)  # what facts of another shape raise
+
+
+GROUP = ("group", "library", "launcher", "ranks on", "start", "shared cores")
+
+
+def section(view: View) -> Section:
+    """Differences first, since they explain others; then the facts of each run, side by side."""
+    shown = list(range(len(view.files)))[:BESIDE]
+    if not shown:
+        return Section(name="environment", title="Environment", words=["There is no run."])
+    words = (
+        [f"The first {BESIDE} of {len(view.files)} runs are shown."]
+        if len(view.files) > BESIDE
+        else []
+    )
+    heads = ("", *(view.labels[run] for run in shown))
+    apart = _apart(view, shown)
+    if len(shown) > 1:
+        words.append(
+            "The runs' machines differ in facts that decide performance: what differs between runs"
+            " may be theirs."
+            if apart
+            else "The runs' machines are the same in all facts that decide performance."
+        )
+    facts = []
+    for name, ask in FACTS.items():
+        answers = [_safely(ask, view.files[run]) for run in shown]
+        if any(answers):
+            facts.append(Line((name, *(answer or "unknown" for answer in answers))))
+    worlds = [
+        Line(
+            _group(view, run, world),
+            {"backend": plain(world.backend), "ranks": str(world.n)},
+            "notice" if world.oversubscribed else "",
+        )
+        for run in shown
+        for world in _distinct(view.files[run])
+    ]
+    tables = [
+        *_unlike(view, shown),
+        table("differences", "What differs", heads, apart, align="l" * len(heads)),
+        table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
+        *_topologies(view, shown),
+        table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
+    ]
+    return Section(
+        name="environment", title="Environment", words=words, tables=[t for t in tables if t.lines]
+    )
+
+
+def _topologies(view: View, shown: list[int]) -> list[Table]:
+    """The paths between GPUs of each machine that has several, once where runs have the same."""
+    found: dict[int, tuple[tuple[str, ...], list[Line]]] = {}
+    for run in shown:
+        with suppress(*STRANGE):
+            found_here = matrix(_at(view.files[run], "gpus") or {})
+            if found_here[1] and found_here not in found.values():
+                found[run] = found_here
+    return [
+        table(
+            f"topology-{run}",
+            view.titled(run, "GPU topology"),
+            heads,
+            lines,
+            align="l" * len(heads),
+            folded=True,
+        )
+        for run, (heads, lines) in found.items()
+    ]
+
+
+def unlike(view: View) -> list[str]:
+    """A sentence for each run on hosts that are not alike."""
+    told = []
+    for run, file in enumerate(view.files):
+        if differs := next(
+            (w.hosts[0].differs for w in file.worlds if w.hosts and w.hosts[0].differs), None
+        ):
+            names = ", ".join(plain(key) for key in list(differs)[:4]) + (
+                " and others" if len(differs) > 4 else ""
+            )
+            told.append(view.titled(run, f"The hosts are not alike, see Environment: {names}."))
+    return told
+
+
+def _unlike(view: View, shown: list[int]) -> list[Table]:
+    """Tables of the facts in which the hosts of a run differ; hosts that are alike share a
+    column."""
+    tables = []
+    for run in shown:
+        hosts = next((w.hosts for w in view.files[run].worlds if w.hosts), [])
+        alike: dict[str, list[HostInfo]] = {}
+        for info in hosts:
+            alike.setdefault(repr(info.differs), []).append(info)
+        kinds = list(alike.values())[:BESIDE]
+        more = f" ({len(alike) - BESIDE} more kinds are not shown)" if len(alike) > BESIDE else ""
+        heads = ("", *(_named(kind) for kind in kinds))
+        lines = [
+            Line(
+                (
+                    plain(key),
+                    *(
+                        "unknown" if (value := kind[0].differs.get(key)) is None else plainly(value)
+                        for kind in kinds
+                    ),
+                ),
+                {},
+                "notice",
+            )
+            for key in (hosts[0].differs if hosts else ())
+        ]
+        title = view.titled(run, f"What differs between hosts{more}")
+        tables.append(table(f"hosts-{run}", title, heads, lines, align="l" * len(heads)))
+    return tables
+
+
+def _named(hosts: list[HostInfo]) -> str:
+    more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
+    return ", ".join(plain(info.host) for info in hosts[:3]) + more
+
+
+def _apart(view: View, shown: list[int]) -> list[Line]:
+    """Every fact in which a run differs from the first, with its value in all."""
+    found: dict[str, dict[int, Any]] = {}
+    for run in shown[1:]:
+        for key, here, there in environment.differences(
+            view.files[shown[0]].run.environment, view.files[run].run.environment
+        ):
+            found.setdefault(key, {shown[0]: here})[run] = there
+    lines = []
+    for key, values in sorted(found.items()):
+        same = values[shown[0]]
+        cells = [values.get(run, same) for run in shown]
+        lines.append(
+            Line(
+                (plain(key), *("unknown" if v is None else plainly(v) for v in cells)), {}, "notice"
+            )
+        )
+    return lines
+
+
+def _group(view: View, run: int, world: World) -> tuple[str, ...]:
+    name = view.titled(run, f"{counted(world.n, 'rank')}, {plain(world.backend)}")
+    start = duration(world.init_ns) if world.init_ns else ""
+    return (
+        name,
+        plain(world.library),
+        plain(world.launcher),
+        _hosts(world),
+        start,
+        "yes" if world.oversubscribed else "no",
+    )
+
+
+def _distinct(file: RunFile) -> list[World]:
+    """One world of each kind: a comparison opens the same one many times."""
+    return list(
+        {
+            (w.backend, w.n, w.env, w.library, w.oversubscribed): w for w in reversed(file.worlds)
+        }.values()
+    )[::-1]
+
+
+def _hosts(world: World) -> str:
+    hosts: dict[str, list[str]] = {}
+    for info in world.ranks:
+        cpus = (
+            f"CPU {','.join(map(str, info.cpus[:4]))}{'…' if len(info.cpus) > 4 else ''}"
+            if info.cpus
+            else ""
+        )
+        hosts.setdefault(plain(info.host), []).append(
+            cpus if info.device == "cpu" else plain(info.device)
+        )
+    told = [
+        f"{host}: {counted(len(on), 'rank')} ({', '.join(dict.fromkeys(filter(None, on[:8])))})"
+        for host, on in hosts.items()
+    ]
+    return "; ".join(told[:8]) + (
+        f"; {counted(len(told) - 8, 'host')} more" if len(told) > 8 else ""
+    )
+
+
+def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
+    """An answer, or nothing where a description has another shape, by another version or hand."""
+    try:
+        return plainly(ask(file))
+    except STRANGE:
+        return ""
+
+
+def plainly(value: Any) -> str:
+    """A fact of any type on one line, as much of it as can be read."""
+    try:
+        return plain(str(value))[:LONG]
+    except RecursionError:
+        return "nested too deeply"
+
+
+def _at(file: RunFile, *path: str) -> Any:
+    value: Any = file.run.environment
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _started(file: RunFile) -> str:
+    imported = f"imported from {file.run.imported}" if file.run.imported else ""
+    return ", ".join(filter(None, [file.run.started, imported]))
+
+
+def _ended(file: RunFile) -> str:
+    if file.end is None:
+        return "cut short: its file has no end"
+    return f"{file.end.ended}" + (
+        f", exit {file.end.exit}: {file.end.note}" if file.end.exit else ""
+    )
+
+
+def _cpu(file: RunFile) -> str:
+    cpu = _at(file, "cpu") or {}
+    cores = (
+        f"{cpu['cores']} of {counted(cpu['physical'], 'core')} usable"
+        if cpu.get("cores") and cpu.get("physical")
+        else ""
+    )
+    threads = counted(cpu["logical"], "thread") if cpu.get("smt") else ""
+    cache = f"last-level cache {size(cpu['llc_bytes'])}" if cpu.get("llc_bytes") else ""
+    governor = f"governor {cpu['governor']}" if cpu.get("governor") else ""
+    turbo = "" if cpu.get("turbo") is None else f"turbo {'on' if cpu['turbo'] else 'off'}"
+    return ", ".join(filter(None, [cpu.get("model"), cores, threads, cache, governor, turbo]))
+
+
+def _memory(file: RunFile) -> str:
+    memory = _at(file, "memory") or {}
+    limit = f"limited to {size(memory['limit'])}" if memory.get("limit") else ""
+    return ", ".join(filter(None, [size(memory["total"]) if memory.get("total") else "", limit]))
+
+
+def _gpus(file: RunFile) -> str:
+    gpus = _at(file, "gpus") or {}
+    versions = [
+        f"{name} {gpus[key]}"
+        for key, name in (("driver", "driver"), ("cuda", "CUDA"))
+        if gpus.get(key)
+    ]
+    return ", ".join([*cards(gpus), *versions]) or ("none" if gpus else "")
+
+
+def _nics(file: RunFile) -> str:
+    nics = {name: nic for name, nic in (_at(file, "nics") or {}).items() if nic.get("driver")}
+    return ", ".join(
+        f"{name} ({nic['driver']}" + (f", {nic['mbps'] / 1000:g} Gb/s)" if nic.get("mbps") else ")")
+        for name, nic in nics.items()
+    )
+
+
+def _container(file: RunFile) -> str:
+    container = _at(file, "container") or {}
+    quota = f"{container['cpu_quota']:g} CPUs at most" if container.get("cpu_quota") else ""
+    return ", ".join(filter(None, ["yes" if container.get("marks") else "", quota]))
+
+
+def _git(file: RunFile) -> str:
+    revision = _at(file, "git", "revision")
+    return f"{revision}{', with changes' if _at(file, 'git', 'dirty') else ''}" if revision else ""
+
+
+def _policy(file: RunFile) -> str:
+    """Fields of the policy that differ from the defaults."""
+    plain_policy = msgspec.structs.asdict(Policy())
+    own = msgspec.structs.asdict(file.run.policy)
+    return (
+        " ".join(f"{name}={value}" for name, value in own.items() if value != plain_policy[name])
+        or "defaults"
+    )
+
+
+def _pairs(values: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (values or {}).items())
+
+
+FACTS: dict[str, Callable[[RunFile], str]] = {
+    "run": lambda file: file.run.id,
+    "tag": lambda file: file.run.tag,
+    "started": _started,
+    "ended": _ended,
+    "command": lambda file: " ".join(file.run.command),
+    "policy": _policy,
+    "fingerprint": lambda file: (
+        environment.fingerprint(file.run.environment) if file.run.environment else ""
+    ),
+    "host": lambda file: _at(file, "host") or "",
+    "system": lambda file: ", ".join(
+        filter(None, [_at(file, "os"), _at(file, "kernel"), _at(file, "machine")])
+    ),
+    "product": lambda file: _at(file, "product") or "",
+    "CPU": _cpu,
+    "memory": _memory,
+    "GPUs": _gpus,
+    "GPU links": lambda file: links(_at(file, "gpus") or {}),
+    "RDMA": lambda file: ", ".join(adapters(_at(file, "rdma") or {})),
+    "network": _nics,
+    "container": _container,
+    "Python": lambda file: _at(file, "python") or "",
+    "libraries": lambda file: _pairs(_at(file, "libraries")),
+    "variables": lambda file: _pairs(_at(file, "variables")),
+    "git": _git,
+}
+
+
+Facts = Mapping[str, Any]
+
+
+def cards(gpus: Facts) -> list[str]:
+    """Each kind of GPU with its number, memory and settings; PCIe lanes where fewer are in use than
+    there are."""
+    kinds = Counter(_card(device) for device in gpus.get("devices") or [])
+    return [f"{number} x {kind}" for kind, number in kinds.items()]
+
+
+def _card(device: Facts) -> str:
+    lanes, most = device.get("pcie_lanes"), device.get("max_pcie_lanes")
+    modes = {name: (device.get(name) or [None])[0] for name in ("ecc", "mig")}
+    told = [
+        str(device.get("name")),
+        size(device["memory"]) if device.get("memory") else "",
+        f"PCIe {device['max_pcie']}.0 x{most}" if device.get("max_pcie") and most else "",
+        f"only {lanes} lanes in use" if lanes and most and lanes < most else "",
+        f"limited to {device['power_limit'] / 1000:g} W" if device.get("power_limit") else "",
+        "" if modes["ecc"] is None else f"ECC {'on' if modes['ecc'] else 'off'}",
+        "MIG on" if modes["mig"] else "",
+        "persistence off" if device.get("persistence") == 0 else "",
+    ]
+    return plain(told[0]) + (
+        f" ({', '.join(rest)})" if (rest := [word for word in told[1:] if word]) else ""
+    )
+
+
+def links(gpus: Facts) -> str:
+    """Paths between GPUs, the most frequent first; empty for fewer than two."""
+    rows = gpus.get("links") or []
+    paths = Counter(
+        str(path or "unknown") for index, row in enumerate(rows) for path in row[index + 1 :]
+    )
+    if len(paths) == 1:
+        return f"{plain(next(iter(paths)))} between all {len(rows)}"
+    return ", ".join(
+        f"{plain(path)} between {counted(number, 'pair')}" for path, number in paths.most_common()
+    )
+
+
+def adapters(rdma: Facts) -> list[str]:
+    """Each port of an RDMA adapter with its rate, and the way to the nearest GPUs."""
+    return [_port(name, port) for name, port in rdma.items()]
+
+
+def _port(name: str, port: Facts) -> str:
+    state = str(port.get("state") or "").rpartition(" ")[2]  # the kernel writes 4: ACTIVE
+    near = f"{port['path']} to GPU {', '.join(map(str, port['gpus']))}" if port.get("path") else ""
+    told = ", ".join(
+        filter(None, [port.get("rate"), "" if state == "ACTIVE" else state.lower(), near])
+    )
+    return plain(f"{name} ({told})" if told else name)
+
+
+def matrix(gpus: Facts) -> tuple[tuple[str, ...], list[Line]]:
+    """Heads and lines of the table of paths, with each GPU's CPUs and NUMA node."""
+    rows, devices = gpus.get("links") or [], gpus.get("devices") or []
+    heads = ("", *(f"GPU {index}" for index in range(len(rows))), "CPUs", "NUMA node")
+    lines = []
+    for index, (row, device) in enumerate(zip(rows, devices, strict=True)):
+        numa = device.get("numa")
+        about = (plain(str(device.get("cpus") or "?")), "?" if numa is None else str(numa))
+        lines.append(Line((f"GPU {index}", *(plain(str(path or "?")) for path in row), *about)))
+    return heads, lines

@@ -1,0 +1,482 @@
+"""Sections of what was measured: curves, distributions, late ranks, outliers, pairs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from collbench.core.groups import placed
+from collbench.core.text import bandwidth, counted, duration, plain, size
+from collbench.judge.efficiency import Point
+from collbench.records.derive import INVALID
+from collbench.records.types import RankInfo, Record
+from collbench.show import figures
+from collbench.show.document import Figure, Line, Section, Table
+from collbench.show.views.series import (
+    Series,
+    View,
+    chosen,
+    groups,
+    left_out,
+    named,
+    plus_minus,
+    table,
+)
+from collbench.show.words import OPTIONAL, optional
+
+CURVES, SPREADS, CDFS = 60, 24, 15  # lines in a figure
+
+
+ALL = 120  # lines in a section's figures of one kind
+
+
+MAPS, STRIPS = 6, 6
+
+
+_Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mode, backend, ranks
+
+
+PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
+
+
+def bandwidths(view: View) -> Section:
+    """busbw, algbw and time against size, a set of figures for each collective and mode."""
+    found = groups(view.series)
+    colours = figures.palette(view.series)
+    drawn: list[Figure] = []
+    words = [
+        *_origins(view.points),
+        (
+            "Both axes are logarithmic. busbw sets the bytes that must pass the busiest port in"
+            " relation to the time, so that collectives and ranks compare."
+        ),
+        *figures.dropped(view.series),
+    ]
+    for title, series in found.items():
+        shown = chosen(series, _each(CURVES, len(found)))
+        words += [f"{title}: {line}" for line in left_out(len(shown), len(series), "lines")]
+        drawn += figures.curves(named(title), title, _peaks(shown), shown, colours)
+    if not drawn:
+        words = ["There are no sizes to draw: nothing was measured, or only what moves no data."]
+    points = [(one, point) for series in found.values() for one in series for point in one.points]
+    return Section(
+        name="bandwidth",
+        title="Bandwidth and time",
+        words=words,
+        figures=drawn,
+        tables=[_times(points)] if points else [],
+    )
+
+
+def _times(points: Sequence[tuple[Series, Point]]) -> Table:
+    told = [optional(point.first) for _, point in points]
+    names = [name for name in OPTIONAL if any(one[name] for one in told)]
+    more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
+    figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
+    return table(
+        "times",
+        "Times and bandwidths",
+        ("collective", "mode", "case", *figures, *more, "flags"),
+        points,
+        partial(_time_line, names),
+        align="lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l",
+        folded=True,
+    )
+
+
+def _origins(points: Sequence[Point]) -> list[str]:
+    """What the times are medians over, and where imported ones come from."""
+    words = []
+    if any(not point.over and not point.predicted for point in points):
+        words.append(
+            "Times are medians over samples, each that of its slowest rank; a band is their 95 %"
+            " interval."
+        )
+    kinds = list(dict.fromkeys(point.over for point in points if point.over))
+    return words + (
+        [f"Imported times are what the tool printed: {'; '.join(kinds)}."] if kinds else []
+    )
+
+
+def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
+    one, point = item
+    rates = (bandwidth(point.algbw), bandwidth(point.busbw)) if point.size else ("-", "-")
+    more = [optional(point.first)[name] for name in names]
+    cells = (
+        point.case.collective,
+        point.case.mode,
+        one.name,
+        size(point.size) if point.size else "-",
+        duration(point.median),
+        plus_minus(point),
+        *rates,
+        *more,
+        " ".join(point.flags),
+    )
+    return Line(cells, one.meta)
+
+
+def distributions(view: View) -> Section:
+    """Spread of samples: their cumulative share at a few sizes, and percentiles against size."""
+    found = {
+        key: series
+        for key, series in groups(view.series).items()
+        if any(_sampled(view, point) for one in series for point in one.points)
+    }
+    drawn: list[Figure] = []
+    for title, series in found.items():
+        drawn += _spread(view, title, series, _each(SPREADS, len(found)))
+    if not drawn:
+        none = "No case has samples of its own, so that there is no distribution to show."
+        return Section(name="distribution", title="Distribution", words=[none])
+    known = [point for point in view.points if not point.predicted]
+    short = sum(point.first.p95 is None for point in known)
+    words = [
+        (
+            "Samples of each case's first launch, at a few sizes and of a few lines. p95 takes 72"
+            f" samples and p99 368; too few even for p95: {short:,} of"
+            f" {counted(len(known), 'case')}."
+        ),
+        *figures.dropped([one for series in found.values() for one in series]),
+    ]
+    batches = dict.fromkeys(
+        p.case.mode for p in known if _sampled(view, p) and view.record(p).inner > 1
+    )
+    if batches:
+        words.append(
+            f"{', '.join(batches)}: a sample may be the mean of several calls, so that its tails"
+            " are not those of single calls."
+        )
+    return Section(name="distribution", title="Distribution", words=words, figures=drawn)
+
+
+def _spread(view: View, title: str, series: Sequence[Series], most: int) -> list[Figure]:
+    name = named(title)
+    colours = figures.palette(view.series)
+    sizes = sorted({point.size for one in series for point in one.points})
+    picked = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    outside = [one for one in series if not one.case.in_place]  # in place, samples spread alike
+    few = chosen(outside or series, max(2, min(most, CDFS) // len(picked)))
+    cases = [
+        (one, point, view.record(point))
+        for at in picked
+        for one in few
+        for point in one.points
+        if point.size == at and _sampled(view, point)
+    ]
+    drawn = []
+    if cases:
+        at = " at " + ", ".join(size(at) for at in picked) if picked[-1] else ""
+        words = (
+            f"Share of samples that took no longer than a time{at}, for"
+            f" {counted(len(cases), 'case')}."
+        )
+        drawn.append(
+            figures.distribution(
+                f"{name}-cdf", f"{title}: how samples spread", words, cases, colours
+            )
+        )
+    words = (
+        "Medians against size; the areas reach up to p95 and, fainter, p99, where samples bound"
+        " them."
+    )
+    against = figures.percentiles(
+        f"{name}-percentiles",
+        f"{title}: percentiles against size",
+        words,
+        chosen(series, most),
+        colours,
+    )
+    return [*drawn, against] if against.data else drawn
+
+
+def skew(view: View) -> Section:
+    """Lateness by rank and size, and the ranks that came late too often for chance."""
+    usable = [
+        point
+        for point in view.points
+        if point.case.row.synchronising
+        and point.case.n > 1
+        and point.first.lateness
+        and (world := view.world(point)) is not None
+        and not world.oversubscribed
+    ]
+    if not usable:
+        none = (
+            "There is no case that tells: it takes each rank's times, ranks with cores of their"
+            " own, and a collective "
+        )
+        none += "that no rank can leave before all have come."
+        return Section(name="skew", title="Late ranks", words=[none])
+    grouped: dict[_Key, list[Point]] = defaultdict(list)
+    for point in usable:
+        case = point.case
+        grouped[point.run, case.collective, case.mode, case.backend, case.members].append(point)
+    shown = sorted(
+        grouped, key=lambda key: -max(max(_late(view, point)) for point in grouped[key])
+    )[:MAPS]
+    words = [
+        (
+            "By how much of the time each rank came after the first, only of collectives that no"
+            " rank can leave before all have come."
+        ),
+        *left_out(len(shown), len(grouped), "maps, those with the latest ranks,"),
+    ]
+    late, slow = _late_ranks(view, usable)
+    words += [] if late.lines else ["No rank came last beyond chance."]
+    return Section(
+        name="skew",
+        title="Late ranks",
+        words=words,
+        figures=[_map(view, place, key, grouped[key]) for place, key in enumerate(shown)],
+        tables=[one for one in (late, slow) if one.lines],
+    )
+
+
+def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
+    heads = ("rank", "host", "runs on", "collectives", "late by", "cases")
+    late = table(
+        "late",
+        "Late ranks",
+        heads,
+        _ranks(view, usable, "late_rank"),
+        align="llll",
+        note=(
+            "Ranks that came last more often than chance explains and by more than 5 % of the"
+            " time; late by: in the median of these cases."
+        ),
+    )
+    slow = table(
+        "slow",
+        "Ranks that leave last",
+        heads,
+        _ranks(view, usable, "slow_rank"),
+        align="llll",
+        note=(
+            "Where all came in time, on one clock, and one left last as often and by as much:"
+            " its transfers are slow, or the algorithm ends there."
+        ),
+    )
+    return late, slow
+
+
+def outliers(view: View) -> Section:
+    """The cases with the largest share of samples far out, sample by sample."""
+    severe = [point for point in view.points if point.first.severe_outliers]
+    severe.sort(key=lambda point: -point.first.severe_outliers / point.first.samples)
+    if not severe:
+        words = ["No sample lies farther than 3 interquartile ranges out."]
+        return Section(name="outliers", title="Outliers", words=words)
+    home = {(point.run, point.case): one for one in view.series for point in one.points}
+
+    def line(point: Point) -> Line:
+        row, one = point.first, home[point.run, point.case]
+        counts = (
+            f"{row.severe_outliers:,}",
+            f"{row.samples:,}",
+            duration(row.median),
+            f"{row.max / row.median:.1f}",
+        )
+        return Line((point.case.collective, one.name, size(point.size), *counts), one.meta)
+
+    cases = [(home[p.run, p.case], p, view.record(p)) for p in severe[:500] if _sampled(view, p)][
+        :STRIPS
+    ]
+    words = [
+        f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of"
+        f" {counted(len(view.points), 'case')}. They are counted and kept: nothing is ever left out"
+        " because of its value."
+    ]
+    told = "Time of each sample over its case's median, of the cases with most outliers. "
+    told += "Of long cases, only some of the ordinary samples are drawn."
+    drawn = figures.strip("outliers", "Samples in the order measured", told, cases)
+    heads = ("collective", "case", "size", "outliers", "samples", "median", "max / median")
+    shown = table(
+        "outliers",
+        "Cases with outliers",
+        heads,
+        severe,
+        line,
+        align="ll",
+        folded=True,
+        what="cases",
+    )
+    return Section(
+        name="outliers",
+        title="Outliers",
+        words=words,
+        figures=[drawn] if cases else [],
+        tables=[shown],
+    )
+
+
+def pairs(view: View) -> Section:
+    """A matrix for each run, collective, mode and backend that was measured by pairs: what each
+    pair reaches at its largest size."""
+    grouped: dict[tuple[int, str, str, str], dict[tuple[int, int], tuple[int, float]]] = (
+        defaultdict(dict)
+    )
+    for run, file in enumerate(view.files):
+        for record, row in zip(file.records, view.derived[run], strict=True):
+            pair, case = pair_of(record), record.case
+            if record.status not in ("ok", "predicted") or (row and INVALID in row.flags):
+                continue
+            if pair and row and row.busbw is not None:
+                best = grouped[run, case.collective, case.mode, case.backend]
+                best[pair] = max(best.get(pair, (-1, 0.0)), (case.size, row.busbw))
+                if placed(case.groups):  # both directions at once
+                    best[pair[::-1]] = best[pair]
+    if not grouped:
+        return Section(
+            name="pairs", title="Pairs", words=["No run measured pairs of ranks one by one."]
+        )
+    shown = list(grouped.items())[:MAPS]
+    drawn = [_pairs(view, place, *item) for place, item in enumerate(shown)]
+    words = left_out(len(shown), len(grouped), "matrices")
+    return Section(name="pairs", title="Pairs", words=words, figures=drawn)
+
+
+def _pairs(
+    view: View,
+    place: int,
+    key: tuple[int, str, str, str],
+    found: dict[tuple[int, int], tuple[int, float]],
+) -> Figure:
+    run, collective, mode, backend = key
+    ranks = sorted({rank for pair in found for rank in pair})
+    rates = [[found[a, b][1] if (a, b) in found else None for b in ranks] for a in ranks]
+    hosts = {info.rank: info.host for world in view.worlds[run].values() for info in world.ranks}
+    several = len(set(hosts.values())) > 1
+    names = [
+        f"rank {rank} on {plain(hosts[rank])}" if several and rank in hosts else f"rank {rank}"
+        for rank in ranks
+    ]
+    text = [[bandwidth(rate) if rate is not None else "-" for rate in row] for row in rates]
+    matrix = figures.Matrix(
+        x=names, y=names, z=rates, text=text, labels=("to", "from"), legend="GB/s", good=True
+    )
+    words = f"busbw of {counted(len(found), 'pair')} of ranks, each at its largest size."
+    title = view.titled(run, f"busbw between pairs, {collective}, {plain(backend)}, {mode}")
+    about = {"collective": collective, "backend": plain(backend)}
+    return figures.heat(f"pairs-{place}", title, words, matrix, about)
+
+
+def pair_of(record: Record) -> tuple[int, int] | None:
+    """The ranks between which a record was measured: its pair's, else as its note or its splits
+    say: ``pair I-J``."""
+    if record.case.n == 2 and placed(record.case.groups):
+        return record.case.members[0], record.case.members[1]
+    match = PAIR.search(record.note) or PAIR.search(record.case.splits)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _each(most: int, among: int) -> int:
+    """Lines for each of several figures, so many that their sum stays bounded."""
+    return max(6, min(most, ALL // max(1, among)))
+
+
+def _sampled(view: View, point: Point) -> bool:
+    return not point.predicted and len(view.record(point).times_ns) > 1
+
+
+def _peaks(series: Sequence[Series]) -> dict[str, str]:
+    """What is to be seen in the curves of each measure."""
+    points = [(point, one) for one in series for point in one.points if point.size]
+    if not points:
+        return {}
+    least, quick = min(points, key=lambda pair: pair[0].median)
+    words = {"time": f"the lowest is {duration(least.median)} at {size(least.size)} ({quick.name})"}
+    for name in ("busbw", "algbw"):
+        most, wide = max(points, key=lambda pair: getattr(pair[0], name) or 0.0)
+        words[name] = (
+            f"the highest is {bandwidth(getattr(most, name))} GB/s at {size(most.size)}"
+            f" ({wide.name})"
+        )
+    lines = counted(len(series), "line")
+    return {name: f"{lines}; {what}." for name, what in words.items()}
+
+
+def _late(view: View, point: Point) -> list[float]:
+    """Share of a sample's time by which each rank came after the first."""
+    whole = view.record(point).inner * point.first.median
+    return [late / whole for late in point.first.lateness]
+
+
+def _map(view: View, place: int, key: _Key, points: Sequence[Point]) -> Figure:
+    """Ranks by sizes; a cell is the median over cases."""
+    run, collective, mode, backend, members = key
+    n = len(members)
+    by_size: dict[int, list[list[float]]] = defaultdict(list)
+    for point in points:
+        by_size[point.size].append(_late(view, point))
+    sizes, places = figures.thinned(sorted(by_size), 32), figures.thinned(range(n), 64)
+    cells = np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
+    ranks = [members[place] for place in places]
+    world = view.world(points[0])
+    hosts = {info.rank: info.host for info in world.ranks} if world else {}
+    many = len(set(hosts.values())) > 1
+    names = [
+        f"rank {rank}" + (f" ({hosts[rank]})" if many and rank in hosts else "") for rank in ranks
+    ]
+    row, column = np.unravel_index(int(cells.argmax()), cells.shape)
+    title = view.titled(run, f"{collective}, {plain(backend)}, {n} ranks, {mode}")
+    words = (
+        f"At most, rank {ranks[row]} came late by {cells[row, column]:.1%} of the time, at"
+        f" {size(sizes[column])}."
+    )
+    matrix = figures.Matrix(
+        x=[size(at) if at else "no data" for at in sizes],
+        y=names,
+        z=cells.tolist(),
+        text=[[f"{cell:.1%} late" for cell in line] for line in cells.tolist()],
+        labels=("size", ""),
+        legend="late by",
+        least=0.2,
+    )
+    about = {"collective": collective, "backend": plain(backend), "ranks": str(n)}
+    return figures.heat(f"skew-{place}", title, words, matrix, about)
+
+
+def _ranks(
+    view: View, usable: Sequence[Point], what: Literal["late_rank", "slow_rank"]
+) -> list[Line]:
+    """Ranks that rows name so, those in most cases first."""
+    by_rank: dict[tuple[int, int, int], list[Point]] = defaultdict(list)
+    for point in usable:
+        if (rank := getattr(point.first, what)) is not None:
+            by_rank[point.run, view.record(point).world, rank].append(point)
+    of = Counter(
+        (point.run, view.record(point).world, rank)
+        for point in usable
+        for rank in point.case.members
+    )
+    lines = []
+    for (run, index, rank), points in sorted(by_rank.items(), key=lambda item: -len(item[1])):
+        world = view.worlds[run][index]
+        info = next((info for info in world.ranks if info.rank == rank), None)
+        share = float(
+            np.median([_late(view, point)[point.case.members.index(rank)] for point in points])
+        )
+        cells = (
+            view.titled(run, f"rank {rank} of {world.n} ({plain(world.backend)})"),
+            plain(info.host) if info else "unknown",
+            _seat(info),
+            ", ".join(sorted({point.case.collective for point in points})),
+            f"{share:.0%}",
+            f"{len(points):,} of {of[run, index, rank]:,}",
+        )
+        lines.append(
+            Line(cells, {"backend": plain(world.backend), "ranks": str(world.n)}, "notice")
+        )
+    return lines
+
+
+def _seat(info: RankInfo | None) -> str:
+    if info is None:
+        return "unknown"
+    return f"CPU {', '.join(map(str, info.cpus))}" if info.device == "cpu" else plain(info.device)

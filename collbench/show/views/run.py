@@ -1,0 +1,464 @@
+"""The report of runs as a Document: one function a section, in the order of SECTIONS."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.judge.comparison import Comparison
+from collbench.judge.efficiency import Point
+from collbench.records.derive import INVALID, told_over
+from collbench.records.types import Record, RunFile
+from collbench.show.document import Document, Line, Section, Table, Weight
+from collbench.show.figures import finite, thinned
+from collbench.show.views import efficiency, machines, measured
+from collbench.show.views import series as rows
+from collbench.show.views.series import Series, View, groups, meta, plus_minus, table
+from collbench.show.views.verdicts import headline
+from collbench.show.words import COLUMNS, PLACES, along, axes, flat, meaning, story
+from collbench.suite.faults import planted
+
+REPEATED = "more than a quarter of the samples had to be repeated"
+
+
+TROUBLES = 5  # of the cases that went wrong, this many are told in full
+
+
+DATA = 28_000_000  # bytes of rows to be downloaded from a page
+
+
+NAMES = ("run", *COLUMNS, "over")
+
+
+MEANINGS = {
+    "run": "the run's label",
+    "n": "ranks",
+    "nbytes": "size asked for, bytes",
+    "size": "bytes in the larger buffer",
+    "count": "elements named in the call",
+    "env": "settings of the case's processes",
+    "cycle": "repetition, from 0",
+    "splits": "how all_to_allv divides a buffer",
+    "align": "bytes that blocks are rounded to",
+    "in_place": "whether both buffers are one",
+    "root": "-1: there is none",
+    "implementation": "algorithm@backend",
+    "status": "ok, predicted, skipped, wrong or failed",
+    "note": "the reason, or the model",
+    "wrong": "wrong elements",
+    "checked": "elements verified",
+    "rotation": "buffer pairs that took turns",
+    "sync": "how ranks were aligned",
+    "samples": "number of timings",
+    "n_eff": "independent samples that would say as much",
+    "median": "ns a call",
+    "lo": "lower end of the median's 95 % interval, ns",
+    "hi": "its upper end, ns",
+    "min": "ns",
+    "mean": "ns",
+    "max": "ns",
+    "mad": "median absolute deviation, ns",
+    "p95": "ns, where 72 samples or more bound it",
+    "p99": "ns, from 368 on",
+    "t_glob": "last end minus first start, ns, on one clock",
+    "skew": "last start minus first, ns",
+    "clock_error": "how well hosts' clocks are known, ns; 0: one clock",
+    "overhead": "the same loop around nothing, ns",
+    "algbw": "GB/s = 1e9 bytes a second",
+    "busbw": "GB/s",
+    "severe_outliers": "samples farther than 3 interquartile ranges out",
+    "late_rank": "the rank that others wait for",
+    "slow_rank": "the rank that leaves last, nobody being late",
+    "modes": "the two times around which samples gather",
+    "flags": "see the summary",
+    "gateable": "may decide verdicts",
+    "lateness": "by rank, ns a sample after the first",
+    "chose": "what the library said it ran",
+    "host": "its median by the host's clock, ns",
+    "device": "its median by the GPU's clock, ns",
+    "wirebw": "GB/s through a GPU's port, where a switch adds up or multiplies",
+    "over": "of what another tool's time is, which stands under median",
+}
+
+
+def summary(view: View) -> Section:
+    """The questions a person asks first."""
+    counts = _statuses(view)
+    told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
+    words = [
+        _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
+        + "".join(f", {part}" for part in told)
+        + f", in {counted(len(view.files), 'run')}."
+    ]
+    words[:0] = [
+        view.titled(run, planted(f.run.policy.inject))
+        for run, f in enumerate(view.files)
+        if f.run.policy.inject
+    ]
+    words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
+    more = len(_troubles(view)) - TROUBLES
+    words += [f"… and {more:,} more, listed under what was left out."] if more > 0 else []
+    words += [
+        _cut(label, file)
+        for label, file in zip(view.labels, view.files, strict=True)
+        if _short(file)
+    ]
+    words += [*machines.unlike(view), *_verified(view), *_crowded(view), *_late(view)]
+    heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
+    best = table("best-of", "Best of each collective", heads, _floors(view), align="llrrlrrl")
+    tables = [one for one in (best, _meanings(view)) if one.lines]
+    return Section(name="summary", title="Summary", words=words, tables=tables)
+
+
+def _crowded(view: View) -> list[str]:
+    crowded = sum("oversubscribed" in point.flags for point in view.points)
+    if not crowded:
+        return []
+    return [
+        f"More ranks than cores in {crowded:,} of {counted(len(view.points), 'case')}: such times"
+        " include waiting for a core and are not fit for claims about a network or a library."
+    ]
+
+
+def _late(view: View) -> list[str]:
+    late = Counter((p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None)
+    return [
+        view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
+        for (run, rank), times in late.most_common(3)
+    ]
+
+
+def _meanings(view: View) -> Table:
+    """The flags that occurred, most frequent first."""
+    flags = Counter(flag.split(":")[0].rstrip("!") for point in view.points for flag in point.flags)
+    lines = [
+        Line((flag, f"{times:,}", meaning(flag)), {}, "notice")
+        for flag, times in flags.most_common()
+    ]
+    return table("flags", "What the flags mean", ("flag", "cases", "meaning"), lines, align="lrl")
+
+
+def left_out(view: View) -> Section:
+    """Cases that did not run or went wrong, by reason, trouble first."""
+    order = {"wrong": 0, "failed": 1, INVALID: 2, "skipped": 3}
+    found: dict[tuple[int, str, str], list[Record]] = {}
+    for other in view.others:
+        reason = REPEATED if other.why == INVALID else plain(other.record.note)
+        key = other.run, other.why, reason or "no reason given"
+        found.setdefault(key, []).append(other.record)
+    if not found:
+        return Section(
+            name="left-out", title="Left out", words=["Nothing was left out, and nothing failed."]
+        )
+    lines = []
+    for (run, status, reason), members in sorted(
+        found.items(), key=lambda item: (order.get(item[0][1], 3), -len(item[1]))
+    ):
+        same = [meta(record.case) for record in members]
+        about = {
+            key: value
+            for key, value in same[0].items()
+            if all(one.get(key) == value for one in same)
+        }
+        cells = (status, view.titled(run, reason), _cases(members), f"{len(members):,}")
+        lines.append(Line(cells, about, "bad" if status in ("wrong", "failed") else ""))
+    counts = Counter(other.why for other in view.others)
+    words = [", ".join(f"{times:,} {status}" for status, times in counts.items()) + "."]
+    shown = table("reasons", "Reasons", ("status", "reason", "cases", "number"), lines, align="lll")
+    return Section(name="left-out", title="Left out", words=words, tables=[shown])
+
+
+def comparison(view: View) -> Section | None:
+    """Only where two runs are compared."""
+    if view.comparison is None:
+        return None
+    from collbench.show.views import comparison as compared
+    from collbench.show.views.verdicts import readable
+
+    return compared.section(readable(view.comparison))
+
+
+def data(view: View) -> Section:
+    """Columns of the data and their meanings."""
+    total, shown = sum(len(file.records) for file in view.files), len(_kept(view))
+    rows = counted(shown, "row")
+    words = [
+        f"{rows}, one for each record: times in nanoseconds, sizes in bytes, bandwidths in 1e9"
+        " bytes a second."
+    ]
+    if shown < total:
+        words = [
+            f"{shown:,} of {total:,} records, evenly spread: all are too much for a page. The runs'"
+            " files hold them."
+        ]
+    lines = [Line((name, MEANINGS.get(name, name.replace("_", " ")))) for name in NAMES]
+    columns = table("columns", "Columns", ("column", "meaning"), lines, align="ll", folded=True)
+    return Section(name="data", title="Data", words=words, tables=[columns])
+
+
+SECTIONS: tuple[Callable[[View], Section | None], ...] = (
+    summary,
+    machines.section,
+    measured.bandwidths,
+    measured.distributions,
+    efficiency.implementations,
+    efficiency.efficiency,
+    efficiency.crossovers,
+    measured.skew,
+    measured.outliers,
+    measured.pairs,
+    comparison,
+    left_out,
+    data,
+)
+
+
+def document(files: Sequence[RunFile], comparison: Comparison | None = None) -> Document:
+    """A report on ``files``, which may be none; with ``comparison``, on that first of all."""
+    view = rows.view(files, comparison)
+    verdict, weight = _verdict(view)
+    found = [section for make in SECTIONS if (section := make(view)) is not None]
+    return Document(
+        title=_title(view),
+        verdict=verdict,
+        weight=weight,
+        runs=[_run(view, i) for i in range(len(files))],
+        sections=found,
+        data=_data(view),
+    )
+
+
+def _verdict(view: View) -> tuple[str, Weight]:
+    counts = _statuses(view)
+    total = sum(counts.values())
+    if counts["wrong"] or counts["failed"]:
+        parts = [
+            f"{counts[name]:,} of {counted(total, 'case')} {word}"
+            for name, word in (("wrong", "gave wrong data"), ("failed", "failed"))
+            if counts[name]
+        ]
+        return f"{' and '.join(parts)}.", "bad"
+    if view.comparison is not None:
+        reason = headline(view.comparison)
+        good = view.comparison.exit == Exit.OK
+        return (
+            f"{reason}.",
+            "good" if good else "bad" if view.comparison.exit == Exit.BAD else "notice",
+        )
+    if not view.points:
+        return (
+            "No case was measured: all were skipped."
+            if total
+            else "There is nothing to report: no case was run."
+        ), "notice"
+    if any(map(_short, view.files)):
+        which = "the run was" if len(view.files) == 1 else "a run was"
+        return f"{_points(view)} before {which} cut short.", "notice"
+    return _fit_for_claims(view, counts)
+
+
+def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
+    """The verdict on runs that came to their end and of which nothing failed."""
+    number = _points(view)
+    if counts["predicted"] and not counts["ok"]:
+        return f"{number}; nothing was measured.", "notice"
+    imported = sorted({plain(file.run.imported) for file in view.files if file.run.imported})
+    if imported:
+        tools = ", ".join(imported)
+        return (
+            f"{number}; imported from {tools}: what that tool did not tell is left unknown.",
+            "notice",
+        )
+    verified = not any(
+        record.status == "ok" and not record.checked and record.case.size
+        for file in view.files
+        for record in file.records
+    )
+    crowded = sum("oversubscribed" in point.flags for point in view.points)
+    data = "all data verified, none wrong" if verified else "not all data was verified"
+    if crowded:
+        return (
+            (
+                f"{number}, {data}; {crowded:,} with more ranks than cores, which is not fit for"
+                " claims."
+            ),
+            "notice",
+        )
+    wide = sum("unconverged" in point.flags for point in view.points)
+    if 2 * wide > sum(not point.predicted for point in view.points):
+        return f"{number}, {data}; {wide:,} not as precisely as asked for.", "notice"
+    return f"{number}, {data}.", "good" if verified else "notice"
+
+
+def _points(view: View) -> str:
+    predicted = sum(point.predicted for point in view.points)
+    return _made(len(view.points) - predicted, predicted, "case")
+
+
+def _made(measured: int, predicted: int, what: str) -> str:
+    parts = [f"{counted(measured, what)} measured"] if measured or not predicted else []
+    return ", ".join(
+        parts
+        + (
+            [f"{predicted if parts else counted(predicted, what)} predicted by a model"]
+            if predicted
+            else []
+        )
+    )
+
+
+def _statuses(view: View) -> Counter[str]:
+    return Counter(record.status for file in view.files for record in file.records)
+
+
+def _short(file: RunFile) -> bool:
+    return file.end is None or file.end.exit == Exit.INTERRUPTED
+
+
+def _cut(label: str, file: RunFile) -> str:
+    why = plain(file.end.note) if file.end and file.end.note else "its file has no end"
+    return f"{label} was cut short after {counted(len(file.records), 'record')}: {why}."
+
+
+def _troubles(view: View) -> list[rows.Other]:
+    return sorted(
+        (o for o in view.others if o.record.status in ("wrong", "failed")),
+        key=lambda o: o.record.status != "wrong",
+    )
+
+
+def _story(view: View, run: int, record: Record) -> str:
+    return plain(view.titled(run, f"{record.status}: {story(record)}"))
+
+
+def _verified(view: View) -> list[str]:
+    checked = sum(record.checked for file in view.files for record in file.records)
+    measured_any = any(record.status == "ok" for file in view.files for record in file.records)
+    if not checked:
+        return ["Data was not verified."] if measured_any else []
+    wrong = any(record.wrong for file in view.files for record in file.records)
+    return [
+        f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
+    ]
+
+
+def _floors(view: View) -> list[Line]:
+    lines = []
+    for title, series in groups(view.series).items():
+        collective, mode = title.split(", ", 1)
+        points = [(point, one) for one in series for point in one.points]
+        single = [(point, one) for point, one in points if _single(view, point)]
+        rates = [
+            (point, one)
+            for point, one in points
+            if point.busbw is not None and math.isfinite(point.busbw)
+        ]
+        best = max(rates, key=lambda pair: pair[0].busbw or 0.0, default=None)
+        least = min(single, key=lambda pair: pair[0].median, default=None)
+        floor = (
+            (duration(least[0].median), plus_minus(least[0]), _spot(*least))
+            if least
+            else ("-", "", "")
+        )
+        peak = (
+            (bandwidth(best[0].busbw), plus_minus(best[0]), _spot(*best)) if best else ("-", "", "")
+        )
+        lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
+    return lines
+
+
+def _single(view: View, point: Point) -> bool:
+    """Whether its time is that of a call on its own: one of many issued together has no latency to
+    tell."""
+    together = view.files[point.run].run.policy.agg_iters
+    return point.case.mode in ("isolated", "host") and together == 1
+
+
+def _spot(point: Point, one: Series) -> str:
+    return f"{size(point.size)}, {one.name}" if point.size else one.name
+
+
+def _cases(members: Sequence[Record]) -> str:
+    """What cases have in common, and which sizes they span."""
+    cases = [record.case for record in members[:1000]]
+    varying, common = axes(cases)
+    words = [common]
+    for name in varying:
+        values = list(dict.fromkeys(along(case)[name] for case in cases))
+        values = [
+            PLACES.get(value, value) if name == "place" else value for value in values if value
+        ]
+        words.append(
+            f"{name} "
+            + ", ".join(values[:6])
+            + (f" and {len(values) - 6} more" if len(values) > 6 else "")
+        )
+    sizes = sorted({case.nbytes for case in cases if case.nbytes})
+    words.append(
+        size(sizes[0]) + (f" to {size(sizes[-1])}" if len(sizes) > 1 else "") if sizes else ""
+    )
+    return plain("; ".join(word for word in words if word))
+
+
+def _title(view: View) -> str:
+    if view.comparison is not None:
+        return "collbench comparison"
+    names = list(dict.fromkeys(plain(file.run.suite.name) for file in view.files))
+    return (
+        f"collbench: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"
+        if names
+        else "collbench report"
+    )
+
+
+def _run(view: View, number: int) -> str:
+    run = view.files[number].run
+    label = view.labels[number]
+    imported = f"imported from {run.imported}" if run.imported else ""
+    parts = [
+        label if label not in run.id else "",
+        run.id,
+        run.started,
+        run.environment.get("host"),
+        imported,
+    ]
+    return " · ".join(machines.plainly(part) for part in parts if part)
+
+
+def _kept(view: View) -> list[tuple[int, int]]:
+    """Runs and places of the records that DATA bytes hold, evenly spread."""
+    places = [
+        (run, place) for run, file in enumerate(view.files) for place in range(len(file.records))
+    ]
+    sample = thinned(places, 50)
+    each = len(msgspec.json.encode([_flat(view, *place) for place in sample])) / max(1, len(sample))
+    return thinned(places, max(1, int(DATA / each)))
+
+
+def _data(view: View) -> list[dict[str, Any]]:
+    """Records as words.flat has them, with texts for tuples, less the columns that none of them
+    fills."""
+    found = [_flat(view, run, place) for run, place in _kept(view)]
+    filled = [name for name in NAMES if any(row[name] not in (None, "") for row in found)]
+    return [{name: row[name] for name in filled} for row in found]
+
+
+def _flat(view: View, run: int, place: int) -> dict[str, Any]:
+    record, row = view.files[run].records[place], view.derived[run][place]
+    values = {"run": view.labels[run]} | flat(record, row)
+    values |= {"env": settings(record.case.env), "over": told_over(record)}
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return plain(value) if isinstance(value, str) else value

@@ -1,0 +1,244 @@
+"""From runs' records to what a report shows of them: one point per case, over all its launches, in
+named series."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.text import plain
+from collbench.judge.comparison import Comparison
+from collbench.judge.efficiency import Point, over_launches
+from collbench.records.derive import Derived
+from collbench.records.rows import NO_TIME, by, fit
+from collbench.records.rows import table as records_table
+from collbench.records.types import Record, RunFile, World
+from collbench.show.document import Line, Meta, Table
+from collbench.show.words import axes, interval, worded
+from collbench.suite.case import MODES, Case
+
+STAMP = re.compile(r"^\d{8}-\d{6,9}-")  # how an id begins
+
+
+MOST = 500  # lines of a table
+
+
+class Series(NamedTuple):
+    """A case of one run over all its sizes: ``case`` has size 0, ``points`` are in order of size.
+
+    ``name`` says what tells it from the other series of its figure (collective and mode are the
+    figure's), ``meta`` what the page filters by. All text is plain.
+    """
+
+    run: int
+    case: Case
+    points: list[Point]
+    name: str
+    meta: Meta
+
+
+class Other(NamedTuple):
+    """A record without a time to show, and ``why``: skipped, failed, wrong or "invalid!"."""
+
+    run: int
+    record: Record
+    why: str
+
+
+class View(NamedTuple):
+    """All that sections are made from. ``labels`` name the runs; ``worlds`` has each run's by
+    index, ``derived`` what each of its records says."""
+
+    files: Sequence[RunFile]
+    labels: list[str]
+    worlds: list[dict[int, World]]
+    derived: list[list[Derived | None]]
+    points: list[Point]
+    series: list[Series]
+    others: list[Other]
+    comparison: Comparison | None
+
+    def record(self, point: Point) -> Record:
+        """The first of the records behind a point."""
+        return self.files[point.run].records[point.record]
+
+    def world(self, point: Point) -> World | None:
+        return self.worlds[point.run].get(self.record(point).world)
+
+    def titled(self, run: int, text: str) -> str:
+        """``text``, with the run's label before it where there are several."""
+        return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
+
+
+def view(files: Sequence[RunFile], comparison: Comparison | None = None) -> View:
+    """Derives and sorts everything once."""
+    worlds = [{world.index: world for world in file.worlds} for file in files]
+    rows = records_table(files)
+    cycles = sorted(
+        ((row.file, cycle) for row in rows for cycle in row.cycles),
+        key=lambda item: (item[0], item[1].number),
+    )
+    derived: list[list[Derived | None]] = [[] for _ in files]
+    for run, cycle in cycles:
+        derived[run].append(cycle.derived)
+    others = [
+        Other(run, cycle.record, cycle.unfit)
+        for run, cycle in cycles
+        if cycle.unfit not in ("", NO_TIME)
+    ]
+    cases = by(rows, lambda row: (row.file, row.case, row.predicted))
+    points = [over_launches(launches) for launches in cases.values() if fit(launches)]
+    labels = _labels(files)
+    series = _series(points, labels)
+    points = [point for one in series for point in one.points]
+    return View(files, labels, worlds, derived, points, series, others, comparison)
+
+
+def meta(case: Case) -> Meta:
+    """The value of each of document.FILTERS; a barrier has no datatype."""
+    kind = {"dtype": case.dtype} if case.row.moves_data else {}
+    return {
+        "collective": case.collective,
+        "backend": plain(case.backend),
+        "ranks": str(case.n),
+        **kind,
+    }
+
+
+def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
+    """What no figure mixes, by its title: collective and mode, what was measured and what is a
+    model's."""
+    found: dict[str, list[Series]] = {}
+    for one in series:
+        words = (
+            one.case.collective,
+            one.case.mode,
+            *(["predicted"] if one.points[0].predicted else []),
+        )
+        found.setdefault(", ".join(words), []).append(one)
+    return found
+
+
+def named(title: str) -> str:
+    """The name of the figure of one of ``groups``."""
+    return title.replace(", ", "-")
+
+
+def _labels(files: Sequence[RunFile]) -> list[str]:
+    """Each run's tag, else its id without the time; the whole id where another run has the same.
+    Sides of an experiment are named by what sets them apart."""
+    ids = [plain(file.run.id) for file in files]
+    names = [
+        (
+            f"{file.run.pairing.side} {plain(file.run.pairing.variant)}".strip()
+            if file.run.pairing
+            else plain(file.run.tag) or STAMP.sub("", ident)
+        )
+        for file, ident in zip(files, ids, strict=True)
+    ]
+    times = Counter(names)
+    return [
+        name if name and times[name] == 1 else ident for name, ident in zip(names, ids, strict=True)
+    ]
+
+
+def _series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
+    mixed: dict[tuple[int, Case, bool], list[Point]] = {}
+    for point in points:
+        key = point.run, msgspec.structs.replace(point.case, nbytes=0), point.predicted
+        mixed.setdefault(key, []).append(point)
+    found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0][:2])))
+    together: dict[tuple[str, str], list[Case]] = {}
+    for _, case, _ in found:
+        together.setdefault((case.collective, case.mode), []).append(case)
+    varying = {key: axes(list(dict.fromkeys(cases)))[0] for key, cases in together.items()}
+    return [
+        Series(
+            run,
+            case,
+            sorted(mine, key=lambda point: point.size),
+            _name(
+                case, varying[case.collective, case.mode], labels[run] if len(labels) > 1 else ""
+            ),
+            meta(case),
+        )
+        for (run, case, _), mine in found.items()
+    ]
+
+
+def _place(run: int, case: Case) -> tuple[Any, ...]:
+    """Where a series stands among others: runs were measured in shuffled order. Libraries before
+    algorithms."""
+    whose = case.algorithm != "native", case.label
+    what = case.dtype, case.op, case.root, case.splits, case.in_place
+    return (
+        list(COLLECTIVES).index(case.collective),
+        MODES.index(case.mode),
+        run,
+        case.n,
+        case.env,
+        *whose,
+        *what,
+    )
+
+
+def _name(case: Case, varying: Sequence[str], label: str) -> str:
+    """The implementation always, then what else differs."""
+    values = worded(case)
+    words = [values[name] for name in varying if name != "implementation" and values[name]]
+    return plain(", ".join(filter(None, [label, case.label, *words])))
+
+
+def plus_minus(point: Point) -> str:
+    """The interval as words.interval has it; nothing for a prediction."""
+    if point.predicted:
+        return ""
+    return interval(
+        msgspec.structs.replace(point.first, median=point.median, lo=point.lo, hi=point.hi)
+    )
+
+
+def chosen(series: Sequence[Series], most: int) -> list[Series]:
+    """At most ``most``, spread evenly over those with at least half as many sizes as any has."""
+    if len(series) <= most:
+        return list(series)
+    least = max(len(one.points) for one in series) / 2
+    full = [one for one in series if len(one.points) >= least]
+    return [full[place * len(full) // most] for place in range(min(most, len(full)))]
+
+
+def left_out(shown: int, of: int, what: str) -> list[str]:
+    """The sentence on what is not shown, if anything is not."""
+    return [f"{shown:,} of {of:,} {what} shown; the rest is in the data."] if shown < of else []
+
+
+def table(
+    name: str,
+    title: str,
+    heads: tuple[str, ...],
+    items: Sequence[Any],
+    line: Callable[[Any], Line] | None = None,
+    *,
+    align: str = "l",
+    note: str = "",
+    folded: bool = False,
+    what: str = "lines",
+) -> Table:
+    """A table of the first MOST of ``items``, each made a line by ``line`` unless it is one. Its
+    note says so where there are more: put first what matters most."""
+    lines = [line(item) if line else item for item in items[:MOST]]
+    notes = [note, *left_out(min(len(items), MOST), len(items), what)]
+    return Table(
+        name=name,
+        title=title,
+        heads=heads,
+        lines=lines,
+        align=align,
+        folded=folded,
+        note=" ".join(filter(None, notes)),
+    )

@@ -1,0 +1,230 @@
+"""A comparison's rows in words: what each is called, its figures, and what its verdict rests on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import counted, duration, size
+from collbench.judge.comparison import Aggregate, Comparison
+from collbench.judge.verdict import Judged, Side, Verdict
+from collbench.records.types import Run
+from collbench.show.document import Weight
+from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
+from collbench.suite.case import Case
+
+ORDER: tuple[Verdict, ...] = (
+    "REGRESSED",
+    "GONE",
+    "SUSPECT",
+    "INVALID",
+    "INCOMPARABLE",
+    "INCONCLUSIVE",
+    "IMPROVED",
+    "SMALL",
+    "NEW",
+    "SAME",
+)
+
+
+WEIGHTS: dict[Verdict, Weight] = {
+    "REGRESSED": "bad",
+    "GONE": "bad",
+    "SUSPECT": "notice",
+    "INVALID": "notice",
+    "INCOMPARABLE": "notice",
+    "INCONCLUSIVE": "notice",
+    "IMPROVED": "good",
+    "SMALL": "",
+    "NEW": "",
+    "SAME": "",
+}
+
+
+HEADS = ("row", "base", "head", "change [interval]", "MDE", "verdict", "why")
+
+
+LEGEND = (
+    "Times are medians over launches ± the larger half of their 95 % interval; change is head /"
+    " base - 1, ~ where zero is inside its interval; MDE is the smallest change that would have"
+    " been found 4 times in 5."
+)
+
+
+class Shown(NamedTuple):
+    """A row as people read it, in the order of HEADS; ``judged`` is what it was made from."""
+
+    row: str
+    base: str
+    head: str
+    change: str
+    mde: str
+    verdict: str
+    why: str
+    judged: Judged | None = None
+
+
+def shown(comparison: Comparison) -> list[Shown]:
+    """Every row, the gravest verdict and the largest change first."""
+    names = labels(comparison)
+    rows = sorted(
+        comparison.rows, key=lambda row: (ORDER.index(row.verdict), -abs(row.delta or 0.0))
+    )
+    return [
+        Shown(
+            names[row.key],
+            _side(row.base),
+            _side(row.head),
+            change(row),
+            percent(row.mde),
+            row.verdict,
+            _why(row),
+            row,
+        )
+        for row in rows
+    ]
+
+
+def labels(comparison: Comparison) -> dict[str, str]:
+    """Names of rows by their keys: what is not common to all of them, and the size."""
+    cases = {row.key: undivided(comparison, row.case) for row in comparison.rows}
+    lines = [along(case) for case in cases.values()]
+    owned = (
+        "op",
+        "root",
+        "splits",
+    )  # that only some collectives have, and so do not set rows apart by being absent
+    varying = [
+        name
+        for name in AXES
+        if len({line[name] for line in lines} - {"" if name in owned else None}) > 1
+    ]
+    several = len({case.mode for case in cases.values()}) > 1
+    found = {}
+    for key, case in cases.items():
+        words = worded(case) | {"place": PLACES["in"] * case.in_place}
+        parts = [words[name].rstrip("@") for name in AXES if name in varying]
+        parts += [size(case.size) if case.size else case.collective * ("collective" not in varying)]
+        found[key] = short(" ".join(filter(None, [*parts, case.mode * several])), 120)
+    return found
+
+
+def undivided(comparison: Comparison, case: Case) -> Case:
+    """``case`` without what the two sides differ in by design."""
+    plain_values = {"backend": "", "algorithm": "native", "env": ()}
+    differs = {
+        name
+        for run in (comparison.base, comparison.head)
+        if run.pairing
+        for name in run.pairing.differs
+    }
+    return msgspec.structs.replace(
+        case, **{name: plain_values[name] for name in differs if name in plain_values}
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """Numbers of rows by verdict: 1 regressed · 2 improved · 91 same."""
+    counts = Counter(row.verdict for row in comparison.rows)
+    return " · ".join(f"{counts[v]:,} {v.lower()}" for v in ORDER if counts[v]) or "no rows"
+
+
+def weight(comparison: Comparison) -> Weight:
+    """The whole comparison's: good only where nothing asks to be looked at."""
+    if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
+        return "bad"
+    doubtful = comparison.exit or any(
+        WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows
+    )
+    return "notice" if doubtful else "good"
+
+
+def facts(comparison: Comparison) -> list[str]:
+    """Facts that the verdicts rest on, in a few words each."""
+    first, second = comparison.stages
+    design = f"{first}+{second} paired launches" if second else counted(first, "paired launch")
+    cases = [undivided(comparison, row.case) for row in comparison.rows]
+    apart = len(comparison.differences)
+    same = counted(apart, "fingerprint difference") if apart else "fingerprints identical"
+    rules = comparison.rules
+    return [
+        design if comparison.paired else "unpaired",
+        *([short(axes(cases)[1].rstrip("@"), 200)] if cases else []),
+        same + ", compared all the same" * (bool(apart) and rules.across_machines),
+        *([f"τ {percent(rules.tau)}"] if rules.tau is not None else []),
+        *(["strict"] if rules.strict else []),
+    ]
+
+
+def name_of(run: Run) -> str:
+    """Name of a side: the variant it was given as, else its tag or id."""
+    return short((run.pairing.variant or "as it is") if run.pairing else run.tag or run.id, 60)
+
+
+def differences(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Facts in which the machines differ, with what base and head have."""
+    return [
+        (short(name, 60), *(short("-" if value is None else str(value), 60) for value in values))  # type: ignore[misc]
+        for name, *values in comparison.differences
+    ]
+
+
+class Readable(NamedTuple):
+    """A comparison in words: its rows, the gravest verdict and the largest change first, and a line
+    per aggregate, each beside its worst row."""
+
+    comparison: Comparison
+    rows: list[Shown]
+    means: list[Shown]
+
+
+def readable(comparison: Comparison) -> Readable:
+    rows = shown(comparison)
+    deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
+    means = []
+    for one in comparison.aggregates:
+        about = short(" ".join(filter(None, ["geomean", one.collective, one.sizes])), 60)
+        name, delta = deltas.get(one.worst, ("", None))
+        words = f"worst: {name} {signed(delta)}" if name else ""
+        label = f"{about} ({counted(one.rows, 'row')})"
+        means.append(Shown(label, "", "", change(one), "", "", words))
+    return Readable(comparison, rows, means)
+
+
+def change(row: Judged | Aggregate) -> str:
+    """+11.4% [+9.8, +13.1], or ~ [-2.1, +1.6] where it cannot be told from none."""
+    if row.delta is None:
+        return "-"
+    if row.lo is None or row.hi is None:
+        return signed(row.delta)
+    middle = "~" if row.lo <= 0 <= row.hi else signed(row.delta)
+    return f"{middle} [{signed(row.lo).rstrip('%')}, {signed(row.hi).rstrip('%')}]"
+
+
+def _side(side: Side | None) -> str:
+    return f"{duration(side.median)} ±{percent(side.half)}" if side else "-"
+
+
+def _why(row: Judged) -> str:
+    """Evidence of a verdict, its reason where the figures do not say it, and the flags."""
+    sides = [side for side in (row.base, row.head) if side]
+    launches = (
+        str(row.pairs)
+        if row.pairs
+        else "+".join(str(side.launches) for side in sides if len(sides) == 2)
+    )
+    flags = dict.fromkeys(flag for side in sides for flag in side.flags if flag not in row.why)
+    parts = [
+        " ".join(
+            [
+                *([f"p={row.p:.2g}"] if row.p is not None else []),
+                *([f"n={launches}"] if launches else []),
+            ]
+        ),
+        row.why,
+        " ".join(flags),
+    ]
+    return short("; ".join(filter(None, parts)), 300)

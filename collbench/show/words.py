@@ -1,0 +1,300 @@
+"""Words that views share: a case on its axes, its line in a table, the meaning of flags, shares."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.records.derive import Derived
+from collbench.records.types import Record
+from collbench.run.reporter import Outcome
+from collbench.suite.case import MODES, Case, Skip
+
+AXES = (
+    "collective",
+    "ranks",
+    "groups",
+    "group",
+    "env",
+    "implementation",
+    "type",
+    "op",
+    "root",
+    "splits",
+    "cycle",
+    "place",
+)
+
+
+OPTIONAL = (
+    "device",
+    "host",
+    "wirebw",
+    "ran",
+)  # columns of tables for people, where a line has something to say
+
+
+PLACES = {"out": "out of place", "in": "in place"}
+
+
+LEFT = (*AXES, "ran", "flags")  # columns of words
+
+
+OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
+
+
+COLUMNS = (
+    *Case.__struct_fields__,
+    "implementation",
+    "count",
+    "size",
+    *OWN,
+    *Derived.__struct_fields__,
+)
+
+
+FLAGS = {
+    "injected": (
+        "a fault was planted on purpose (--inject): shows that an alarm fires, and nothing of the"
+        " machine"
+    ),
+    "predicted": "computed from a model of the network, not measured",
+    "oversubscribed": "more ranks than physical cores: times include waiting for a core",
+    "n<6": "fewer than 6 samples: too few for an interval",
+    "unconverged": "time or samples ran out before the interval was as narrow as asked for",
+    "unsteady": "times were still changing when warm-up had to end",
+    "skewed": "ranks started apart by more than 5 % of the time (with !: 20 %)",
+    "overhead": "measuring itself takes more than 5 % of the time (with !: 20 %)",
+    "invalid": "more than 5 % of the samples had to be repeated (with !: 25 %)",
+    "bimodal": "times fall into two groups: the median may be a time that never occurs",
+    "late": "this rank came last far more often than chance explains; the others wait for it",
+    "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
+    "imported": (
+        "read from another tool's log, which tells less than samples do: never decides a comparison"
+    ),
+    "blocking": "each call's time includes a wait for all ranks (-z 1)",
+    "interpreted": (
+        "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time"
+    ),
+    "virtual": (
+        "all ranks are virtual ones on one GPU: what an algorithm costs there, not what links"
+        " between GPUs do"
+    ),
+    "shared-gpu": "ranks share a GPU: shows that it runs, not what a machine can do",
+    "throttled": (
+        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were replaced"
+    ),
+    "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
+    "no-effect": (
+        "the library did not follow a setting that was asked for; the record's note says which"
+    ),
+    "no-splits": (
+        "the file that said how data is split cannot be read any more: bandwidth is unknown"
+    ),
+}
+
+
+def meaning(flag: str) -> str:
+    """What a flag means, without its rank and its exclamation mark."""
+    return FLAGS.get(flag, "a flag that this version does not know")
+
+
+def flat(record: Record, row: Derived | None) -> dict[str, Any]:
+    """A record under the names of COLUMNS; derived ones are None where nothing
+    is known."""
+    case = record.case
+    derived = msgspec.structs.asdict(row) if row else {}
+    unknown = [
+        name for name, value in derived.items() if isinstance(value, float) and math.isnan(value)
+    ]
+    values = (
+        dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | derived | dict.fromkeys(unknown)
+    )
+    own = {name: getattr(record, name) for name in OWN}
+    return values | own | {"implementation": case.label, "count": case.count, "size": case.size}
+
+
+def columns(lines: Sequence[Mapping[str, str]], varying: Sequence[str]) -> list[str]:
+    """Names of the columns that a table of ``lines`` (see cells) has, where cases differ along the
+    axes ``varying``."""
+    idle = {name for name in OPTIONAL if not any(line[name] for line in lines)} | (
+        set(AXES) - set(varying)
+    )
+    return [name for name in lines[0] if name not in idle]
+
+
+def by_mode(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
+    """Modes measure different things, so that nothing shows two of them side by side."""
+    chosen = [
+        (mode, [o for o in outcomes if o[0].case.mode == mode and o[0].status != "skipped"])
+        for mode in MODES
+    ]
+    return [(mode, members) for mode, members in chosen if members]
+
+
+def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
+    """Names of the axes along which ``cases`` differ, and what they have in common, in words."""
+    values = [along(case) for case in cases]
+    varying = [name for name in AXES if len({v[name] for v in values}) > 1]
+    words = worded(cases[0])
+    return varying, ", ".join(words[name] for name in AXES if name not in varying and words[name])
+
+
+def worded(case: Case) -> dict[str, str]:
+    """Values of ``along`` in words that name their axis; none for the cycle."""
+    root = f"root {case.root}" if case.root >= 0 else ""
+    place = PLACES["in" if case.in_place else "out"]
+    words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": "", "place": place}
+    if case.groups:
+        words |= {
+            "groups": f"{counted(case.of, 'group')} by {case.groups}",
+            "group": f"group {case.group}",
+        }
+    return along(case) | words
+
+
+def along(case: Case) -> dict[str, str]:
+    """Where ``case`` stands on each of AXES."""
+    return {
+        "collective": case.collective,
+        "ranks": str(case.n),
+        "groups": case.groups,
+        "group": str(case.group) if case.groups else "",
+        "env": settings(case.env),
+        "implementation": case.label,
+        "type": case.dtype,
+        "op": "" if case.op == "none" else case.op,
+        "root": "" if case.root < 0 else str(case.root),
+        "splits": case.splits,
+        "cycle": str(case.cycle + 1),
+        "place": "in" if case.in_place else "out",
+    }
+
+
+def cells(record: Record, row: Derived | None) -> dict[str, str]:
+    """A line of a table for people, by column. Times of wrong data are not shown: they measure
+    something else."""
+    note = (
+        [f"{record.status}: {plain(record.note)}"]
+        if record.status in ("failed", "wrong") and record.note
+        else []
+    )
+    named = {
+        "bimodal": (
+            "bimodal:"
+            + "|".join(duration(mode).replace(" ", "") for mode in (row and row.modes) or ())
+        )
+    }
+    flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
+    shown = row if record.status != "wrong" else None
+    place, more = along(record.case), optional(shown)
+    unknown = (
+        shown.clock_error
+        if shown and shown.skew is not None and shown.skew < shown.clock_error
+        else 0
+    )
+    return {
+        **{name: place[name] for name in AXES[:-1]},
+        "size": size(record.case.size),
+        "place": place["place"],
+        "median": duration(shown.median) if shown else "-",
+        "±": interval(shown) if shown else "-",
+        "device": more["device"],
+        "host": more["host"],
+        "tail": tail(shown) if shown else "-",
+        "N": str(shown.samples or "-") if shown else "-",
+        "min": duration(shown.min) if shown else "-",
+        "algbw": bandwidth(shown.algbw) if shown else "-",
+        "busbw": bandwidth(shown.busbw) if shown else "-",
+        "wirebw": more["wirebw"],
+        "skew": (unknown and f"<{duration(unknown)}") or duration(shown.skew) if shown else "-",
+        "wrong": "-" if record.wrong is None else str(record.wrong),
+        "ran": more["ran"],
+        "flags": " ".join([*note, *flags]) or ("" if row else record.status),
+    }
+
+
+def optional(row: Derived | None) -> dict[str, str]:
+    """What few rows have something to say of, by the names of OPTIONAL; times are by the clock that
+    made no median."""
+    times = {"device": row.device, "host": row.host} if row else {}
+    said = {
+        name: duration(time)
+        for name, time in times.items()
+        if time is not None and row and time != row.median
+    }
+    if row and row.wirebw is not None:
+        said["wirebw"] = bandwidth(row.wirebw)
+    return {name: said.get(name, "") for name in OPTIONAL} | {
+        "ran": plain(row.chose) if row else ""
+    }
+
+
+def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:
+    """Why cases did not run, most frequent first, with how many; planned skips and those found out
+    on the way."""
+    late = (
+        plain(record.note) or "no reason given"
+        for record, _ in outcomes
+        if record.status == "skipped"
+    )
+    return Counter([*(plain(skip.reason) for skip in skips), *late]).most_common()
+
+
+def interval(row: Derived) -> str:
+    """The larger half of the median's 95 % interval, relative to it: ±0.8 %; ±∞ with too few
+    samples."""
+    half = max(row.hi - row.median, row.median - row.lo) / row.median if row.median else math.inf
+    return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
+
+
+def tail(row: Derived) -> str:
+    """The highest quantile that the samples can bound, named; else the maximum, for which see the N
+    beside it."""
+    named = {"p99": row.p99, "p95": row.p95, "max": None if math.isnan(row.max) else row.max}
+    return next(
+        (f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-"
+    )
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:00:00 from an hour up."""
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    )
+
+
+def story(record: Record) -> str:
+    case = record.case
+    parts = [f"{size(case.size)}, {axes([case])[1]}, {case.mode}", record.note]
+    if record.wrong:
+        of = f" of {record.checked:,}" if record.checked else ""
+        parts.append(f"{record.wrong:,}{of} elements wrong")
+    if first := record.first_wrong:
+        place = f"rank {first.rank}, element {first.index}" + (
+            f" ({first.when})" if first.when else ""
+        )
+        parts.append(f"first at {place}: got {first.got}, expected {first.expected}")
+    return "; ".join(part for part in parts if part)
+
+
+def signed(share: float | None) -> str:
+    if share is None or math.isnan(share):
+        return "-"
+    return f"{share:+.1%}" if math.isfinite(share) else ("-∞" if share < 0 else "+∞")
+
+
+def percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{share:.{1 if share < 0.0995 else 0}%}" if math.isfinite(share) else "∞"
+
+
+def short(text: str, most: int) -> str:
+    return plain(text) if len(text) <= most else plain(text[: most - 1]) + "…"

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from collbench.core import groups, splits
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, Collective, DType
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+Mode = Literal["isolated", "streaming", "graph", "host"]
+
+
+MODES: tuple[Mode, ...] = ("isolated", "streaming", "graph", "host")
+
+
+MOST_RANKS = 1 << 20
+
+
+Setting = tuple[tuple[str, str], ...]  # of the environment
+
+
+# What a file may say, checked as it is read.
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+
+
+Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One point of a sweep. ``nbytes`` is the size asked for; ``size`` what is really moved, in
+    whole elements. Raises ValueError for names that are none of ours, as a file of another version
+    or hand may have.
+
+    ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests
+    prints them. ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of
+    a world, with ranks and roots of their own. All groups are measured at once, each a case."""
+
+    collective: str
+    backend: str
+    n: Ranks
+    nbytes: Whole
+    algorithm: str = "native"
+    dtype: str = "float"
+    op: str = "none"
+    root: int = -1
+    in_place: bool = False
+    mode: Mode = "isolated"
+    env: Setting = ()
+    splits: str = ""
+    align: Positive = 1
+    cycle: Whole = 0
+    groups: str = ""
+    group: Whole = 0
+    of: Positive = 1
+
+    def __post_init__(self) -> None:
+        if (
+            self.collective not in COLLECTIVES
+            or self.dtype not in DTYPES
+            or (self.op != "none" and self.op not in OPS)
+        ):
+            names = " ".join(repr(name[:40]) for name in (self.collective, self.dtype, self.op))
+            raise ValueError(f"no collective, datatype and reduction {names}")
+        if self.group >= self.of or (
+            self.groups and len(groups.members(self.groups, self.world)) != self.of
+        ):
+            raise ValueError(
+                f"group {self.group} of {self.of} is none of {self.world} ranks by"
+                f" {self.groups[:40]!r}"
+            )
+
+    @property
+    def row(self) -> Collective:
+        return COLLECTIVES[self.collective]
+
+    @property
+    def type(self) -> DType:
+        return DTYPES[self.dtype]
+
+    @property
+    def count(self) -> int:
+        """Elements named in the library call: per rank for the divided collectives, else the whole
+        buffer."""
+        whole = self.nbytes // self.type.size
+        if not self.row.total:
+            return whole
+        step = max(1, self.align // self.type.size)
+        return whole // self.n // step * step
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Elements that each rank sends to each, where blocks are uneven (``splits``)."""
+        return splits.matrix(self.splits, self.n, self.nbytes, self.type.size)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Largest number of elements any rank sends and receives."""
+        if self.splits:
+            table = self.matrix
+            return int(table.sum(1).max()), int(table.sum(0).max())
+        return self.row.counts(self.n, self.count)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the larger buffer: the ``size`` column, and what algbw is computed from (but see
+        ``moved``). Where the file that says how it is split cannot be read, what was asked for."""
+        try:
+            return max(self.counts) * self.type.size
+        except UsageError:
+            return self.nbytes
+
+    @property
+    def moved(self) -> int:
+        """The S of busbw = factor * S / t: the size, or for all_to_allv the bytes through the
+        busiest port."""
+        return splits.busiest(self.matrix) * self.type.size if self.splits else self.size
+
+    @property
+    def world(self) -> int:
+        """Ranks of all groups, and those in none."""
+        return groups.placed(self.groups) or self.n * self.of
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The group's ranks, as the world counts them."""
+        return groups.members(self.groups, self.world)[self.group]
+
+    @property
+    def siblings(self) -> list[Case]:
+        """The cases of all groups, which are measured at once; the first group's, which stands for
+        them, is last."""
+        return [msgspec.structs.replace(self, group=group) for group in reversed(range(self.of))]
+
+    @property
+    def key(self) -> str:
+        """What two runs are joined on: everything that says what was measured, nothing of how it
+        came out."""
+        parts = [
+            self.collective,
+            self.label,
+            f"n{self.n}",
+            str(self.nbytes),
+            self.dtype,
+            self.op,
+            f"r{self.root}",
+        ]
+        parts += [
+            "in" if self.in_place else "out",
+            self.mode,
+            self.splits,
+            *(f"{k}={v}" for k, v in self.env),
+        ]
+        parts += [f"{self.groups} {self.group}"] if self.groups else []
+        return "/".join(p for p in parts if p)
+
+    @property
+    def label(self) -> str:
+        """Implementation: ``gloo`` for a library's own choice, ``ring@gloo`` for a reference
+        algorithm."""
+        return self.backend if self.algorithm == "native" else f"{self.algorithm}@{self.backend}"
+
+
+class Skip(msgspec.Struct, frozen=True):
+    """A combination that will not run, and why, in words a person can act on."""
+
+    case: Case
+    reason: str

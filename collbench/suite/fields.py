@@ -1,0 +1,353 @@
+"""What can be asked for, a row each: the fields of a sweep's axes and of its policy, and what a
+command line says besides.
+
+The options of ``collbench COLLECTIVE`` and their help, the keys of a suite file and the lists of
+axes are read from this table; it stands in the order of ``--help``. An option costs a row here, a
+field of Axes or Policy, and the code that goes by it. Nothing heavy is imported: ``--help`` reads
+this module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from collbench.core.collectives import DTYPES, OPS
+
+Kind = Literal[
+    "whole",  # a whole number
+    "number",
+    "flag",  # true or false
+    "place",  # true or false, on the command line out, in or both
+    "share",  # 2% or 0.02
+    "seconds",  # 10s or 0.5
+    "size",  # 4096 or 1M
+    "sizes",  # sizes, or a sweep of them
+    "choice",
+    "text",
+    "path",
+    "name",  # a word, checked where it is used
+    "algorithm",  # a name of any collective's
+    "collective",
+    "dtype",
+    "op",
+    "split",
+    "setting",  # NAME=V1,V2
+    "rule",  # of groups of ranks
+    "faults",
+]
+
+
+class Field(NamedTuple):
+    """One row: the field ``name`` of ``of``, how its value is written (``kind``), and the names of
+    its option (``flags``; a field without any is for suite files alone).
+
+    ``many``: its value is a list, and the word "all" means ``every``. ``default`` is the struct's,
+    ``text`` what the command line starts from where that is written in another way. ``least`` and
+    ``most`` bound a number. ``choices`` are what a suite file may say. ``case`` is the field of
+    Case that takes one of an axis' values. ``number`` is the type that an option takes instead of
+    the one its kind would have.
+    """
+
+    of: Literal["axes", "policy", "command"]
+    name: str
+    kind: Kind
+    default: Any = None
+    many: bool = False
+    every: tuple[Any, ...] = ()
+    choices: tuple[Any, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    case: str = ""
+    flags: str = ""
+    help: str = ""
+    text: Any = None
+    number: type | None = None
+    metavar: str | None = None
+
+    def option(self, flags: str, help: str, **more: Any) -> Field:
+        """The row with its option on the command line."""
+        return self._replace(flags=flags, help=help, **more)
+
+    @property
+    def type(self) -> Any:
+        """What the command line's words become before they are read as ``kind``."""
+        listed = self.many and self.kind != "setting"
+        return self.number or (str if listed else _TYPES.get(self.kind, str))
+
+    @property
+    def said(self) -> Any:
+        """What the command line says where nobody says anything."""
+        if self.text is not None:
+            return self.text
+        if self.type is str:
+            return ""
+        return None if self.many else self.default
+
+
+_TYPES: dict[str, Any] = {
+    "whole": int,
+    "number": float,
+    "flag": bool,
+    "path": Path,
+    "setting": list[str],
+}
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("axes", "collectives", "collective", many=True, case="collective"),
+    Field("axes", "sizes", "sizes", many=True, case="nbytes"),
+    Field("command", "minbytes", "size").option(
+        "-b --minbytes", "Smallest size: bytes, or with K, M, G (1024-based)."
+    ),
+    Field("command", "maxbytes", "size").option(
+        "-e --maxbytes", "Largest size, included. Default 32M, or -b."
+    ),
+    Field("command", "stepfactor", "number").option(
+        "-f --stepfactor", "Multiply sizes by this; 1.5 works. Default 2."
+    ),
+    Field("command", "stepbytes", "size").option(
+        "-i --stepbytes", "Add this to sizes instead of multiplying."
+    ),
+    Field("command", "listed", "size", many=True).option(
+        "--sizes", "These sizes instead of a sweep: 8,1K,3M."
+    ),
+    Field("axes", "ranks", "whole", many=True, least=1, most=1 << 20, case="n").option(
+        "-g --ngpus --ranks",
+        (
+            "Ranks on this machine, a list sweeps: 2,4. Default: all GPUs, else all cores (at least"
+            " 2)."
+        ),
+    ),
+    Field(
+        "axes", "dtypes", "dtype", default=("float",), many=True, every=tuple(DTYPES), case="dtype"
+    ).option("-d --datatype", f"{', '.join(DTYPES)}, a list, or all.", text="float"),
+    Field("axes", "ops", "op", default=("sum",), many=True, every=tuple(OPS), case="op").option(
+        "-o --op", f"{', '.join(OPS)}, a list, or all.", text="sum"
+    ),
+    Field(
+        "axes", "roots", "whole", default=(0,), many=True, every=(-1,), least=0, case="root"
+    ).option("-r --root", "Root rank, a list, or all.", text="0"),
+    Field("axes", "backends", "name", default=("gloo",), many=True, case="backend").option(
+        "--backend",
+        (
+            "gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), symm"
+            " (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem,"
+            " torch_multimem_one_shot (torch's kernels there), or model (predicts); a list."
+            " Default: nccl with GPUs, else gloo."
+        ),
+    ),
+    Field("axes", "algorithms", "name", default=("native",), many=True, case="algorithm").option(
+        "--algo",
+        (
+            "native (the library's own choice) or a reference algorithm (see `collbench list`),"
+            " with parameters as in chain:segments=64; a list."
+        ),
+        text="native",
+    ),
+    Field("axes", "splits", "split", default=("uniform",), many=True, case="splits").option(
+        "--splits", "all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.", text="uniform"
+    ),
+    Field("axes", "groups", "rule", default="").option(
+        "--split",
+        (
+            "Measure disjoint groups of ranks at once, a row each: mod:8, div:8, and:0x7, or:1,"
+            " node (ranks of a host) or rail (of one place on each host). Default: as"
+            " NCCL_TESTS_SPLIT says, else none."
+        ),
+    ),
+    Field("axes", "in_place", "place", default=(False, True), many=True, case="in_place").option(
+        "--place", "out (of place), in, or both.", text="both"
+    ),
+    Field(
+        "axes",
+        "modes",
+        "choice",
+        default=(),
+        many=True,
+        choices=("isolated", "streaming", "graph", "host"),
+        case="mode",
+    ).option(
+        "--mode",
+        (
+            "isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back"
+            " cadence), graph (calls captured in a CUDA graph), host (calls as a program makes"
+            " them); a list. Default: streaming on nccl, else isolated."
+        ),
+    ),
+    Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
+        "--env", "NAME=V1,V2: one world of ranks per value. May be repeated."
+    ),
+    Field("axes", "align", "size", default=1).option(
+        "--align", "Round each rank's block down to a multiple of this (nccl-tests: 16).", text="1"
+    ),
+    Field("policy", "iters", "whole", least=1).option(
+        "-n --iters",
+        (
+            "Exactly this many samples; in streaming mode, calls per sample; in graph mode, calls"
+            " captured (at least one per buffer)."
+        ),
+    ),
+    Field("policy", "warmup", "whole", least=0).option(
+        "-w --warmup_iters", "Exactly this many warm-up samples. Default: until times settle."
+    ),
+    Field("axes", "cycles", "whole", default=1, least=1).option(
+        "-N --run_cycles", "Repeat the whole sweep."
+    ),
+    Field("policy", "agg_iters", "whole", default=1, least=1).option(
+        "-m --agg_iters", "Calls issued together before waiting; times are per call."
+    ),
+    Field("policy", "precision", "share").option(
+        "--precision",
+        (
+            "Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % if"
+            " oversubscribed."
+        ),
+    ),
+    Field("policy", "max_seconds", "seconds").option(
+        "--max-time", "Longest time spent measuring one case. Default 10s, 5s if oversubscribed."
+    ),
+    Field("command", "budget", "seconds").option(
+        "--budget", "Fit the whole sweep into this time, by fewer repetitions: 10m."
+    ),
+    Field("policy", "check", "whole", default=1, least=0).option(
+        "-c --check", "Checks of the data per case (bitwise, before and after timing); 0 = none."
+    ),
+    Field("policy", "blocking", "whole", default=0, choices=(0, 1), least=0, most=3).option(
+        "-z --blocking",
+        "1: barrier after each call, in its time; 2: as --mode host; 3: as --mode isolated.",
+    ),
+    Field("command", "replays", "whole", default=0, least=0).option(
+        "-G --cudagraph",
+        "Measure in graph mode, with so many replays per sample (--mode graph: 1); 0 = no.",
+    ),
+    Field("command", "launcher", "text", default="").option(
+        "--launcher",
+        (
+            "What started this process: auto, local (nothing: it starts ranks itself), torchrun,"
+            " mpirun, flux, srun, environment (RANK, WORLD_SIZE, MASTER_ADDR), pbs; or ray (it"
+            " starts ranks on a Ray cluster)."
+        ),
+        text="auto",
+    ),
+    Field("command", "address", "text", default="").option(
+        "--address",
+        "With --launcher ray: the cluster. Default: auto, the one this machine is part of.",
+        metavar="HOST:PORT",
+    ),
+    Field("command", "placement", "text", default="").option(
+        "--placement",
+        "With --launcher ray: pack (ranks on few nodes) or spread (on many). Default: pack.",
+    ),
+    Field("policy", "timeout", "seconds", least=0.1).option(
+        "-T --timeout",
+        "Seconds without progress after which a run is hung. Default: 30, more for large sizes.",
+        number=float,
+    ),
+    Field("command", "average", "whole", default=3, least=0, most=3).option(
+        "-a --average",
+        "Time shown in nccl-tests' formats: 0 rank 0, 1 mean, 2 min, 3 max over ranks.",
+    ),
+    Field("policy", "cpu_time", "flag", default=False, least=0, most=1).option(
+        "-C --report_cputime",
+        "Show the time to hand a call over instead of the time it takes (nccl-tests' formats).",
+        number=int,
+        text=0,
+    ),
+    Field("command", "timestamps", "flag", default=False, least=0, most=1).option(
+        "-S --report_timestamps",
+        "Add a time stamp to each line (nccl-tests' formats).",
+        number=int,
+        text=0,
+    ),
+    Field("policy", "register", "whole", default=0, choices=(0, 1, 2), least=0, most=2).option(
+        "-R --local_register",
+        (
+            "Register buffers with NCCL: 1 locally (torch 2.7), 2 as symmetric windows (torch 2.9);"
+            " 0 = no."
+        ),
+    ),
+    Field("policy", "unalign", "whole", default=0, least=0).option(
+        "-u --unalign", "Shift all buffers by this many elements."
+    ),
+    Field(
+        "policy", "sync", "choice", default="auto", choices=("auto", "window", "barrier", "device")
+    ).option(
+        "--sync",
+        (
+            "auto, window (common deadline), barrier (messages), or device (a collective on the"
+            " GPU's own stream)."
+        ),
+        text="auto",
+    ),
+    Field("policy", "cache", "choice", default="cold", choices=("cold", "hot")).option(
+        "--cache", "cold (buffers take turns) or hot (one buffer).", text="cold"
+    ),
+    Field("policy", "order", "choice", default="auto", choices=("auto", "size", "shuffled")).option(
+        "--order", "Order of cases: shuffled, size, or auto (size in streaming mode).", text="auto"
+    ),
+    Field("policy", "seed", "whole", default=1, least=0).option(
+        "--seed", "Seed of the data and of the order."
+    ),
+    Field("policy", "virtual", "flag", default=False).option(
+        "--virtual-ranks",
+        (
+            "All ranks in one process, on one GPU (backend symm): shows what an algorithm costs"
+            " there, not what a machine can do."
+        ),
+    ),
+    Field("policy", "share_gpu", "flag", default=False).option(
+        "--share-gpu",
+        (
+            "Let ranks share GPUs where there are too few (NCCL 2.30): shows that it runs, not what"
+            " a machine can do."
+        ),
+    ),
+    Field("policy", "pin", "flag", default=True).option(
+        "--pin/--no-pin", "Give each rank cores of its own where there are enough."
+    ),
+    Field("policy", "inject", "faults", default="").option(
+        "--inject",
+        (
+            "Plant faults, to see that they are noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
+            " corrupt:3, hang:3, drop:3; a list. Marks all that is shown."
+        ),
+    ),
+    Field("command", "output_format", "text", default="").option(
+        "--format",
+        (
+            "auto, table, nccl, json, csv or md. Default: table on a terminal, else nccl-tests'"
+            " text."
+        ),
+        text="auto",
+    ),
+    Field("command", "output_file", "path").option(
+        "-J --output_file", "Also write nccl-tests' JSON to this .json file."
+    ),
+    Field("command", "output", "path").option(
+        "--output", "Save the run to this file or folder instead of the usual place."
+    ),
+    Field("command", "save", "flag", default=True).option(
+        "--save/--no-save", "Keep the run's records."
+    ),
+    Field("command", "tag", "text", default="").option("--tag", "A name to find the run by."),
+    Field("command", "dry_run", "flag", default=False).option(
+        "--dry-run", "Show what would run, what it takes and what is left out."
+    ),
+    Field("command", "debug", "flag", default=False).option(
+        "--debug", "Show a traceback with an error."
+    ),
+    Field("policy", "min_seconds", "seconds", default=0.2),
+    Field("policy", "min_iters", "whole", default=20, least=1),
+    Field("policy", "max_iters", "whole", default=2000, least=1),
+    Field("policy", "batch", "whole", default=20, least=1),
+    Field("policy", "graph", "whole", default=1, least=1),
+    Field("policy", "fresh", "flag", default=False),
+    Field("policy", "bitwise", "flag", default=False),
+)
+
+
+AXES = tuple(field for field in FIELDS if field.of == "axes")
+
+
+POLICY = tuple(field for field in FIELDS if field.of == "policy")

@@ -1,0 +1,133 @@
+"""How sizes, durations, shares and settings of the environment are written, on the command line and
+in suites."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Sequence
+
+from collbench.core.errors import UsageError
+from collbench.machine.environment import mask
+from collbench.suite.case import Setting
+
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+MOST_SIZES = 100_000  # in one sweep
+
+
+DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_size(text: str, what: str = "size") -> int:
+    """Bytes in ``text``: a number and K, M, G or T (1024-based, either case; a following B or iB is
+    allowed)."""
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE
+    )
+    if not match:
+        raise UsageError(
+            f"{what}: '{text}' is not a size", "a number of bytes, or with K, M, G: 8, 64K, 1.5G"
+        )
+    size = float(match[1]) * UNITS[match[2].lower()]
+    if size >= 1 << 62:
+        raise UsageError(f"{what}: '{text}' is more than any machine holds")
+    return int(size)
+
+
+def parse_duration(text: str, what: str = "duration") -> float:
+    """Seconds in ``text``: 90, 90s, 5ms, 10m or 1.5h."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([um]?s|[mh]?)\s*", text, re.IGNORECASE)
+    if not match:
+        raise UsageError(
+            f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h"
+        )
+    return float(match[1]) * DURATIONS[match[2].lower()]
+
+
+def parse_share(text: str, what: str = "share") -> float:
+    """A share between 0 and 1: 2% or 0.02."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise UsageError(
+            f"{what}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01"
+        )
+    return value
+
+
+def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, ...]:
+    """The product of ``K=V1,V2`` settings, one tuple of (name, value) pairs per world."""
+    axes = []
+    for setting in settings:
+        name, equals, values = setting.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise UsageError(
+                f"{what}: '{setting}' is not NAME=VALUE[,VALUE…]", "for example NCCL_ALGO=Ring,Tree"
+            )
+        if mask(setting) != setting:
+            raise UsageError(
+                f"{what}: {name}: settings are kept in the run's file",
+                "export what is secret instead",
+            )
+        axes.append([(name, value) for value in values.split(",")])
+    return tuple(itertools.product(*axes))
+
+
+def sweep(
+    smallest: int, largest: int, factor: float | None = None, step: int | None = None
+) -> tuple[int, ...]:
+    """Sizes from ``smallest`` to ``largest`` inclusive, times ``factor`` (2 unless told) or plus
+    ``step``."""
+    if factor is not None and step is not None:
+        raise UsageError(
+            "-f/--stepfactor and -i/--stepbytes exclude each other", "give one of them"
+        )
+    if smallest > largest:
+        raise UsageError(
+            f"-b {smallest} is larger than -e {largest}", "the sweep runs from -b up to -e"
+        )
+    if step is not None and step <= 0:
+        raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
+    if step is None and smallest <= 0:
+        raise UsageError(
+            "-b 0 never grows by a factor", "start at the size of one element, for example -b 4"
+        )
+    factor = 2.0 if factor is None else factor
+    if step is None and factor <= 1:
+        raise UsageError(
+            f"-f {factor:g} never grows",
+            "a factor above 1 (1.5 works too), or -i for an additive step",
+        )
+    sizes = [smallest]
+    while True:
+        following = (
+            sizes[-1] + step if step is not None else max(int(sizes[-1] * factor), sizes[-1] + 1)
+        )
+        if following > largest:
+            return tuple(sizes)
+        if len(sizes) == MOST_SIZES:
+            raise UsageError(f"more than {MOST_SIZES} sizes", "a larger factor or step")
+        sizes.append(following)
+
+
+def words(text: str) -> list[str]:
+    """The parts of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def integer(option: str, text: str, least: int = 0) -> int:
+    """A whole number from ``least`` up. Raises UsageError."""
+    if not text.isdigit() or int(text) < least:
+        raise UsageError(f"{option}: '{text}' is not a whole number from {least} up")
+    return int(text)
+
+
+def choice(option: str, text: str, allowed: Collection[str]) -> str:
+    """``text`` if it is among ``allowed``. Raises UsageError."""
+    if text not in allowed:
+        raise UsageError(f"{option}: '{text}' is not one of {', '.join(allowed)}")
+    return text

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from collbench.suite.case import Positive
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a
+    sample in streaming mode, ``graph`` replays of ``iters`` in graph mode. ``fresh`` cycles are
+    launches. ``inject`` plants faults.
+    """
+
+    iters: int | None = None
+    warmup: int | None = None
+    precision: float | None = None
+    max_seconds: float | None = None
+    min_seconds: float = 0.2
+    min_iters: int = 20
+    max_iters: int = 2000
+    batch: int = 20
+    sync: Literal["auto", "window", "barrier", "device"] = "auto"
+    cache: Literal["cold", "hot"] = "cold"
+    order: Literal["auto", "size", "shuffled"] = "auto"
+    check: int = 1
+    seed: int = 1
+    agg_iters: int = 1
+    unalign: int = 0
+    blocking: int = 0
+    graph: Positive = 1
+    cpu_time: bool = False
+    pin: bool = True
+    timeout: float | None = None
+    virtual: bool = False
+    share_gpu: bool = False
+    register: Literal[0, 1, 2] = 0
+    fresh: bool = False
+    bitwise: bool = False
+    inject: str = ""
+
+    def resolved(self, crowded: bool) -> Policy:
+        """With the defaults that depend on whether ranks must share cores: then nothing measured is
+        fit for claims, and is known well enough sooner."""
+        most = self.max_seconds if self.max_seconds is not None else (5.0 if crowded else 10.0)
+        least = min(
+            self.min_seconds, most / 4
+        )  # else a short limit would leave no time to converge
+        precision = self.precision or (0.05 if crowded else 0.02)
+        return msgspec.structs.replace(
+            self, precision=precision, max_seconds=most, min_seconds=least
+        )

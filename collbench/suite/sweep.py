@@ -1,0 +1,348 @@
+"""What to run: a suite's axes and policy, the parts of a sweep that an exclude, an override or a
+threshold is about, and the product of the axes with a reason for every combination left out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from collbench.core import algorithms, groups
+from collbench.core.collectives import OPS, Collective, collective, dtype, reduction
+from collbench.core.errors import UsageError
+from collbench.core.groups import Groups
+from collbench.machine import environment
+from collbench.suite import fields
+from collbench.suite.case import MODES, MOST_RANKS, Case, Mode, Setting, Skip
+from collbench.suite.policy import Policy
+
+MOST_CASES = 1_000_000  # of a suite
+
+
+FIELDS = {row.name: row.case for row in fields.AXES if row.case}  # of Case, by axis
+
+
+class _Part(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    pass
+
+
+class Part(_Part, frozen=True):
+    """Values along some axes; an axis without any is left alone. Sizes are those asked for.
+
+    A case is in it that has one of the values along each axis given: an algorithm by its name with
+    or without parameters, a setting of the environment among others.
+    """
+
+    collectives: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    backends: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    roots: tuple[int, ...] = ()
+    in_place: tuple[bool, ...] = ()
+    modes: tuple[str, ...] = ()
+    envs: tuple[Setting, ...] = ()
+    splits: tuple[str, ...] = ()
+    min_size: int = 0
+    max_size: int | None = None
+
+    @property
+    def given(self) -> dict[str, tuple[Any, ...]]:
+        """The axes that have values."""
+        return {axis: values for axis in FIELDS if (values := getattr(self, axis))}
+
+    def __contains__(self, case: Case) -> bool:
+        small = self.max_size is None or case.nbytes <= self.max_size
+        return (
+            small
+            and case.nbytes >= self.min_size
+            and all(_among(case, *axis) for axis in self.given.items())
+        )
+
+
+class Exclude(_Part, frozen=True):
+    """Cases that are left out: as skips with the reason, or without a trace where there is none."""
+
+    match: Part
+    reason: str = ""
+
+
+class Override(_Part, frozen=True):
+    """Other values along some axes for some cases of the sweep."""
+
+    match: Part
+    axes: Part
+
+
+class Threshold(_Part, frozen=True):
+    """The smallest relative change of some rows that a comparison judges."""
+
+    match: Part
+    tau: float
+
+
+class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among
+    roots every root; empty ``backends`` and ``ranks`` are what the machine has. ``groups`` divides
+    the ranks, if it is not empty.
+    """
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    backends: tuple[str, ...] = ("gloo",)
+    algorithms: tuple[str, ...] = ("native",)
+    dtypes: tuple[str, ...] = ("float",)
+    ops: tuple[str, ...] = ("sum",)
+    roots: tuple[int, ...] = (0,)
+    in_place: tuple[bool, ...] = (False, True)
+    modes: tuple[Mode, ...] = ()
+    envs: tuple[Setting, ...] = ((),)
+    splits: tuple[str, ...] = ("uniform",)
+    align: int = 1
+    cycles: int = 1
+    groups: str = ""
+
+    def settled(self, launched: int = 0) -> Axes:
+        """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started,
+        if any."""
+        backends = self.backends or default_backends()
+        ranks = self.ranks or ((launched,) if launched else default_ranks(backends))
+        return msgspec.structs.replace(self, backends=backends, ranks=ranks)
+
+
+class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of
+    the first one's cases, a later one in spite of an earlier, and ``excludes`` leave cases of any
+    out, the first that matches.
+    """
+
+    name: str
+    axes: Axes
+    policy: Policy = Policy()
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    includes: tuple[Axes, ...] = ()
+    overrides: tuple[Override, ...] = ()
+    excludes: tuple[Exclude, ...] = ()
+    thresholds: tuple[Threshold, ...] = ()
+
+    def settled(self) -> Suite:
+        """With all that it leaves to the machine filled in, as Axes.settled."""
+        includes = tuple(further.settled() for further in self.includes)
+        return msgspec.structs.replace(self, axes=self.axes.settled(), includes=includes)
+
+    def values(self, axis: str) -> tuple[Any, ...]:
+        """All values along an axis, of the whole suite."""
+        whole = self.settled()
+        parts = (whole.axes, *whole.includes, *(override.axes for override in self.overrides))
+        return tuple(dict.fromkeys(value for part in parts for value in getattr(part, axis)))
+
+    def tau(self, case: Case, default: float) -> float:
+        """The smallest relative change of this case that a comparison judges; never below
+        ``default``."""
+        return max(
+            [default, *(threshold.tau for threshold in self.thresholds if case in threshold.match)]
+        )
+
+    def expand(self) -> tuple[list[Case], list[Skip]]:
+        """Every case once, to run or to skip with the reason, in nccl-tests' nesting order,
+        includes last."""
+        cases: list[Case] = []
+        skips: list[Skip] = []
+        every = list(itertools.islice(_swept(self.settled()), MOST_CASES + 1))
+        if len(every) > MOST_CASES:
+            raise _too_many()
+        for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
+            excludes = [exclude for exclude in self.excludes if case in exclude.match]
+            reason = excludes[0].reason if excludes else why_not(case)
+            if reason:
+                skips.append(Skip(case, reason))
+            elif not excludes:
+                cases.append(case)
+        if not cases and not skips:
+            name = self.name or "this sweep"
+            raise UsageError(
+                f"{name} is empty", "is everything excluded, or a list without a value?"
+            )
+        return cases, skips
+
+
+def default_mode(backend: str) -> Mode:
+    """nccl is measured in nccl-tests' cadence, everything else one synchronised call at a time."""
+    return "streaming" if backend == "nccl" else "isolated"
+
+
+def default_backends() -> tuple[str, ...]:
+    """nccl where there are GPUs, else gloo."""
+    return ("nccl",) if environment.gpu_count() else ("gloo",)
+
+
+def default_ranks(backends: tuple[str, ...]) -> tuple[int, ...]:
+    """All GPUs for nccl, else a rank for each core and at least two."""
+    gpus = environment.gpu_count() if "nccl" in backends else 0
+    return (gpus or max(2, environment.core_count()),)
+
+
+def expand(axes: Axes) -> tuple[list[Case], list[Skip]]:
+    return Suite(name="", axes=axes).expand()
+
+
+def _swept(suite: Suite) -> Iterator[Case]:
+    for case in _product(suite.axes):
+        changes = {
+            axis: values
+            for o in suite.overrides
+            if case in o.match
+            for axis, values in o.axes.given.items()
+        }
+        yield from _instead(suite.axes, case, changes) if changes else (case,)
+    for further in suite.includes:
+        yield from _product(further)
+
+
+def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
+    """The product of ``changes`` with what else this case of the sweep is."""
+    kept: dict[str, Any] = {
+        axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"
+    }
+    kept |= {"ranks": (case.world,), "modes": axes.modes and kept["modes"]}
+    for other in _product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
+        if (other.collective, other.groups, other.group) == (
+            case.collective,
+            case.groups,
+            case.group,
+        ):
+            yield msgspec.structs.replace(other, cycle=case.cycle)
+
+
+def _product(axes: Axes) -> Iterator[Case]:
+    """Raises UsageError before it makes anything where that would be too much."""
+    if max(axes.ranks, default=1) > MOST_RANKS:
+        raise UsageError(
+            f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most"
+        )
+    rows = [collective(name) for name in axes.collectives]
+    divided = [
+        (rule, groups.members(rule, n))
+        for n in axes.ranks
+        for rule in groups.rounds(axes.groups, n)
+    ]
+    each = (
+        _within(axes, row, found, axes.modes or MODES[:1])
+        for row, (_, found) in itertools.product(rows, divided)
+    )
+    swept = sum(math.prod(map(len, lists)) for lists in each)
+    if swept * axes.cycles * len(axes.envs) * len(axes.backends) > MOST_CASES:
+        raise _too_many()
+    worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
+    for cycle, row, (rule, found), env, backend in worlds:
+        for group, algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
+            *_within(axes, row, found, axes.modes or (default_mode(backend),))
+        ):
+            yield Case(
+                collective=row.name,
+                backend=backend,
+                n=len(found[0]),
+                nbytes=size,
+                algorithm=algorithm,
+                dtype=dtype(kind).name,
+                op=reduction(op),
+                root=root,
+                in_place=in_place,
+                mode=mode,
+                env=env,
+                splits=split,
+                align=axes.align,
+                cycle=cycle,
+                groups=rule,
+                group=group,
+                of=len(found),
+            )
+
+
+def _within(
+    axes: Axes, row: Collective, among: Groups, modes: tuple[Mode, ...]
+) -> tuple[Sequence[Any], ...]:
+    """What varies within a collective on some groups of ranks: group, algorithm, mode, datatype,
+    reduction, root, split, size, placement."""
+    empty = not row.moves_data
+    return (
+        range(len(among)),
+        spelled(axes, row.name),
+        modes,
+        axes.dtypes[:1] if empty else axes.dtypes,
+        axes.ops if row.reduces else ("none",),
+        (-1,) if not row.rooted else range(len(among[0])) if -1 in axes.roots else axes.roots,
+        axes.splits if row.uneven else ("",),
+        (0,) if empty else axes.sizes,
+        (False,) if empty else axes.in_place,
+    )
+
+
+def _too_many() -> UsageError:
+    return UsageError(
+        f"more than {MOST_CASES} cases", "fewer sizes, ranks, roots or cycles, or several runs"
+    )
+
+
+def spelled(axes: Axes, name: str) -> list[str]:
+    """The algorithms by their proper names; those that only other collectives of the sweep have
+    stay."""
+    names = []
+    for text in axes.algorithms:
+        owners = [other for other in map(collective, axes.collectives) if _has(other.name, text)]
+        if text == "native" or (owners and not _has(name, text)):
+            names.append(text)
+        else:
+            names.append(algorithms.find(name, text).name)
+    return list(dict.fromkeys(names))
+
+
+def _has(name: str, text: str) -> bool:
+    return text.partition(":")[0] in {
+        word for row in algorithms.of(name) for word in (row.name, *row.aliases)
+    }
+
+
+def _among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
+    if axis == "envs":
+        return any(set(setting) <= set(case.env) for setting in values)
+    if axis == "algorithms":
+        name = case.algorithm.partition(":")[0]
+        row = algorithms.catalogue().get((case.collective, name))
+        return not {case.algorithm, name, *(row.aliases if row else ())}.isdisjoint(values)
+    return getattr(case, FIELDS[axis]) in values
+
+
+def why_not(case: Case) -> str:
+    """Why ``case`` means nothing on any backend, or an empty string."""
+    row = case.row
+    if case.in_place and row.in_place is None:
+        return f"{row.name} has no in-place form"
+    if case.algorithm != "native":
+        try:
+            reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
+        except UsageError as e:
+            reason = e.message
+        if reason:
+            return f"{case.algorithm}: {reason}"
+    if row.reduces and OPS[case.op].integers_only and case.type.kind == "float":
+        return f"{case.op} is defined on integers only, not {case.dtype}"
+    if case.root >= case.n:
+        return f"root {case.root} does not exist among {case.n} ranks"
+    if row.moves_data and (case.size == 0 or (case.splits and case.moved == 0 and case.n > 1)):
+        least = case.type.size * (
+            max(case.n, case.align // case.type.size * case.n) if row.total else 1
+        )
+        return (
+            f"{case.nbytes} B give a rank no {case.dtype} element; the smallest size is {least} B"
+        )
+    return ""

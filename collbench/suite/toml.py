@@ -1,0 +1,389 @@
+"""Suites: sweeps kept in TOML files, the built-in ones shipped with the package and found by name.
+
+Whatever a file says wrongly is a UsageError that names file, table, key and what was expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core import algorithms, groups, splits
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
+from collbench.core.errors import UsageError, first_line
+from collbench.suite import fields
+from collbench.suite.fields import Field
+from collbench.suite.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
+
+PACKAGE = Path(__file__).parents[1]
+
+
+MOST = 1 << 31
+
+
+HINT = "collbench run --help says how a suite is written; the built-in ones are examples"
+
+
+KEYS = {"envs": "env"}  # where a file has another name for a field
+
+
+Read = Callable[[Any, str], Any]  # what a value in a file means; the words say where it stands
+
+
+def built_in() -> dict[str, Suite]:
+    return {name: _read(path) for name, path in _shipped().items()}
+
+
+def load(name: str) -> Suite:
+    """The suite in the file ``name``, or the built-in one of that name; what it leaves to the
+    machine is still open."""
+    shipped = _shipped()
+    if name in shipped:
+        return _read(shipped[name])
+    path = Path(name)
+    if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
+        near = f"write ./{name} for the file here" if path.is_file() else _near(name, shipped)
+        raise UsageError(
+            f"no suite '{name}'", near or f"a TOML file, or one of {', '.join(shipped)}"
+        )
+    return _read(path)
+
+
+def _shipped() -> dict[str, Path]:
+    """Suites by name: a wheel has them within the package, a checkout beside it, where files of any
+    other package may lie too."""
+    beside = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []
+    paths = sorted(
+        path for folder in (PACKAGE / "suites", *beside) for path in folder.glob("*.toml")
+    )
+    return {path.stem: path for path in paths}
+
+
+def _read(path: Path) -> Suite:
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError) as e:
+        raise UsageError(f"{path}: {first_line(e)}", HINT) from e
+    said = _values(document, TOP, str(path))
+    missing = [name for name in ("description", "axes") if name not in said]
+    if missing:
+        raise UsageError(f"{path}: there is no {missing[0]}", HINT)
+    policy = _policy(said.get("policy", {}), f"{path}: [policy]")
+    axes = _sweep(said["axes"], f"{path}: [axes]")
+    further = [
+        _sweep({**said["axes"], **table}, where) for table, where in _each(said, "include", path)
+    ]
+    return Suite(
+        name=path.stem,
+        axes=axes,
+        policy=policy,
+        description=said["description"],
+        tags=said.get("tags", ()),
+        includes=tuple(further),
+        overrides=tuple(
+            _override(table, axes, where) for table, where in _each(said, "override", path)
+        ),
+        excludes=tuple(_exclude(table, where) for table, where in _each(said, "exclude", path)),
+        thresholds=tuple(
+            _threshold(table, where) for table, where in _each(said, "threshold", path)
+        ),
+    )
+
+
+def _each(said: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, table in enumerate(said.get(name, ()), 1):
+        yield table, f"{path}: [[{name}]] {number}"
+
+
+def _policy(table: Mapping[str, Any], where: str) -> Policy:
+    said = _values(table, POLICY, where)
+    if "iters" in said:
+        if "max_seconds" in said:
+            raise UsageError(
+                f"{where}, max_seconds: iters fixes the repetitions that it would choose",
+                "give one",
+            )
+        said = {"batch": said["iters"], **said}  # as -n does
+    return Policy(**said)
+
+
+def _sweep(table: Mapping[str, Any], where: str) -> Axes:
+    said = _values(table, AXES, where, {"collectives": HINT, "sizes": HINT})
+    axes = Axes(**{"ranks": (), "backends": (), **said})
+    _check_algorithms(axes, where)
+    return axes
+
+
+def _check_algorithms(axes: Axes, where: str) -> None:
+    try:
+        for name in axes.collectives:
+            spelled(axes, name)
+    except UsageError as e:
+        raise UsageError(f"{where}, algorithms: {e.message}", e.hint) from e
+
+
+def _override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
+    changeable = {name: read for name, read in LISTS.items() if name != "collectives"}
+    hint = 'match = { collectives = ["all_to_all"] }, for example'
+    said = _values(table, {"match": _match, **changeable}, where, {"match": hint})
+    change = Part(**{name: value for name, value in said.items() if name != "match"})
+    if not change.given:
+        raise UsageError(
+            f"{where}: nothing is replaced", f"beside match, one of {', '.join(changeable)}"
+        )
+    _check_algorithms(msgspec.structs.replace(axes, **change.given), where)
+    return Override(match=said["match"], axes=change)
+
+
+def _exclude(table: Mapping[str, Any], where: str) -> Exclude:
+    said = _values(table, {**MATCH, "reason": TEXT.read}, where)
+    reason = said.pop("reason", "")
+    if not said:
+        raise UsageError(
+            f"{where}: this leaves everything out", f"at least one of {', '.join(MATCH)}"
+        )
+    return Exclude(match=_part(said, where), reason=reason)
+
+
+def _threshold(table: Mapping[str, Any], where: str) -> Threshold:
+    known = {"match": _match, "tau": KINDS["share"].read}
+    said = _values(table, known, where, {"tau": 'tau = "15%", for example'})
+    return Threshold(**{"match": Part(), **said})
+
+
+def _values(
+    table: Any, known: Mapping[str, Read], where: str, needed: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What the keys of a table mean, by field. Each of those ``needed`` has a hint for a table
+    without it."""
+    for key in (table := TABLE.read(table, where)):
+        if key not in known:
+            raise UsageError(
+                f"{where}, {key}: there is no such key",
+                _near(key, known) or f"one of {', '.join(known)}",
+            )
+    for key, hint in (needed or {}).items():
+        if key not in table:
+            raise UsageError(f"{where}, {key}: there is none", hint)
+    names = {key: name for name, key in KEYS.items()}
+    return {
+        names.get(key, key): known[key](value, f"{where}, {key}") for key, value in table.items()
+    }
+
+
+def _near(word: Any, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(str(word), list(names), 1)
+    return f"did you mean {found[0]}?" if found else ""
+
+
+class Kind(NamedTuple):
+    """How a file writes a value: it is of ``type``, and so is what ``parse`` makes of it where it
+    is in quotes. Else ``expected`` is told, with the one of ``names`` that is near."""
+
+    type: Any
+    expected: str
+    parse: Callable[[str, str], Any] = lambda text, where: text
+    names: tuple[str, ...] = ()
+    most: int | None = None
+
+    def read(self, given: Any, where: str) -> Any:
+        if self.most is not None and isinstance(given, int) and given > self.most:
+            raise UsageError(f"{where}: it is more than {self.most}", HINT)
+        try:
+            value = msgspec.convert(given, self.type)
+            if isinstance(value, str):
+                value = msgspec.convert(self.parse(value, where), self.type)
+        except msgspec.ValidationError as e:
+            raise _unlike(self.expected, given, where, _near(given, self.names)) from e
+        return value
+
+
+def _unlike(expected: str, given: Any, where: str, hint: str = "") -> UsageError:
+    shown = repr(given)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+    return UsageError(f"{where}: expected {expected}, not {shown}", hint or HINT)
+
+
+def _printed(text: str, where: str) -> str:
+    """The text, or none where a terminal would not print all of it."""
+    return text if text.isprintable() else ""
+
+
+def _known(find: Callable[[str], str], names: Iterable[str]) -> Kind:
+    """A name that ``find`` knows, proper or not."""
+
+    def parse(text: str, where: str) -> str:
+        try:
+            return find(text) if text.isprintable() else ""
+        except UsageError as e:
+            raise UsageError(f"{where}: {e.message}", _near(text, names) or e.hint) from e
+
+    return NAME._replace(parse=parse)
+
+
+def _algorithm(text: str, where: str) -> str:
+    """The name of an algorithm of whatever collective, perhaps with parameters."""
+    names = {"native"} | {
+        name for row in algorithms.catalogue().values() for name in (row.name, *row.aliases)
+    }
+    if text.isprintable() and text.partition(":")[0] not in names:
+        raise UsageError(
+            f"{where}: no collective has an algorithm '{text}'",
+            _near(text, names) or "collbench list",
+        )
+    return _printed(text, where)
+
+
+def _split(text: str, where: str) -> str:
+    try:
+        splits.matrix(text.strip(), 1, 64, 1)
+    except UsageError as e:
+        raise UsageError(f"{where}: {e.message.removeprefix('--splits ')}", e.hint) from e
+    return text.strip()
+
+
+def _field(field: Field, given: Any, where: str) -> Any:
+    """What a file says of a field: of a list one value or several, or "all"."""
+    kind = _kind(field)
+    if field.kind == "sizes" and isinstance(given, dict):
+        return _range(given, where)
+    if not field.many:
+        return kind.read(given, where)
+    if field.every and given in ("all", ["all"]):
+        return field.every
+    items = given if isinstance(given, list) else [given]
+    if not items:
+        raise _unlike("at least one value", given, where)
+    values = tuple(dict.fromkeys(kind.read(item, where) for item in items))
+    return expand_envs(values, where) if field.kind == "setting" else values
+
+
+def _kind(field: Field) -> Kind:
+    if field.choices:
+        words, literal = tuple(map(str, field.choices)), cast(Any, Literal)
+        return Kind(literal[field.choices], f"one of {', '.join(words)}", names=words)
+    if field.kind != "whole":
+        return KINDS[field.kind]
+    least = int(field.least or 0)
+    expected = f"a whole number from {least} up"
+    return Kind(Annotated[int, Meta(ge=least)], expected, most=int(field.most or MOST))
+
+
+def _range(given: dict[str, Any], where: str) -> tuple[int, ...]:
+    said = _values(given, RANGE, where)
+    if not {"min", "max"} <= set(said):
+        expected = "a list of sizes, or a table with min, max and perhaps factor or step"
+        raise _unlike(expected, given, where)
+    try:
+        return sweep(said["min"], said["max"], said.get("factor"), said.get("step"))
+    except UsageError as e:
+        raise UsageError(f"{where}: {e.message}", e.hint) from e
+
+
+def _match(given: Any, where: str) -> Part:
+    return _part(_values(given, MATCH, where), where)
+
+
+def _part(said: dict[str, Any], where: str) -> Part:
+    if said.get("min_size", 0) > said.get("max_size", 1 << 62):
+        raise UsageError(
+            f"{where}, min_size: it is larger than max_size", "no size is between them"
+        )
+    return Part(**said)
+
+
+NAME = Kind(
+    Annotated[str, Meta(pattern=r"^[^\s,]+\Z")],
+    "a name in quotes, several of them as a list",
+    _printed,
+)
+
+
+TEXT = Kind(Annotated[str, Meta(pattern=r"\S")], "text", lambda text, where: text.strip())
+
+
+SIZE = Kind(
+    Annotated[int, Meta(ge=0)] | str,
+    'a size such as 4096 or "1M"',
+    parse_size,
+    most=(1 << 62) - 1,
+)
+
+
+KINDS: dict[str, Kind] = {
+    "flag": Kind(bool, "true or false"),
+    "place": Kind(bool, "true or false"),
+    "share": Kind(
+        Annotated[float, Meta(gt=0, lt=1)] | str, 'a share such as "2%" or 0.02', parse_share
+    ),
+    "seconds": Kind(
+        Annotated[float, Meta(gt=0, lt=1e7)] | str,
+        'a duration above 0 such as "10s" or 0.5',
+        parse_duration,
+    ),
+    "size": SIZE,
+    "sizes": SIZE,
+    "setting": TEXT,
+    "split": TEXT._replace(parse=_split),
+    "name": NAME,
+    "collective": _known(lambda word: collective(word).name, COLLECTIVES),
+    "dtype": _known(lambda word: dtype(word).name, DTYPES),
+    "op": _known(reduction, OPS),
+    "algorithm": NAME._replace(parse=_algorithm),
+    "rule": NAME._replace(parse=groups.spelled),
+}
+
+
+TABLE = Kind(dict[str, Any], "a table")
+
+
+RANGE: dict[str, Read] = {
+    "min": SIZE.read,
+    "max": SIZE.read,
+    "factor": Kind(Annotated[float, Meta(gt=1, lt=1e9)], "a number above 1").read,
+    "step": SIZE.read,
+}
+
+
+def _keys(rows: Iterable[Field]) -> dict[str, Read]:
+    """Keys of a table, each of which says a field."""
+    return {KEYS.get(field.name, field.name): partial(_field, field) for field in rows}
+
+
+AXES = _keys(fields.AXES)
+
+
+LISTS = _keys(field for field in fields.AXES if field.case)
+
+
+MATCH: dict[str, Read] = {
+    **LISTS,
+    "roots": partial(_field, Field("axes", "roots", "whole", many=True)),
+    "algorithms": partial(_field, Field("axes", "algorithms", "algorithm", many=True)),
+    "min_size": SIZE.read,
+    "max_size": SIZE.read,
+}
+
+
+POLICY = _keys(field for field in fields.POLICY if field.kind != "faults")
+
+
+TOP: dict[str, Read] = {
+    "description": TEXT.read,
+    "tags": partial(_field, Field("axes", "tags", "name", many=True)),
+    "axes": TABLE.read,
+    "policy": TABLE.read,
+    **{
+        name: Kind(list[dict[str, Any]], f"tables, each under [[{name}]]").read
+        for name in ("include", "override", "exclude", "threshold")
+    },
+}

@@ -1,0 +1,331 @@
+"""The one place that makes cases, records, worlds, runs and nights for tests.
+
+Every builder has a default for each field, so that a test names only what it is about. A file of
+tests with defaults of its own states them once: ``small = partial(case, 1024, n=2)``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.judge.health.night import Timing
+from collbench.records import store
+from collbench.records.types import End, Pairing, RankInfo, Record, Run, RunFile, World
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+ENVIRONMENT = {  # a machine that nobody else uses, so that 5 % matter
+    "kernel": "6.1.0",
+    "product": "PowerEdge R750",
+    "cpu": {"model": "Xeon", "cores": 8, "physical": 8},
+    "container": {"cpu_quota": None},
+    "libraries": {"torch": "2.6.0"},
+    "python": "3.11.9",
+}
+ENDED = End(exit=0, ended="2026-01-02T03:09:05+00:00")
+SIZES = (64, 16 << 10, 1 << 20, 64 << 20)
+ALPHA, BETA = 20_000.0, 0.5  # ns, ns a byte
+# alpha, and beta over the lower bound's: a library that is neither the best nor bad
+ROUNDS = {
+    "all_reduce": (4, 1.2),
+    "all_gather": (3, 1.2),
+    "reduce_scatter": (3, 1.2),
+    "all_to_all": (3, 1.3),
+    "broadcast": (2, 1.3),
+    "reduce": (2, 1.3),
+    "gather": (2.2, 1.1),
+    "scatter": (2, 1.1),
+    "sendrecv": (1, 1.0),
+    "barrier": (2, 0.0),
+}
+FIRST = datetime(2026, 1, 2, 1, 0, tzinfo=UTC)  # the night of 2026-01-01
+ODD = 0.05  # share of nights on which a row takes 5 to 25 % longer
+
+Rounds = Sequence[tuple[float | None, float | None]]
+"""(base, head) of each round in ns; None where that side has no such launch."""
+SideChange = Callable[[str, World, Record], Record | None]
+Change = Callable[[Record], Record | None]
+Level = Callable[[Case, int], float]
+"""How much longer than at first a row takes in a night, as a share."""
+
+
+# cases
+
+
+def case(nbytes: int = 1 << 20, collective: str = "all_reduce", **fields: Any) -> Case:
+    """A case of 4 ranks on Gloo, with a sum where its collective reduces and root 0 where it has
+    one."""
+    row = COLLECTIVES.get(collective)
+    own = {
+        "op": "sum" if row and row.reduces else "none",
+        "root": 0 if row and row.rooted else -1,
+    }
+    given = {"backend": "gloo", "n": 4, **own, **fields}
+    return Case(collective=collective, nbytes=nbytes, **given)
+
+
+def sized(number: int) -> list[Case]:
+    """All-reduces of 4, 8, 12 ... bytes."""
+    return [case(4 * (i + 1)) for i in range(number)]
+
+
+def swept(
+    *collectives: str, sizes: Sequence[int] = tuple(1 << power for power in range(16, 25))
+) -> list[Case]:
+    """A case of each collective and size."""
+    return [case(nbytes, name) for name in collectives for nbytes in sizes]
+
+
+def nightly(n: int = 4, sizes: Sequence[int] = SIZES, **fields: Any) -> list[Case]:
+    """The cases of the built-in suite ``nightly``."""
+    return [
+        case(size, name, n=n, **fields)
+        for name in ROUNDS
+        for size in (sizes if name != "barrier" else (0,))
+    ]
+
+
+# lines of a run's file
+
+
+def record(what: Case, median: float = 1e6, **fields: Any) -> Record:
+    """Seven samples around the median, in ns."""
+    times = [round(median * (1 + 0.004 * step)) for step in range(-3, 4)]
+    given = {"status": "ok", "times_ns": times, "sync": "window", "cache": "cold", **fields}
+    return Record(case=what, **given)
+
+
+def ranks(hosts: Sequence[str], device: str = "cpu") -> list[RankInfo]:
+    """A rank on each of the hosts, which may come several times; devices other than CPUs are
+    numbered within a host."""
+    found = []
+    for rank, host in enumerate(hosts):
+        own = device if device == "cpu" else f"{device}:{hosts[:rank].count(host)}"
+        found.append(RankInfo(rank=rank, host=host, pid=rank, cpus=[rank], device=own))
+    return found
+
+
+def hosted(n: int = 4, per_host: int = 1, device: str = "cpu") -> list[RankInfo]:
+    """Ranks on hosts node0, node1 ..."""
+    return ranks([f"node{rank // per_host}" for rank in range(n)], device)
+
+
+def world(index: int = 0, **fields: Any) -> World:
+    given = {"backend": "gloo", "n": 4, "env": (), "launcher": "local", "ranks": []}
+    given |= {"oversubscribed": False, "same_clock": True, **fields}
+    return World(index=index, **given)
+
+
+def suite(
+    name: str = "pr",
+    collectives: Sequence[str] = ("all_reduce",),
+    sizes: Sequence[int] = (1 << 20,),
+    n: int = 4,
+    **axes: Any,
+) -> Suite:
+    axes = {"collectives": tuple(collectives), "sizes": tuple(sizes), "ranks": (n,), **axes}
+    return Suite(name=name, axes=Axes(**axes))
+
+
+SUITE = suite()
+
+
+def run(name: str = "run", **fields: Any) -> Run:
+    given = {"started": "2026-01-02T03:04:05+00:00", "command": ["collbench"], "suite": SUITE}
+    given |= {"policy": Policy(), "environment": ENVIRONMENT, **fields}
+    return Run(id=name, **given)
+
+
+def run_file(
+    records: Sequence[Record],
+    worlds: Sequence[World] | None = None,
+    end: End | None = ENDED,
+    name: str = "run",
+    **fields: Any,
+) -> RunFile:
+    """A run as it is read back, with one world unless told otherwise; ``end`` is None where it was
+    cut short, ``fields`` are its Run's."""
+    lines = [world()] if worlds is None else list(worlds)
+    about = run(name, **fields)
+    return RunFile(run=about, worlds=lines, records=[*records], end=end, path=Path(name))
+
+
+def saved(file: RunFile, folder: Path) -> Path:
+    """The run as a file of its own, where ``collbench runs`` looks if ``folder`` is
+    COLLBENCH_HOME."""
+    return write(file, folder / "runs")
+
+
+def write(file: RunFile, folder: Path) -> Path:
+    """The run as a file of its own in ``folder``."""
+    writer = store.Writer(folder / f"{file.run.id}.jsonl", file.run)
+    for line in (*file.worlds, *file.records, *([file.end] if file.end else [])):
+        writer.write(line)
+    writer.close()
+    return writer.path
+
+
+def stored(
+    rows: Mapping[Case, float | Record], name: str = "run", end: int | None = 0, **fields: Any
+) -> RunFile:
+    """A run of one launch, whose rows are given by their median in ns or whole; ``end`` is how it
+    ended, None where it was cut short."""
+    records = [
+        row if isinstance(row, Record) else record(what, row, world=0) for what, row in rows.items()
+    ]
+    last = None if end is None else End(exit=end, ended="")
+    return run_file(records, end=last, name=name, **fields)
+
+
+# both sides of `collbench ab`
+
+
+def ratios(*changes: float, base: float = 1e6) -> Rounds:
+    """A round for each head / base - 1."""
+    return [(base, base * (1 + change)) for change in changes]
+
+
+def noisy(change: float, number: int, seed: int, sigma: float = 0.01, base: float = 1e6) -> Rounds:
+    """Rounds whose launches scatter by ``sigma`` on each side, with a true change of head."""
+    logs = np.random.default_rng(seed).normal((0, np.log1p(change)), sigma, (number, 2))
+    return [(base * float(b), base * float(h)) for b, h in np.exp(logs)]
+
+
+def experiment(
+    first: Mapping[Case, Rounds],
+    second: Mapping[Case, Rounds] = {},
+    change: SideChange = lambda side, world, record: record,
+    aa: bool = False,
+    differs: tuple[str, ...] = (),
+    sides: Mapping[str, Mapping[str, Any]] = {},
+) -> tuple[RunFile, RunFile]:
+    """Base and head: each row's rounds of stage 1, and of stage 2 where it has any. ``change`` may
+    replace or drop (None) any record; ``sides`` are fields of each side's Run."""
+    files = []
+    for place, side in enumerate(("base", "head")):
+        worlds: list[World] = []
+        records: list[Record] = []
+        for stage, rows in ((1, first), (2, second)):
+            for number in range(max(map(len, rows.values()), default=0)):
+                here = world(index=len(worlds), stage=stage, round=number)
+                worlds.append(here)
+                medians = {
+                    what: rounds[number][place]
+                    for what, rounds in rows.items()
+                    if number < len(rounds)
+                }
+                for what, median in medians.items():
+                    if median is None:
+                        continue
+                    made = change(side, here, record(what, median, world=here.index))
+                    records += [made] if made else []
+        pairing = Pairing(experiment="e", side=side, variant=side, differs=differs, aa=aa)  # type: ignore[arg-type]
+        given = {"pairing": pairing, **sides.get(side, {})}
+        about = run(f"e-{side}", **given)
+        end = End(exit=0, ended="")
+        files.append(RunFile(run=about, worlds=worlds, records=records, end=end, path=Path(side)))
+    return files[0], files[1]
+
+
+# nights
+
+
+def expected(what: Case) -> float:
+    """Nanoseconds a call of a healthy night: ``alpha + beta n``."""
+    rounds, share = ROUNDS[what.collective]
+    return rounds * ALPHA + share * what.row.bound(what.n).beta * what.moved * BETA
+
+
+def night(
+    slower: Mapping[Case, float] = {},
+    *,
+    rows: Sequence[Case] = (),
+    launches: int = 3,
+    sigma: float = 0.01,
+    seed: int = 1,
+    change: Change = lambda record: record,
+    worlds: Mapping[str, Any] = {},
+    end: int | None = 0,
+    **fields: Any,
+) -> RunFile:
+    """A run of so many launches over ``rows``, by default nightly(), whose times are as expected
+    and scatter from launch to launch. ``slower`` multiplies the times of the cases it names;
+    ``change`` may replace or drop (None) any record."""
+    rng = np.random.default_rng(seed)
+    made: list[World] = []
+    records: list[Record] = []
+    for index in range(launches):
+        made.append(world(index=index, **{"ranks": hosted(), **worlds}))
+        for what in rows or nightly():
+            middle = expected(what) * slower.get(what, 1.0) * float(np.exp(rng.normal(0, sigma)))
+            kept = change(record(what, middle, world=index, checked=what.n * 100))
+            records += [kept] if kept else []
+    last = None if end is None else End(exit=end, ended=ENDED.ended)
+    return run_file(records, made, last, **{"name": "night", **fields})
+
+
+def dated(number: int, medians: Mapping[Case, float], launches: int = 3, **fields: Any) -> RunFile:
+    """The run of night ``number``: each row's launches within 2 ppm of its median."""
+    given = {
+        "name": f"night-{number:03d}",
+        "started": (FIRST + timedelta(days=number)).isoformat(),
+        "environment": ENVIRONMENT | {"host": "node1"},
+        **fields,
+    }
+    records = [
+        record(what, median * (1 + 1e-6 * (place - 1)), world=place)
+        for place in range(launches)
+        for what, median in medians.items()
+    ]
+    worlds = [world(index=place) for place in range(launches)]
+    return run_file(records, worlds, End(exit=0, ended=""), **given)
+
+
+def timings(
+    rng: np.random.Generator,
+    rows: Sequence[Case],
+    launches: int,
+    sigmas: Sequence[float],
+    median: Callable[[Case], float] = expected,
+) -> SimpleNamespace:
+    """What guidelines ask of a Night, without records: each row with a scatter of its own, in
+    logarithms."""
+    found = []
+    for what, sigma in zip(rows, sigmas, strict=True):
+        values = median(what) * np.exp(rng.normal(0, sigma, launches))
+        medians = {(0, launch): float(value) for launch, value in enumerate(values)}
+        found.append(Timing(what, "night", float(what.moved), medians, Counter()))
+    return SimpleNamespace(fit=found)
+
+
+def scatter(rng: np.random.Generator, nights: int, sigma: float) -> np.ndarray:
+    """Logarithms about 0: normal, with odd nights."""
+    odd = rng.random(nights) < ODD
+    late = np.log1p(rng.uniform(0.05, 0.25, nights))
+    return rng.normal(0, sigma, nights) + np.where(odd, late, 0)
+
+
+def nights(
+    rows: Sequence[Case],
+    number: int,
+    level: Level = lambda *_: 0.0,
+    sigma: float = 0.01,
+    seed: int = 1,
+) -> Iterator[RunFile]:
+    """So many dated nights of the same rows, each around 1 ms with its own scatter."""
+    rng = np.random.default_rng(seed)
+    logs = {what: scatter(rng, number, sigma) for what in rows}
+    for place in range(number):
+        medians = {
+            what: 1e6 * float(np.exp(logs[what][place])) * (1 + level(what, place)) for what in rows
+        }
+        yield dated(place, medians)

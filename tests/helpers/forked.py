@@ -1,0 +1,86 @@
+"""Commands of collbench in processes of their own, forked from one that has imported collbench once
+and in which torch cannot be imported.
+
+Started as a script it is that process: an order of a line of JSON makes a child with these
+arguments, settings, folder and outputs, and is answered by the child's exit status.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+LAYERS = ("core", "machine", "suite", "records", "judge", "show", "cli")  # none needs torch
+
+
+class Server:
+    """``server(*args, **env)`` runs ``collbench ARGS``; the result has returncode, stdout and
+    stderr."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "forked"],
+            env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parent}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+        paths = [self.folder / "stdout", self.folder / "stderr"]
+        settings = {**os.environ, "PYTHONPATH": str(self.folder), **env}
+        order = [args, settings, str(Path.cwd()), *map(str, paths)]
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        return subprocess.CompletedProcess(args, code, *[path.read_text() for path in paths])
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def serve() -> None:
+    for layer in LAYERS:
+        package = importlib.import_module(f"collbench.{layer}")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    assert "torch" not in sys.modules
+    gc.freeze()  # a child need not look through what it did not make
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            command(*json.loads(line))
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def command(args: list[str], env: dict[str, str], folder: str, out: str, err: str) -> None:
+    """What the child does: it ends as the command does."""
+    from collbench.cli.main import main
+
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in ((0, os.devnull), (1, out), (2, err)):
+        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        opened = os.open(path, flags, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.argv = ["collbench", *args]
+    main()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,197 @@
+"""What the doctor says of machines with and without GPUs, drivers and libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import fake_nvml
+import pytest
+import torch
+import torch.distributed as dist
+
+from collbench.cli import doctor
+from collbench.machine import environment
+from collbench.run.backends import _cuda
+
+Told = dict[str, tuple[str, str]]
+NOTHING = {
+    "gpus": {"why_not": "NVML: no library", "driver": None, "devices": []},
+    "rdma": {},
+    "libraries": {},
+}
+TWO = {
+    "gpus": {
+        "driver": "570.1",
+        "cuda": "12.8",
+        "devices": [{}, {}],
+        "links": [["X", "NV18"], ["NV18", "X"]],
+    },
+    "rdma": {"mlx5_0:1": {"rate": "400 Gb/sec", "state": "4: ACTIVE", "path": "PIX", "gpus": [0]}},
+    "libraries": {"triton": "3.5.0"},
+}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
+    """Findings by what they are of, on a machine with so many GPUs that torch can use."""
+
+    def done(
+        found: dict[str, Any],
+        count: int = 0,
+        nccl: tuple[int, ...] | None = None,
+        cuda: str | None = None,
+    ) -> Told:
+        monkeypatch.setattr(environment, "gpu_count", lambda: count)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
+        monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
+        monkeypatch.setattr(_cuda, "nccl_version", lambda: nccl)
+        return {what: (state, detail) for what, state, detail in doctor.gpu_findings(found)}
+
+    return done
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.Nvml:
+    """A machine of two GPUs that reach each other, the second one without multicast."""
+    nvml = fake_nvml.Nvml(fake_nvml.gpu(0), fake_nvml.gpu(1, CurrentClocksEventReasons=0x48))
+    memory = SimpleNamespace(has_multicast_support=lambda kind, index: index == 0)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", memory, raising=False)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    uuids = [SimpleNamespace(uuid=fake_nvml.UUID.format(i), name=f"Fast GPU {i}") for i in range(2)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: uuids[device.index])
+    return nvml
+
+
+def test_without_a_gpu_everything_has_a_remedy(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = told(NOTHING)
+    assert {state for state, _ in found.values()} == {"no"}
+    assert list(found) == [
+        "gpu driver",
+        "nvidia-ml-py",
+        "torch for CUDA",
+        "nccl",
+        "ranks sharing a GPU",
+        "triton",
+        "gpu to gpu",
+        "symmetric memory",
+        "multicast",
+    ]
+    assert (
+        "--gpus all" in found["gpu driver"][1]
+        and "pip install nvidia-ml-py" in found["nvidia-ml-py"][1]
+    )
+    assert (
+        "pip install triton" in found["triton"][1]
+        and "--backend gloo" in found["ranks sharing a GPU"][1]
+    )
+
+
+@pytest.mark.usefixtures("two")
+def test_with_gpus(told: Callable[..., Told]) -> None:
+    found = told(TWO, 2, (2, 30, 7), "12.6")
+    assert found["gpu driver"] == ("yes", "570.1, CUDA up to 12.8, 2 GPUs usable")
+    assert found["torch for CUDA"] == ("yes", "built for CUDA 12.6")
+    assert found["nccl"] == ("yes", "NCCL 2.30.7") and found["ranks sharing a GPU"][0] == "yes"
+    assert found["triton"][0] == "yes" and found["gpu to gpu"] == (
+        "yes",
+        "all 2 GPUs reach each other's memory",
+    )
+    assert found["symmetric memory"][0] == "yes"
+    assert found["multicast"][0] == "no" and found["multicast"][1].startswith("not on GPU 1: ")
+    assert found["gpu links"] == ("note", "NV18 between all 2")
+    assert found["rdma"] == ("note", "mlx5_0:1 (400 Gb/sec, PIX to GPU 0)")
+
+
+def test_each_gpu_is_told_and_what_ails_it(two: fake_nvml.Nvml, told: Callable[..., Told]) -> None:
+    found = told(TWO, 2, (2, 30, 7), "12.6")
+    state, detail = found["gpu 0"]
+    assert state == "no" and detail.startswith(
+        "Fast GPU 0, 1900 of 1980 MHz, 35 °C, 78 W; 2 uncorrected ECC errors"
+    )
+    assert "held back by hw_slowdown, hw_thermal_slowdown" in found["gpu 1"][1] and two.opened == 0
+
+
+@pytest.mark.usefixtures("two")
+def test_gpus_nvml_does_not_know_are_named(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert told(TWO, 2, (2, 30, 7), "12.6")["gpu 1"] == ("note", "GPU number 1")
+
+
+@pytest.mark.usefixtures("two")
+def test_gpus_that_cannot_reach_each_other(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: False)
+    state, detail = told(TWO, 2, (2, 30, 7), "12.6")["gpu to gpu"]
+    assert state == "no" and detail.startswith("1 of 1 pairs cannot, 0 and 1 first")
+
+
+@pytest.mark.usefixtures("two")
+def test_one_gpu_has_nobody_to_reach(told: Callable[..., Told]) -> None:
+    state, detail = told(TWO, 1, (2, 30, 7), "12.6")["gpu to gpu"]
+    assert state == "note" and "--virtual-ranks" in detail
+
+
+@pytest.mark.usefixtures("two")
+def test_a_torch_without_symmetric_memory(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch._C._distributed_c10d, "_SymmetricMemory")
+    found = told(TWO, 2, (2, 30, 7), "12.6")
+    assert found["symmetric memory"][0] == "no" and "multicast" not in found
+
+
+@pytest.mark.parametrize(
+    ("nccl", "state"),
+    [((2, 29, 9), "no"), ((2, 30, 0), "yes"), ((2, 30, 3), "yes"), ((3, 0, 0), "yes")],
+)
+def test_ranks_share_a_gpu_from_nccl_2_30_on(
+    told: Callable[..., Told], nccl: tuple[int, ...], state: str
+) -> None:
+    found = told(NOTHING, 0, nccl, "12.6")
+    assert found["ranks sharing a GPU"][0] == state
+    assert found["nccl"][0] == "no" and "no usable GPU" in found["nccl"][1]
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "state"),
+    [(None, "12.8", "no"), ("13.0", "12.8", "no"), ("12.9", "12.4", "yes"), ("12.6", None, "yes")],
+)
+def test_torch_must_be_built_for_a_cuda_the_driver_has(
+    told: Callable[..., Told], built: str | None, driver: str | None, state: str
+) -> None:
+    found = NOTHING | {"gpus": {"driver": "570.1", "cuda": driver, "devices": []}}
+    assert told(found, 0, None, built)["torch for CUDA"][0] == state
+
+
+def test_a_driver_without_a_gpu_to_use(told: Callable[..., Told]) -> None:
+    state, detail = told(NOTHING | {"gpus": TWO["gpus"]})["gpu driver"]
+    assert state == "no" and "CUDA_VISIBLE_DEVICES" in detail
+
+
+def test_nvml_that_does_not_start_says_why(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.util, "find_spec", lambda name: SimpleNamespace(name=name))
+    state, detail = told(NOTHING)["nvidia-ml-py"]
+    assert state == "no" and detail.startswith("NVML: no library") and "nvidia-smi" in detail
+
+
+def test_persistence_that_is_off_is_told(told: Callable[..., Told]) -> None:
+    found = NOTHING | {
+        "gpus": {"driver": "570.1", "devices": [{"persistence": 1}, {"persistence": 0}]}
+    }
+    assert "nvidia-smi -pm 1" in told(found)["gpu persistence"][1]
+    assert "gpu persistence" not in told(NOTHING)

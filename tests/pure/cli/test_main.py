@@ -1,0 +1,53 @@
+"""What `collbench` can do, by name: its table of commands and their options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+import pytest
+import typer
+
+from collbench.cli import flags, main
+
+PLACES = main.COMMANDS | main.GROUPS
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by its full name, those of groups too."""
+    root = typer.main.get_command(main.app)
+    left = [(name, root.get_command(None, name)) for name in [*PLACES, "all_reduce"]]  # type: ignore[attr-defined]
+    while left:
+        name, command = left.pop()
+        if hasattr(command, "commands"):
+            left += [(f"{name} {below}", found) for below, found in command.commands.items()]
+        else:
+            yield name, command
+
+
+EVERY = dict(commands())
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_list_says_of_a_command_what_its_docstring_begins_with(name: str) -> None:
+    place, text = PLACES[name]
+    paragraph, *_ = (inspect.getdoc(main.entry(place)) or "").split("\n\n")
+    assert text == " ".join(paragraph.split())
+
+
+def test_nothing_but_commands_has_options_of_its_own() -> None:
+    groups = {"", *(name.rpartition(" ")[0] for name in EVERY)}
+    assert set(flags.OPTIONS) <= EVERY.keys() | groups
+
+
+@pytest.mark.parametrize("name", [name for name in flags.OPTIONS if name in EVERY])
+def test_every_row_is_an_option_of_its_command(name: str) -> None:
+    taken = {parameter.name for parameter in EVERY[name].params}
+    assert set(flags.OPTIONS[name]) <= taken
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_option_says_what_it_does(name: str) -> None:
+    silent = [one.name for one in EVERY[name].params if not getattr(one, "help", None)]
+    assert silent == []

@@ -1,0 +1,190 @@
+"""Guidelines between rows: planted breaches are found and named, healthy nights raise no false
+alarm."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from factories import case, expected, hosted, night, nightly, timings
+
+from collbench.judge.health import checks, guidelines
+from collbench.judge.health.findings import Finding
+from collbench.judge.health.guidelines import ALPHA, GROSS, missed
+from collbench.records.types import RankInfo, Record
+from collbench.suite.case import Case
+
+CLAIMS = (guidelines.monotony, guidelines.split, guidelines.composition, guidelines.link)
+
+
+def of(collective: str, nbytes: int, **fields: object) -> Case:
+    (found,) = (one for one in nightly() if (one.collective, one.nbytes) == (collective, nbytes))
+    return msgspec.structs.replace(found, **fields)
+
+
+def findings(check: str, *args: object, **fields: object) -> list[Finding]:
+    verdict = checks.judge([night(*args, **fields)])  # type: ignore[arg-type]
+    return [one for one in verdict.findings if one.check == check]
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "factor"),
+    [
+        ("monotony", ("broadcast", 16 << 10), 100.0),  # slower than 1 MiB
+        ("split", ("all_to_all", 64 << 20), 3.0),
+        ("composition", ("all_reduce", 1 << 20), 4.0),
+        ("composition", ("gather", 64 << 20), 3.0),
+        ("link", ("reduce", 64 << 20), 4.0),
+    ],
+)
+def test_a_planted_breach_is_found_and_names_its_row(
+    check: str, broken: tuple[str, int], factor: float
+) -> None:
+    row = of(*broken)
+    found = findings(check, {row: factor})
+    assert [one.evidence[0].case for one in found] == [row.key]
+    assert found[0].sure is not None and found[0].sure > 1 - ALPHA
+    assert found[0].subject.name.startswith(f"{broken[0]} ")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "severity"),
+    [(hosted(4, 4), "hint"), (hosted(4, 4, "cuda"), "warning"), (hosted(4, 2), "warning")],
+)
+def test_links_of_one_hosts_memory_make_nobody_ill(ranks: list[RankInfo], severity: str) -> None:
+    (found,) = findings("link", {of("reduce", 64 << 20): 9.0}, worlds={"ranks": ranks})
+    assert found.severity == severity
+
+
+def test_nothing_is_planted_and_nothing_found() -> None:
+    verdict = checks.judge([night()])
+    assert verdict.findings == [] and verdict.state == "healthy"
+
+
+def test_a_breach_within_twofold_is_a_hint_and_beyond_it_makes_unhealthy() -> None:
+    row = of("all_reduce", 64 << 20)
+    parts = expected(of("reduce_scatter", 64 << 20)) + expected(of("all_gather", 64 << 20))
+    granted = parts * guidelines.COMPOSITION / expected(row)
+    for factor, severity, state in (
+        (1.4, "hint", "healthy"),
+        (1.4 * GROSS, "warning", "unhealthy"),
+    ):
+        verdict = checks.judge([night({row: granted * factor})])
+        (found,) = (one for one in verdict.findings if one.check == "composition")
+        assert (found.severity, verdict.state) == (severity, state)
+
+
+def test_a_library_worse_than_an_algorithm_is_found() -> None:
+    own, other = of("all_reduce", 1 << 20), of("all_reduce", 1 << 20, algorithm="ring")
+    rows = [*nightly(), other]
+    assert findings("library", {other: 0.5}, rows=rows)[0].evidence[0].case == own.key
+    assert findings("library", {other: 0.95}, rows=rows) == []  # 10 % are granted
+
+
+def test_an_algorithm_forced_by_a_setting_counts_too() -> None:
+    forced = of("all_reduce", 1 << 20, env=(("NCCL_ALGO", "Tree"),))
+    assert findings("library", {forced: 0.5}, rows=[*nightly(), forced])
+
+
+def test_partners_share_root_and_reduction() -> None:
+    """A gather to rank 0 and a broadcast from rank 1 make no all_gather, a maximum and a broadcast
+    no sum."""
+    rows = [
+        of("gather", 64),
+        of("scatter", 64),
+        of("broadcast", 64, root=1),
+        of("all_reduce", 64),
+        of("reduce", 64, op="max"),
+        of("all_gather", 64),
+    ]
+    found = guidelines.composition(timings(np.random.default_rng(1), rows, 3, [0.01] * 6))  # type: ignore[arg-type]
+    told = [
+        (claim.left.case.collective, *(right.case.collective for right in claim.right))
+        for claim in found
+    ]
+    assert told == [("gather", "all_gather")]
+
+
+def test_few_launches_are_no_data() -> None:
+    verdict = checks.judge([night(launches=2)])
+    told = {one.check: one for one in verdict.checks}
+    assert (
+        told["monotony"].outcome == "no data" and "fewer than 3 launches" in told["monotony"].note
+    )
+    assert verdict.state == "no verdict" and "times" in verdict.summary
+
+
+def test_rows_between_two_modes_are_left_out_and_counted() -> None:
+    row = of("broadcast", 16 << 10)
+
+    def bimodal(made: Record) -> Record:
+        times = [made.times_ns[3]] * 20 + [20 * made.times_ns[3]] * 20
+        jitter = [t + 50 * i for i, t in enumerate(times)]
+        return msgspec.structs.replace(made, times_ns=jitter) if made.case == row else made
+
+    verdict = checks.judge([night({row: 100.0}, change=bimodal)])
+    told = {one.check: one for one in verdict.checks}
+    assert (
+        told["monotony"].outcome == "passed"
+        and "1 row left out: bimodal (1)" in told["monotony"].note
+    )
+
+
+def test_scatter_between_launches_is_no_breach() -> None:
+    """Twice the time in one launch of three proves nothing."""
+    row = of("all_reduce", 64 << 20)
+    hit: list[int] = []
+
+    def once(made: Record) -> Record:
+        if made.case != row or hit.append(made.world) or len(hit) > 1:
+            return made
+        return msgspec.structs.replace(made, times_ns=[8 * t for t in made.times_ns])
+
+    assert findings("composition", change=once) == [] and len(hit) == 3
+
+
+@pytest.mark.parametrize("unlike", [0.0, 0.8], ids=["alike", "each with its own scatter"])
+def test_false_alarms_keep_to_their_level(unlike: float) -> None:
+    """Rows exactly at what a claim grants, which is as near to a breach as well can be: 8 claims, 3
+    launches, 2,000 nights; a check may err with ALPHA, which 12 of 2,000 would exceed surely
+    (binomial, p < .001).
+    """
+    rng = np.random.default_rng(7)
+    alarms = 0
+    for _ in range(2000):
+        found = []
+        for place in range(8):
+            sigma = 0.02 * float(np.exp(rng.normal(0, unlike)))
+            left, right = timings(
+                rng, [case(64 + place), case(4096 + place)], 3, [sigma] * 2, lambda _: 1e6
+            ).fit
+            found.append(guidelines.Claim(left, (right,), 1.0, "the same"))
+        alarms += bool(missed(found))
+    assert alarms < 12
+
+
+def test_power_with_three_launches() -> None:
+    """30 % beyond what is granted, with a scatter of 2 %, among 40 claims that hold: found in 9
+    nights of 10."""
+    rng = np.random.default_rng(8)
+    hits = 0
+    for _ in range(100):
+        medians = {case(64 + place): 1e6 for place in range(41)} | {case(64): 1.3e6}
+        rows = timings(rng, list(medians), 3, [0.02] * 41, medians.__getitem__).fit
+        rights = timings(rng, list(medians), 3, [0.02] * 41, lambda _: 1e6).fit
+        claims = [
+            guidelines.Claim(left, (right,), 1.0, "")
+            for left, right in zip(rows, rights, strict=True)
+        ]
+        hits += any(one.claim.left.case == case(64) for one in missed(claims))
+    assert hits >= 90
+
+
+def test_faster_than_the_links_allow_is_a_hint_about_the_measuring() -> None:
+    rows = nightly(sizes=(64, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20))
+    large = [row for row in rows if row.collective == "all_gather" and row.nbytes >= 16 << 20]
+    (found,) = findings("bound", dict.fromkeys(large, 0.3), rows=rows)
+    assert found.severity == "hint" and {one.case for one in found.evidence} == {
+        row.key for row in large
+    }
+    assert findings("bound", rows=rows) == []

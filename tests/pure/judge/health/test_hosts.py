@@ -1,0 +1,325 @@
+"""What a night's records say of data, ranks, GPUs and hosts: each planted fault is found, and who
+is at fault named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from factories import ENVIRONMENT, hosted, night, nightly, stored
+
+from collbench.core.errors import Exit
+from collbench.judge.health import checks
+from collbench.judge.health.findings import Verdict
+from collbench.records.types import FirstWrong, GpuState, HostInfo, Record, RunFile
+
+replace = msgspec.structs.replace
+ROW = nightly()[1]  # all_reduce 16 KiB
+ROWS = [
+    case
+    for case in nightly()
+    if case.collective in ("all_reduce", "all_gather", "reduce_scatter", "sendrecv")
+]
+GPUS = {"ranks": hosted(4, 2, "cuda")}
+
+
+def judged(
+    change: Callable[[Record], Record | None] = lambda record: record, **fields: Any
+) -> Verdict:
+    return checks.judge([night(change=change, rows=ROWS, **fields)])
+
+
+def in_row(**fields: Any) -> Callable[[Record], Record]:
+    return lambda made: replace(made, **fields) if made.case == ROW else made
+
+
+def blamed(verdict: Verdict, check: str) -> list[tuple[str, str, str]]:
+    return [
+        (f.severity, f.subject.kind, f.subject.name) for f in verdict.findings if f.check == check
+    ]
+
+
+def outcome(verdict: Verdict, check: str) -> str:
+    return next(one.outcome for one in verdict.checks if one.check == check)
+
+
+FIRST = FirstWrong(
+    rank=2, index=7, got="1.0 0x3f800000", expected="3.0 0x40400000", when="after timing"
+)
+WRONG = {"status": "wrong", "wrong": 3, "first_wrong": FIRST}
+
+
+def test_wrong_data_is_critical_and_names_rank_host_and_bits() -> None:
+    verdict = judged(in_row(**WRONG))
+    assert blamed(verdict, "data") == [("critical", "rank", "node2:2")]
+    (found,) = (f for f in verdict.findings if f.check == "data")
+    assert (
+        found.evidence[0].value == "1.0 0x3f800000"
+        and found.evidence[0].expected == "3.0 0x40400000"
+    )
+    assert found.evidence[0].case == ROW.key and "9 elements" in found.what
+    assert (verdict.state, verdict.exit) == ("unhealthy", Exit.BAD)
+
+
+def test_wrong_data_on_a_gpu_names_the_gpu() -> None:
+    assert blamed(judged(in_row(**WRONG), worlds=GPUS), "data") == [
+        ("critical", "gpu", "node1:cuda:0 (rank 2)")
+    ]
+
+
+def test_unchecked_data_is_no_pass() -> None:
+    verdict = judged(lambda made: replace(made, checked=0))
+    assert outcome(verdict, "data") == "no data" and verdict.state == "no verdict"
+
+
+@pytest.mark.parametrize(
+    ("note", "who"),
+    [
+        ("rank 3 on node3 stopped in measuring", "node3:3"),
+        ("ranks 2, 3 never came", "no one rank alone"),
+    ],
+)
+def test_a_failed_case_is_critical(note: str, who: str) -> None:
+    verdict = judged(in_row(status="failed", note=note, times_ns=[]))
+    assert [found[2] for found in blamed(verdict, "completeness")] == [who]
+    assert verdict.state == "unhealthy"
+
+
+def test_a_case_that_was_disturbed_all_the_time_is_told_and_no_fault() -> None:
+    verdict = judged(in_row(status="failed", note="no valid sample (3 x late start)", times_ns=[]))
+    told = {one.check: one for one in verdict.checks}
+    assert (
+        verdict.state == "healthy" and "3 cases without a valid sample" in told["completeness"].note
+    )
+
+
+@pytest.mark.parametrize("end", [None, Exit.INTERRUPTED, Exit.CANNOT_RUN])
+def test_a_run_without_its_end_gives_no_verdict(end: int | None) -> None:
+    verdict = judged(end=end)
+    assert verdict.state == "no verdict" and "complete runs" in verdict.summary
+
+
+def late(which: int, starts: bool = True) -> Callable[[Record], Record]:
+    """Rank ``which`` comes late by half of the time; or, all coming at once, leaves last."""
+
+    def change(made: Record) -> Record:
+        if not made.case.row.synchronising or made.case.n < 2:
+            return made
+        times = [t + i % 7 for i, t in enumerate(made.times_ns * 6)]
+        wait = [t // 2 for t in times]
+        durations = [
+            [t - w if (r == which) == starts else t for t, w in zip(times, wait, strict=True)]
+            for r in range(4)
+        ]
+        begins = [[w if r == which and starts else 0 for w in wait] for r in range(4)]
+        return replace(made, times_ns=times, per_rank=durations, starts_ns=begins)
+
+    return change
+
+
+def test_a_late_rank_is_told_apart_from_slow_links() -> None:
+    verdict = judged(late(2))
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]
+    assert "comes late" in verdict.findings[0].what and verdict.state == "unhealthy"
+    verdict = judged(late(1, starts=False))
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node1:1")]
+    assert "leaves last" in verdict.findings[0].what
+
+
+def test_a_rank_so_late_that_rows_are_skewed_is_still_named() -> None:
+    skewed = lambda made: replace(late(2)(made), skew_ns=[t // 2 for t in made.times_ns])
+    verdict = judged(skewed)
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]
+    assert outcome(verdict, "monotony") == "no data"
+
+
+def test_a_rank_late_in_a_few_records_is_not_accused() -> None:
+    verdict = judged(lambda made: (late(2) if made.case == ROW else late(9))(made))
+    assert blamed(verdict, "stragglers") == [] and outcome(verdict, "stragglers") == "passed"
+
+
+def watched(**fault: Any) -> Callable[[Record], Record]:
+    """GPU states of four ranks, of which the third has a fault in one row."""
+    well = [
+        GpuState(index=r % 2, name="H100", sm_mhz=1900, ecc=0, xid=0, nvlink_errors=0)
+        for r in range(4)
+    ]
+    ill = [*well[:2], replace(well[2], **fault), well[3]]
+    return lambda made: replace(made, gpus=ill if made.case == ROW else well)
+
+
+@pytest.mark.parametrize(
+    ("fault", "severity", "words"),
+    [
+        ({"xid": 79}, "critical", "Xid 79"),
+        ({"ecc": 2}, "critical", "6 uncorrected ECC errors"),
+        ({"nvlink_errors": 5}, "warning", "15 NVLink errors"),
+        ({"pcie_replays": 1}, "hint", "3 PCIe replays"),
+        (
+            {"throttle": ("hw_slowdown",), "celsius": 91},
+            "warning",
+            "hw_slowdown in 3 readings, at most 91 °C",
+        ),
+        ({"throttle": ("sw_power_cap",)}, "hint", "sw_power_cap"),
+    ],
+)
+def test_a_gpus_trouble_is_told(fault: dict[str, Any], severity: str, words: str) -> None:
+    verdict = judged(watched(**fault), worlds=GPUS)
+    assert blamed(verdict, "gpus") == [(severity, "gpu", "node1:cuda:0 (rank 2)")]
+    assert words in next(f.what for f in verdict.findings if f.check == "gpus")
+
+
+def test_gpus_that_are_well_pass_and_without_states_have_no_data() -> None:
+    assert outcome(judged(watched(), worlds=GPUS), "gpus") == "passed"
+    assert outcome(judged(worlds=GPUS), "gpus") == "no data"
+    assert outcome(judged(), "gpus") == "not applicable"
+
+
+def test_a_clock_below_the_others_is_found() -> None:
+    states = [GpuState(index=r % 2, name="H100", sm_mhz=1400 if r == 1 else 1900) for r in range(4)]
+    verdict = judged(lambda made: replace(made, gpus=states), worlds=GPUS)
+    assert blamed(verdict, "gpus") == [("warning", "gpu", "node0:cuda:1 (rank 1)")]
+
+
+def test_the_host_that_is_not_like_the_others_is_named() -> None:
+    facts = [{"cpu.governor": "performance"}] * 3 + [{"cpu.governor": "powersave"}]
+    hosts = [
+        HostInfo(host=f"node{i}", fingerprint=f["cpu.governor"], differs=f)
+        for i, f in enumerate(facts)
+    ]
+    verdict = judged(worlds={"hosts": hosts, "ranks": hosted()})
+    assert blamed(verdict, "alike") == [("hint", "host", "node3")] and verdict.state == "healthy"
+
+
+def test_a_port_that_trained_down_is_found() -> None:
+    ports = {
+        "mlx5_0:1": {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE"},
+        "mlx5_1:1": {"rate": "200 Gb/sec (4X HDR)", "state": "4: ACTIVE"},
+    }
+    verdict = judged(environment={**ENVIRONMENT, "host": "node0", "rdma": ports})
+    assert blamed(verdict, "ports") == [("warning", "link", "node0: mlx5_1:1")]
+
+
+def test_a_slower_port_of_another_kind_is_none_that_trained_down() -> None:
+    ports = {
+        "mlx5_0:1": {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "firmware": "28.39"},
+        "mlx5_1:1": {"rate": "100 Gb/sec (4X EDR)", "state": "4: ACTIVE", "firmware": "16.35"},
+    }
+    assert outcome(judged(environment={**ENVIRONMENT, "rdma": ports}), "ports") == "passed"
+
+
+def counted(*counts: dict[str, int], host: str = "node1") -> Verdict:
+    """Of launches in each of which the ports had counted so much."""
+    made = night(rows=ROWS, launches=len(counts))
+    worlds = [
+        replace(world, counters={"node0": {"eth0 rx_errors": 5}, host: of})
+        for world, of in zip(made.worlds, counts, strict=True)
+    ]
+    return checks.judge([replace(made, worlds=worlds)])
+
+
+def test_errors_that_ports_count_between_launches_are_told() -> None:
+    verdict = counted(
+        {"mlx5_0:1 symbol_error": 3}, {"mlx5_0:1 symbol_error": 3}, {"mlx5_0:1 symbol_error": 9}
+    )
+    assert blamed(verdict, "counters") == [("warning", "link", "node1: mlx5_0:1")]
+    (finding,) = verdict.findings
+    assert finding.what == "counted 6 symbol_error" and verdict.state == "unhealthy"
+
+
+def test_what_congestion_raises_is_a_hint_and_a_reset_no_rise_below_zero() -> None:
+    verdict = counted(
+        {"eth1 rx_missed_errors": 90}, {"eth1 rx_missed_errors": 2}, {"eth1 rx_missed_errors": 2}
+    )
+    assert (
+        blamed(verdict, "counters") == [("hint", "link", "node1: eth1")]
+        and verdict.state == "healthy"
+    )
+    assert verdict.findings[0].what == "counted 2 rx_missed_errors"
+
+
+def test_a_counter_that_is_full_is_no_pass() -> None:
+    full = {"mlx5_0:1 symbol_error": 65535}
+    assert blamed(counted(full, full, full), "counters") == [("hint", "link", "node1: mlx5_0:1")]
+
+
+def test_ports_that_count_nothing_pass_and_one_look_is_no_data() -> None:
+    still = {"eth1 rx_errors": 7}
+    assert outcome(counted(still, still, still), "counters") == "passed"
+    assert outcome(counted(still), "counters") == outcome(judged(), "counters") == "no data"
+
+
+def summed(*bits: list[str], **fields: Any) -> Verdict:
+    """Of launches whose sums had these digests."""
+    return judged(
+        lambda made: (
+            replace(made, bits=bits[made.world], **fields) if made.case.row.reduces else made
+        )
+    )
+
+
+def test_sums_are_the_same_to_the_bit_or_it_is_told_where_not() -> None:
+    same = ["aa"]
+    assert outcome(summed(same, same, same), "repeatability") == "passed"
+    assert outcome(judged(), "repeatability") == "no data"
+    for bits, words in (
+        ((same, ["bb"], same), "launch by launch"),
+        ((same, same, ["aa", "bb"]), "call by call"),
+    ):
+        verdict = summed(*bits)
+        assert (
+            blamed(verdict, "repeatability") == [("hint", "collective", "gloo")]
+            and verdict.state == "healthy"
+        )
+        what = next(
+            finding.what for finding in verdict.findings if finding.check == "repeatability"
+        )
+        assert words in what and "all_reduce" in what
+
+
+NIGHT = night(rows=ROWS)
+
+
+def again(**fields: Any) -> RunFile:
+    """The same night by another name."""
+    return replace(NIGHT, run=replace(NIGHT.run, id="again", **fields))
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ([NIGHT, again(environment={**ENVIRONMENT, "kernel": "6.2"})], "kernel"),
+        (
+            [NIGHT, replace(again(), worlds=night(worlds={"ranks": hosted(4, 2)}).worlds)],
+            "different hosts",
+        ),
+        ([night(rows=ROWS, change=lambda made: replace(made, status="predicted"))], "prediction"),
+        ([stored({ROW: 1e6}, imported="nccl-tests")], "imported"),
+        ([], "no runs"),
+    ],
+)
+def test_what_is_no_night_gets_no_verdict(files: list[RunFile], why: str) -> None:
+    verdict = checks.judge(files)
+    assert (
+        verdict.state == "no verdict" and why in verdict.summary and verdict.exit == Exit.NO_VERDICT
+    )
+
+
+def test_several_runs_of_one_launch_make_a_night() -> None:
+    files = [
+        replace(f, run=replace(f.run, id=f"run{i}"))
+        for i in range(3)
+        for f in [night(launches=1, seed=i)]
+    ]
+    verdict = checks.judge(files)
+    assert verdict.state == "healthy" and verdict.runs == ["run0", "run1", "run2"]
+
+
+def test_a_planted_fault_is_judged_as_if_it_were_none() -> None:
+    """Rows with the flag gate nothing elsewhere; here the alarm must ring."""
+    planted = lambda made: replace(made, injected="delay:rank=2")
+    assert judged(planted).state == "healthy"
+    verdict = judged(lambda made: planted(late(2)(made)))
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]

@@ -1,0 +1,462 @@
+"""Nights: what a run says of one, where levels change, which nights may be held against each other,
+and how often the rules err."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import watched
+from factories import ENVIRONMENT, case, dated, nights, record, run, stored, swept, world
+from scipy import stats as reference
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.judge.history import baselines
+from collbench.judge.history import nights as history
+from collbench.judge.history.gates import confirm, creep, gate
+from collbench.judge.history.levels import changes
+from collbench.judge.history.neighbours import shifts
+from collbench.judge.history.nights import Night, Series, past
+from collbench.judge.history.outlook import outlook
+from collbench.records.types import Pairing, RunFile
+from collbench.show import html
+from collbench.show.views import history as trends
+
+CASE = case()
+
+
+def series(values: list[float], of: object = CASE, **fields: object) -> Series:
+    """A row of valid nights with these values; ``fields`` are those of every night."""
+    given = {"launches": 3, "samples": 21, "fingerprint": "f", "manner": "m", "runs": ()} | fields
+    made = [
+        Night(day=f"2026-{1 + n // 28:02}-{1 + n % 28:02}", value=v, **given)
+        for n, v in enumerate(values)
+    ]
+    return Series(machine="node1", case=of, nights=made)
+
+
+def histories(files: list[RunFile]) -> list[Series]:
+    """What a book would make of these runs, without one."""
+    found: dict[object, list[Night]] = {}
+    for file in files:
+        for what, each in history.launches_of(file).items():
+            found.setdefault(what, []).extend(history.merged(each))
+    facts = {history.fingerprint(file): file.run.environment for file in files}
+    rows = sorted(found.items(), key=lambda item: item[0].nbytes)
+    return [
+        Series(machine="node1", case=what, nights=each, environments=facts) for what, each in rows
+    ]
+
+
+@pytest.mark.parametrize("least", [3, 4, 7])
+def test_a_step_is_found_where_it_is_with_welchs_p(least: int) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.normal(0, 0.01, 30)
+    values[30 - least :] += 0.2
+    (found,) = changes(values.tolist())
+    before, after = values[:-least], values[-least:]
+    assert found.place == 30 - least
+    assert found.delta == pytest.approx(math.expm1(after.mean() - before.mean()))
+    assert found.p == pytest.approx(
+        reference.ttest_ind(before, after, equal_var=False).pvalue, rel=1e-6
+    )
+
+
+def test_two_odd_nights_are_no_level_three_are() -> None:
+    quiet = [0.001 * (-1) ** n for n in range(30)]
+    assert changes([*quiet, 0.2, 0.201]) == []
+    assert [one.place for one in changes([*quiet, 0.2, 0.201, 0.199])] == [30]
+
+
+def test_steps_up_and_down_and_in_long_series_are_all_found() -> None:
+    rng = np.random.default_rng(4)
+    levels = np.repeat([0, 0.1, 0.05, 0.2], [60, 40, 35, 70])
+    found = changes((levels + rng.normal(0, 0.01, len(levels))).tolist())
+    assert [one.place for one in found] == pytest.approx([60, 100, 135], abs=1)
+    assert [round(one.delta, 2) for one in found] == pytest.approx([0.105, -0.049, 0.162], abs=0.01)
+
+
+@pytest.mark.parametrize(("tau", "number"), [(0.03, 0), (0.01, 1)])
+def test_a_change_smaller_than_what_matters_is_none(tau: float, number: int) -> None:
+    rng = np.random.default_rng(5)
+    values = rng.normal(0, 0.005, 40)
+    values[20:] += 0.02
+    assert len(changes(values.tolist(), tau)) == number
+
+
+@pytest.mark.parametrize("values", [[], [1.0] * 5, [1.0] * 40, [math.nan][:0]])
+def test_nothing_changes_in_too_few_or_equal_nights(values: list[float]) -> None:
+    assert changes(values) == []
+
+
+def test_a_step_between_levels_that_do_not_scatter_at_all_is_found() -> None:
+    (found,) = changes([1.0] * 20 + [1.1] * 5)
+    assert (found.place, found.p) == (20, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("tonight", "state"),
+    [
+        (0.0, "quiet"),
+        (0.02, "quiet"),
+        (0.045, "quiet"),
+        (0.065, "candidate"),
+        (0.5, "candidate"),
+        (-0.5, "quiet"),
+    ],
+)
+def test_tonight_is_a_candidate_beyond_four_of_the_scatter_and_what_matters(
+    tonight: float, state: str
+) -> None:
+    before = [0.01 * (-1) ** n for n in range(30)]  # MAD .01
+    found = gate(before, tonight, 0.03)
+    assert found.state == state
+    assert found.z == pytest.approx(tonight / 0.014826) and found.delta == pytest.approx(
+        math.expm1(tonight)
+    )
+
+
+def test_a_candidate_must_matter_and_scatter_has_a_floor() -> None:
+    still = [0.0] * 30
+    assert gate(still, 0.025, 0.03).state == "quiet"  # z is 5, but it does not matter
+    assert gate(still, 0.031, 0.03).z == pytest.approx(6.2)
+    assert gate(still, 0.031, 0.03).state == "candidate"
+
+
+def test_only_the_last_thirty_nights_count_and_five_are_needed() -> None:
+    assert gate([9.0] * 10 + [0.0] * 30, 0.1, 0.03).nights == 30
+    assert gate([9.0] * 10 + [0.0] * 30, 0.1, 0.03).state == "candidate"
+    assert (
+        gate([0.0] * 4, 5.0, 0.03).state == "learning"
+        and gate([0.0] * 5, 5.0, 0.03).state == "candidate"
+    )
+    assert gate([], 5.0, 0.03) == ("learning", 0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("again", "state"),
+    [([0.0, 0.0, 0.3], "quiet"), ([0.0, 0.1, 0.1], "alarm"), ([0.014] * 3, "quiet")],
+)
+def test_the_median_of_three_launches_confirms(again: list[float], state: str) -> None:
+    assert confirm([0.0] * 30, again, 0.03).state == state
+    with pytest.raises(UsageError, match="2 launches confirm nothing"):
+        confirm([0.0] * 30, again[:2], 0.03)
+
+
+def test_many_small_steps_creep_past_the_anchor() -> None:
+    values = [0.002 * n for n in range(60)]
+    assert not creep(values[:30], 0.0, 0.03).found and creep(values, 0.0, 0.03).found
+    assert not creep(values[-6:], 0.0, 0.03).found  # too few to prove anything
+    row = series([0.0005 * n + 0.01 * (-1) ** n for n in range(170)])
+    found = outlook("node1", [row], {})
+    assert not found.changed and list(found.creeping) == [row.key]
+    assert "crept beyond the baseline" in trends.headline(found)
+
+
+@pytest.mark.parametrize("rule", list(watched.RULES))
+def test_rules_err_no_more_often_than_they_were_chosen_for(rule: str) -> None:
+    """60 trials; the documented figures are themselves of some 300."""
+    trials = 60
+    for setting, documented in zip(watched.SETTINGS, watched.DOCUMENTED[rule], strict=True):
+        share = len(watched.flagged(setting, watched.RULES[rule], trials)) / trials
+        error = 4 * math.sqrt(max(documented * (1 - documented), 0.01) * (1 / trials + 1 / 300))
+        if setting.step:
+            assert share >= documented - error, (setting, share)
+        else:
+            assert share <= documented + error, (setting, share)
+
+
+def test_two_rows_must_agree_so_that_even_nights_that_resemble_each_other_raise_no_alarm() -> None:
+    trials = 40
+    assert len(watched.agreed(watched.Setting(0.01, rho=0.5), trials)) <= 2
+    assert len(watched.agreed(watched.Setting(0.01, 0.05), trials)) >= 0.6 * trials
+
+
+def test_sixty_nights_with_a_step_in_one_band_of_sizes_name_night_and_rows_and_nothing_else() -> (
+    None
+):
+    def level(what: object, number: int) -> float:
+        slower = (
+            what.collective == "all_reduce" and 1 << 20 <= what.nbytes <= 8 << 20 and number >= 40
+        )
+        return 0.05 if slower else 0.0
+
+    rows = histories(list(nights(swept("all_reduce", "all_gather", "reduce_scatter"), 60, level)))
+    found = outlook("node1", rows, {})
+    (shift,) = found.changed
+    assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
+    assert shift.collective == "all_reduce" and shift.sizes == [1 << 20, 2 << 20, 4 << 20, 8 << 20]
+    assert shift.delta == pytest.approx(0.05, abs=0.01)
+    assert not found.creeping and not found.beginnings
+    assert trends.headline(found) == "1 slower" and trends.weight(found) == "bad"
+    assert "1 MiB to 8 MiB: 5." in trends.told(
+        shift
+    ) and f"slower since {shift.day}" in trends.told(shift)
+
+
+def test_a_row_alone_agrees_with_nobody_and_neighbours_must_agree_in_time_and_direction() -> None:
+    quiet, up = [0.001 * (-1) ** n for n in range(40)], 0.1
+    early, late = (
+        quiet[:20] + [up + v for v in quiet[:20]],
+        quiet[:30] + [up + v for v in quiet[:10]],
+    )
+    down = quiet[:20] + [v - up for v in quiet[:20]]
+    one, two, three = (case(1 << (20 + n)) for n in range(3))
+    assert [shift.agreed for shift in shifts([series(early, one)])] == [False]
+    assert [shift.agreed for shift in shifts([series(early, one), series(early, two)])] == [True]
+    aligned = msgspec.structs.replace(two, align=16)  # it was this first that the row was kept with
+    assert [shift.agreed for shift in shifts([series(early, one), series(early, aligned)])] == [
+        True
+    ]
+    assert not any(shift.agreed for shift in shifts([series(early, one), series(late, two)]))
+    assert not any(shift.agreed for shift in shifts([series(early, one), series(down, two)]))
+    assert not any(
+        s.agreed for s in shifts([series(early, one), series(quiet, two), series(early, three)])
+    )
+    other = case(2 << 20, collective="broadcast", op="none", root=0)
+    assert not any(shift.agreed for shift in shifts([series(early, one), series(early, other)]))
+
+
+def test_what_came_back_stands_no_more() -> None:
+    quiet = [0.001 * (-1) ** n for n in range(20)]
+    there_and_back = [*quiet, *(v + 0.1 for v in quiet), *quiet]
+    found = shifts([series(there_and_back, case(1 << 20)), series(there_and_back, case(2 << 20))])
+    assert [(shift.delta > 0, shift.standing) for shift in found] == [(True, False), (False, False)]
+
+
+def begun(values: list[float], place: int, **fields: object) -> list[Series]:
+    """Two neighbouring rows of these values, where from night ``place`` on every night has these
+    fields."""
+    rows = [series(values, case(1 << 20)), series(values, case(2 << 20))]
+    replace = msgspec.structs.replace
+    return [
+        replace(
+            row,
+            nights=[*row.nights[:place], *(replace(one, **fields) for one in row.nights[place:])],
+        )
+        for row in rows
+    ]
+
+
+def test_what_changed_before_a_new_segment_is_history_and_stands_no_more() -> None:
+    quiet = [0.001 * (-1) ** n for n in range(80)]
+    slow = [v + 0.08 * (30 <= n < 50) for n, v in enumerate(quiet)]
+    found = outlook("node1", begun(slow, 50, fingerprint="g"), {})
+    (shift,) = found.changed
+    assert (shift.agreed, shift.standing, shift.over) == (True, False, True)
+    assert (
+        trends.headline(found) == "no change"
+        and trends.weight(found) == "good"
+        and not found.creeping
+    )
+    assert trends.told(shift).endswith("; a new segment began since")
+    for fields in (
+        {"fingerprint": "f"},
+        {"manner": "m"},
+    ):  # nothing new began: the level before is back
+        assert [one.over for one in outlook("node1", begun(slow, 50, **fields), {}).changed] == [
+            False,
+            False,
+        ]
+    again = [v + 0.08 * (n >= 70) for n, v in enumerate(slow)]
+    changed = outlook("node1", begun(again, 50, fingerprint="g"), {}).changed
+    assert [(one.standing, one.over) for one in changed] == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize("later", [0, 1, 12])
+def test_a_level_accepted_since_the_change_or_later_ends_its_alarm(later: int) -> None:
+    values = [0.001 * (-1) ** n + 0.08 * (n >= 30) for n in range(60)]
+    rows = begun(values, 60)
+    (before,) = outlook("node1", rows, {}).changed
+    assert before.standing
+    taken = [(rows[0].nights[30 + later].day, "a new switch")]
+    found = outlook("node1", [msgspec.structs.replace(row, accepted=taken) for row in rows], {})
+    assert not any(shift.standing for shift in found.changed) and trends.weight(found) == "good"
+    half = outlook(
+        "node1",
+        [msgspec.structs.replace(rows[0], accepted=[(before.day, "this one")]), rows[1]],
+        {},
+    )
+    assert [row.key for shift in half.shifts for row in shift.stands] == [rows[1].key]
+
+
+def test_what_changed_before_a_new_segment_hides_no_creep_since() -> None:
+    values = [0.001 * (-1) ** n + 0.1 * (n >= 20) for n in range(60)]
+    reviewed = {row.key: 0.0 for row in begun(values, 40)}
+    assert not outlook(
+        "node1", begun(values, 60), reviewed
+    ).creeping  # the change stands, and says as much
+    found = outlook("node1", begun(values, 40, fingerprint="g"), reviewed)
+    assert [(shift.delta > 0, shift.standing) for shift in found.changed] == [(True, False)]
+    assert (
+        set(found.creeping) == {row.key for row in found.series} and trends.weight(found) == "bad"
+    )
+
+
+def test_a_night_is_three_launches_and_goes_from_noon_to_noon() -> None:
+    def one(started: str, median: float, launches: int = 1, **fields: object) -> RunFile:
+        return dated(0, {CASE: median}, launches, name=f"at {started}", started=started, **fields)
+
+    evening, morning = one("2026-03-01T23:50:00+00:00", 1e6), one("2026-03-02T11:59:00+00:00", 3e6)
+    noon, far = one("2026-03-02T12:00:00+00:00", 1e6), one("2026-03-02T22:10:00+09:00", 2e6)
+    found = history.nights_of([evening, morning])[CASE.key]
+    assert (found.day, found.launches, found.why_not) == ("2026-03-01", 2, "2 of 3 launches")
+    assert (
+        history.nights_of([noon])[CASE.key].day
+        == history.nights_of([far])[CASE.key].day
+        == "2026-03-02"
+    )
+    with pytest.raises(UsageError, match="of 2 nights"):
+        history.nights_of([morning, noon])
+    three = history.nights_of([evening, morning, one("2026-03-02T00:00:00+00:00", 2e6)])[CASE.key]
+    assert (
+        three.valid
+        and math.exp(three.value) == pytest.approx(2e6, rel=1e-5)
+        and len(three.runs) == 3
+    )
+
+
+def test_launches_that_may_not_be_judged_count_only_where_all_are_such() -> None:
+    crowded = world(index=1, oversubscribed=True)
+    good = [record(CASE, 1e6, world=0), record(CASE, 9e6, world=1)]
+    mixed = RunFile(run=run("a"), worlds=[world(), crowded], records=good, end=None, path=Path("a"))
+    found = history.nights_of([mixed])[CASE.key]
+    assert (found.launches, found.unfit) == (1, "") and math.exp(found.value) == pytest.approx(1e6)
+    bad = msgspec.structs.replace(mixed, records=good[1:])
+    assert history.nights_of([bad])[CASE.key].why_not == "oversubscribed"
+    wrong = stored({CASE: record(CASE, 1e6, status="wrong", wrong=1)})
+    assert history.nights_of([wrong]) == {}
+    side = stored({CASE: 1e6}, pairing=Pairing(experiment="e", side="base", variant=""))
+    with pytest.raises(UsageError, match="a side of an experiment"):
+        history.nights_of([side])
+
+
+def test_a_new_fingerprint_or_manner_or_an_accepted_level_begins_a_segment_and_says_why() -> None:
+    newer = ENVIRONMENT | {"host": "node1", "kernel": "6.2.0"}
+    files = [dated(n, {CASE: 1e6}, **({"environment": newer} if n >= 5 else {})) for n in range(8)]
+    (row,) = histories(files)
+    assert [(part.why, len(part.nights)) for part in row.segments] == [
+        ("first night", 5),
+        ("kernel 6.1.0 -> 6.2.0", 3),
+    ]
+    taken = msgspec.structs.replace(row, accepted=[("2026-01-03", "a new switch")])
+    assert [part.why for part in taken.segments][1] == "accepted: a new switch"
+    assert [len(part.nights) for part in taken.segments] == [2, 3, 3]
+    assert len(past(taken, taken.nights[4])) == 2 and past(taken, taken.nights[5]) == []
+    otherwise = [msgspec.structs.replace(n, manner="m, start barrier") for n in row.nights[5:]]
+    told = msgspec.structs.replace(row, nights=[*series([0.0] * 5).nights, *otherwise])
+    assert "measured otherwise:  -> start barrier" in told.segments[1].why
+    of_old = [msgspec.structs.replace(n, fingerprint="f", manner="") for n in otherwise]
+    assert len(msgspec.structs.replace(told, nights=[*told.nights[:5], *of_old]).segments) == 1
+
+
+def test_no_change_point_reaches_over_the_beginning_of_a_segment() -> None:
+    newer = ENVIRONMENT | {"host": "node1", "kernel": "6.2.0"}
+    pair = swept("all_reduce", sizes=[1 << 20, 2 << 20])
+    files = [
+        dated(
+            n,
+            dict.fromkeys(pair, 1000000.0 * (1.1 if n >= 20 else 1) * (1 + 0.001 * (-1) ** n)),
+            **({"environment": newer} if n >= 20 else {}),
+        )
+        for n in range(40)
+    ]
+    assert shifts(histories(files)) == []
+    found = outlook("node1", histories(files), {})
+    assert [(one.why, one.rows) for one in found.beginnings] == [("kernel 6.1.0 -> 6.2.0", 2)]
+    same = [
+        msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, environment=newer))
+        for file in files
+    ]
+    assert [shift.day for shift in shifts(histories(same))] == ["2026-01-21"]
+
+
+def test_a_reviewed_level_is_a_file_that_says_who_why_and_what(tmp_path: Path) -> None:
+    rows = histories(list(nights(swept("all_reduce", sizes=[1 << 20]), 12)))
+    learned = baselines.learned(rows, "as delivered", "")
+    path = tmp_path / "b.json"
+    path.write_text(baselines.text(learned))
+    assert (
+        baselines.read(path) == learned and not learned.accepted and learned.begins == "2026-01-01"
+    )
+    assert learned.rows[rows[0].key].nights == 12 and learned.rows[
+        rows[0].key
+    ].median == pytest.approx(1e6, rel=0.02)
+    accepted = baselines.accepted(rows, "2026-01-08", "NCCL 2.31", "abc123")
+    assert (accepted.rows[rows[0].key].nights, accepted.commit, accepted.reason) == (
+        5,
+        "abc123",
+        "NCCL 2.31",
+    )
+    assert accepted.who and accepted.when.endswith("+00:00")
+    few = histories(
+        [*nights(swept("all_reduce", sizes=[1 << 20]), 3), dated(3, {case(): 9e6}, launches=2)]
+    )
+    assert baselines.accepted(few, "2026-01-03", "x", "").rows[few[0].key].nights == 1
+    with pytest.raises(UsageError, match="at most 3"):
+        baselines.learned(histories(list(nights(swept("all_reduce"), 3))), "", "")
+    with pytest.raises(UsageError, match="since 2027"):
+        baselines.accepted(rows, "2027-01-01", "x", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reason": " "}, "no reason"),
+        ({"schema": 2}, "schema 2, not 1"),
+        ({"extra": 1}, "extra"),
+        *(
+            ({"rows": {"row": {"median": median, "nights": 5}}}, "float")
+            for median in (0, -1.0, None)
+        ),
+        ({"rows": {"row": {"median": 1e6, "nights": 0}}}, "int"),
+        ({"begins": "2026-3-1"}, "2026-3-1"),
+        ({"begins": "20260301"}, "not written as 2026-03-01"),
+        ({"begins": "2026-02-30"}, "day is out of range"),
+    ],
+)
+def test_a_level_that_is_none_without_a_reason_or_of_another_version_is_refused(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    rows = histories(list(nights(swept("all_reduce", sizes=[1 << 20]), 6)))
+    whole = msgspec.to_builtins(baselines.learned(rows, "as delivered", "")) | change
+    path = tmp_path / "b.json"
+    path.write_bytes(msgspec.json.encode(whole))
+    with pytest.raises(UsageError, match=words):
+        baselines.read(path)
+    with pytest.raises(CannotRun, match="cannot read"):
+        baselines.read(tmp_path / "none.json")
+
+
+def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_escapes_names() -> None:
+    evil = "<script>alert(1)</script>"
+    newer = ENVIRONMENT | {"host": "node1", "kernel": evil}
+    pair = swept("all_reduce", sizes=[1 << 20, 2 << 20])
+    files = [
+        dated(
+            n,
+            dict.fromkeys(pair, 1000000.0 * (1.1 if n >= 20 else 1) * (1 + 0.001 * (-1) ** n)),
+            **({"environment": newer} if n >= 30 else {}),
+        )
+        for n in range(40)
+    ]
+    found = outlook(evil, histories(files), {})
+    page = html.page(trends.document(found))
+    assert (
+        evil not in page
+        and "10.0% slower since 2026-01-21" in page
+        and "a new segment of 2 rows begins" in page
+    )
+    (drawn,) = trends.document(found).sections[1].figures
+    assert {shape["x0"] for shape in drawn.layout["shapes"]} == {"2026-01-21", "2026-01-31"}
+    assert all(len(curve["x"]) == 40 for curve in drawn.data) and len(drawn.data) == 2
+    assert evil not in msgspec.json.encode(drawn.layout["annotations"]).decode()
+    values = trends.flat(found)
+    assert [change["day"] for change in values["changes"]] == ["2026-01-21"] and len(
+        values["nights"]
+    ) == 80
+    assert trends.bars([1.0, 1.1, 1.2]) == "▁▅█" and trends.bars([1.0, 1.01]) == "▁▁"
+    assert trends.bars([1.0, 1.0, 1.0, 1.2, 1.2, 1.2], 2) == "▁█"

@@ -1,0 +1,767 @@
+"""Verdicts, gates, exit codes and reasons of comparisons, on made-up runs; each row of the table of
+verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import msgspec
+import pytest
+import simulated
+from factories import (
+    ENVIRONMENT,
+    SUITE,
+    SideChange,
+    case,
+    experiment,
+    noisy,
+    ratios,
+    record,
+    run,
+    sized,
+    stored,
+    world,
+)
+
+from collbench.core.errors import Exit, UsageError
+from collbench.judge import comparison as comparing
+from collbench.judge import sides
+from collbench.judge.comparison import Comparison, Rules, compare, suspects
+from collbench.judge.verdict import Judged
+from collbench.records.types import RankInfo, Record, RunFile, World, joined, stripped
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Threshold
+
+ROW, OTHER = case(), case(2 << 20)
+AROUND = (-0.02, -0.01, -0.004, 0.0, 0.003, 0.005, 0.011, 0.019, -0.015, -0.007, 0.008, 0.014)
+
+
+def spread(
+    change: float, number: int = 8, width: float = 1.0
+) -> list[tuple[float | None, float | None]]:
+    """Rounds around a change, that are its neighbours by up to 2 %."""
+    return list(ratios(*(change + width * off for off in AROUND[:number])))
+
+
+def only(found: Comparison) -> Judged:
+    (row,) = found.rows
+    return row
+
+
+def judged(*pair: RunFile, **rules: object) -> Judged:
+    return only(compare(*pair, Rules(**rules)))  # type: ignore[arg-type]
+
+
+def changed(side: str, **fields: object) -> SideChange:
+    return lambda name, world, record: (
+        msgspec.structs.replace(record, **fields) if name == side else record
+    )
+
+
+def lost(
+    side: str, status: str, when: tuple[int, ...] = tuple(range(20)), note: str = "why"
+) -> SideChange:
+    """What happens to ROW on a side in these rounds: wrong, failed or skipped; gone without a
+    record."""
+
+    def change(name: str, world: World, record: Record) -> Record | None:
+        if name != side or record.case != ROW or world.round not in when:
+            return record
+        if status == "gone":
+            return None
+        return Record(
+            case=ROW, status=status, note=note, world=-1 if status == "failed" else world.index
+        )  # type: ignore[arg-type]
+
+    return change
+
+
+BOTH = {ROW: spread(0), OTHER: spread(0)}
+
+
+# verdicts
+
+
+def test_a_slower_row_is_suspect_until_fresh_launches_confirm_it() -> None:
+    first = {ROW: spread(0.12), OTHER: spread(0)}
+    found = compare(*experiment(first), Rules())
+    assert [(row.verdict, row.stage) for row in found.rows] == [("SUSPECT", 1), ("SAME", 1)]
+    assert "slower in stage 1, not measured again" in found.rows[0].why
+    assert (found.exit, found.stages) == (Exit.OK, (8, 0))
+    assert "1 suspect" in found.reason
+    assert suspects(*experiment(first), Rules()) == [ROW.key]
+    found = compare(*experiment(first, {ROW: spread(0.11, 12)}), Rules())
+    row = found.rows[0]
+    assert (row.verdict, row.stage, row.pairs, row.gates) == ("REGRESSED", 2, 12, True)
+    assert row.delta == pytest.approx(0.11, abs=0.005) and 0.08 < row.lo < row.delta < row.hi < 0.14
+    assert row.p == pytest.approx(2 / 2**12)
+    assert (found.exit, found.stages) == (Exit.BAD, (8, 12))
+    assert (
+        found.reason
+        == f"1 of 2 rows is slower than base by 5% or more: all_reduce gloo 1 MiB {row.delta:+.1%}"
+    )
+
+
+def test_a_faster_row_is_the_mirror_image() -> None:
+    first, second = {ROW: spread(-0.12)}, {ROW: spread(-0.12, 12)}
+    assert suspects(*experiment(first), Rules()) == [ROW.key]
+    assert judged(*experiment(first)).verdict == "SUSPECT"
+    found = compare(*experiment(first, second), Rules())
+    assert only(found).verdict == "IMPROVED"
+    assert (found.exit, found.reason) == (
+        Exit.OK,
+        "none of 1 row is found slower by what matters; 1 faster",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "width", "verdict"),
+    [
+        (0, 1, "SAME"),
+        (0.03, 1, "SMALL"),
+        (-0.03, 1, "SMALL"),
+        (0.03, 5, "INCONCLUSIVE"),
+        (0, 5, "INCONCLUSIVE"),
+        (0, 0, "SAME"),
+        (0.04, 0, "SMALL"),
+        (0.06, 0, "SUSPECT"),
+        (0.0501, 0, "SUSPECT"),
+        (0.0499, 0, "SMALL"),
+    ],
+)
+def test_an_interval_decides(change: float, width: float, verdict: str) -> None:
+    row = judged(*experiment({ROW: spread(change, width=width)}))
+    assert row.verdict == verdict
+    if not width:
+        assert row.lo == row.hi == pytest.approx(change, abs=1e-6)
+        assert row.mde == pytest.approx(0, abs=1e-9)
+
+
+def test_an_interval_that_reaches_beyond_what_matters_on_either_side_is_not_same() -> None:
+    for sign in (1, -1):
+        lopsided = ratios(
+            *(sign * change for change in (0.12, 0.11, 0.1, 0.01, 0.0, -0.01, -0.01, -0.01))
+        )
+        row = judged(*experiment({ROW: lopsided}))
+        assert row.verdict == "INCONCLUSIVE" and min(abs(row.lo), abs(row.hi)) < 0.05 < max(
+            abs(row.lo), abs(row.hi)
+        )
+
+
+def test_stage_two_alone_decides_what_it_measured() -> None:
+    first = {ROW: spread(0.12)}
+    cleared = judged(*experiment(first, {ROW: spread(0, 12)}))
+    assert (cleared.verdict, cleared.stage) == ("SAME", 2)
+    small = judged(*experiment(first, {ROW: spread(0.03, 12)}))
+    assert small.verdict == "SMALL"
+    doubtful = compare(*experiment(first, {ROW: spread(0.05, 12, width=8)}), Rules())
+    assert (only(doubtful).verdict, doubtful.exit) == ("SUSPECT", Exit.OK)
+    assert "slower in stage 1, not confirmed in stage 2" in only(doubtful).why
+
+
+def test_a_stage_two_that_is_too_short_confirms_nothing() -> None:
+    row = judged(*experiment({ROW: spread(0.12)}, {ROW: spread(0.12, 5)}))
+    assert (row.verdict, row.stage, row.pairs) == ("SUSPECT", 1, 8)
+    assert "too few paired launches (5) for the 95.00%" in row.why
+    many = dict.fromkeys(sized(8), spread(0.12))
+    found = compare(
+        *experiment(many, dict.fromkeys(many, spread(0.12, 8))), Rules()
+    )  # 2 / 2^8 > 0.05 / 8
+    assert {row.verdict for row in found.rows} == {"SUSPECT"}
+    found = compare(*experiment(many, dict.fromkeys(many, spread(0.12, 9))), Rules())
+    assert {row.verdict for row in found.rows} == {"REGRESSED"}
+    assert found.rows[0].level == pytest.approx(1 - 0.05 / 8)
+    assert any("measured again: 8 rows, with intervals at 99.38%" in note for note in found.notes)
+
+
+def test_more_rows_measured_again_need_more_evidence() -> None:
+    rounds = ratios(*[0.08] * 10, -0.01, -0.02)
+    alone = {ROW: spread(0.12)}
+    assert judged(*experiment(alone, {ROW: rounds})).verdict == "REGRESSED"
+    many = {ROW: spread(0.12), **dict.fromkeys(sized(60), spread(0.12))}
+    found = compare(
+        *experiment(many, {**dict.fromkeys(many, spread(0.12, 12)), ROW: rounds}), Rules()
+    )
+    assert {row.key: row.verdict for row in found.rows}[ROW.key] == "SUSPECT"
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_fewer_than_six_rounds_tell_nothing(number: int) -> None:
+    found = compare(*experiment({ROW: spread(0.5, number)}), Rules())
+    row = only(found)
+    assert (row.verdict, row.lo, row.hi, found.exit) == (
+        "INCONCLUSIVE",
+        -math.inf,
+        math.inf,
+        Exit.OK,
+    )
+    assert f"{number} paired launches: 6 are the fewest" in row.why
+    assert row.delta == pytest.approx(0.5, abs=0.05)
+    assert (
+        compare(*experiment({ROW: spread(0.5, number)}), Rules(strict=True)).exit == Exit.NO_VERDICT
+    )
+    msgspec.json.encode(found)
+
+
+# what may fail
+
+
+def test_strict_wants_a_verdict_on_every_row() -> None:
+    pair = experiment({ROW: spread(0, width=5), OTHER: spread(0)})
+    assert compare(*pair, Rules()).exit == Exit.OK
+    found = compare(*pair, Rules(strict=True))
+    assert (found.exit, found.reason[:48]) == (
+        Exit.NO_VERDICT,
+        "no verdict on 1 of 2 rows: all_reduce gloo 1 MiB",
+    )
+
+
+def test_a_row_that_scatters_too_much_to_tell_cannot_fail_unless_the_change_is_larger_still() -> (
+    None
+):
+    wild = ratios(*[0.02, 0.9, 0.03, 0.05, 1.2, 0.3, 0.04, 0.06, 0.7, 0.01, 0.15, 0.25])
+    found = compare(*experiment({ROW: wild[:8]}, {ROW: wild}), Rules())
+    row = only(found)
+    assert (row.verdict, row.gates, found.exit) == ("SUSPECT", False, Exit.OK)
+    assert "slower in stage 2, too" in row.why and "scatter hides changes under" in row.why
+    huge = ratios(*[4.3, 5.9, 6.5, 4.35, 7.2, 5.6, 4.8, 6.4, 5.7, 6.0, 4.55, 5.45])
+    found = compare(*experiment({ROW: huge[:8]}, {ROW: huge}), Rules())
+    assert (only(found).verdict, only(found).gates, found.exit) == ("REGRESSED", True, Exit.BAD)
+
+
+SLOWER = {ROW: spread(0.2)}, {ROW: spread(0.2, 12)}
+
+
+@pytest.mark.parametrize(
+    ("flag", "change"),
+    [
+        ("skewed!", changed("head", skew_ns=[500_000])),
+        ("overhead!", changed("base", overhead_ns=500_000)),
+    ],
+)
+def test_a_row_with_a_broken_protocol_cannot_fail(flag: str, change: SideChange) -> None:
+    found = compare(*experiment(*SLOWER, change=change), Rules())
+    row = only(found)
+    assert (row.verdict, row.gates, found.exit) == ("REGRESSED", False, Exit.OK)
+    assert row.why == f"{flag}: fails nothing"
+
+
+def test_oversubscribed_rows_cannot_fail_and_want_larger_changes() -> None:
+    base, head = experiment(*SLOWER)
+    crowded = [msgspec.structs.replace(world, oversubscribed=True) for world in head.worlds]
+    row = judged(base, msgspec.structs.replace(head, worlds=crowded))
+    assert (row.gates, row.tau, row.head and row.head.flags) == (False, 0.10, ("oversubscribed",))
+
+
+@pytest.mark.parametrize(
+    "change", [changed("head", times_ns=[10**6] * 5), changed("head", invalid={"late start": 9})]
+)
+def test_a_measurement_of_no_use_is_invalid(change: SideChange) -> None:
+    found = compare(*experiment(*SLOWER, change=change), Rules())
+    assert (only(found).verdict, found.exit) == ("INVALID", Exit.NO_VERDICT)
+
+
+@pytest.mark.parametrize("what", ["virtual", "interpreted", "shared_gpu"])
+def test_what_ran_on_no_machine_of_its_own_cannot_fail(what: str) -> None:
+    base, head = experiment(*SLOWER)
+    worlds = [msgspec.structs.replace(world, **{what: True}) for world in head.worlds]
+    found = compare(base, msgspec.structs.replace(head, worlds=worlds), Rules())
+    assert (only(found).verdict, found.exit) == ("REGRESSED", Exit.OK)
+    assert only(found).why == f"{what.replace('_', '-')}: fails nothing"
+
+
+def in_launches(numbers: Collection[int], **fields: object) -> SideChange:
+    """What some launches of head are like."""
+
+    def change(side: str, world: World, made: Record) -> Record:
+        there = side == "head" and world.index in numbers
+        return msgspec.structs.replace(made, **fields) if there else made
+
+    return change
+
+
+def test_a_launch_without_a_fit_time_is_left_out_with_its_partner() -> None:
+    late = {"invalid": {"late start": 9}, "times_ns": [9 * 10**6] * 7}
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **late)))
+    assert (row.pairs, row.base and row.base.launches, row.head and row.head.launches) == (8, 8, 8)
+    assert row.head and row.head.median < 2e6
+
+
+def test_launches_that_decide_nothing_are_left_out_where_they_are_few() -> None:
+    skewed = {"skew_ns": [5 * 10**6] * 7, "times_ns": [9 * 10**6] * 7}
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches([0, 1], **skewed)))
+    assert (row.pairs, row.gates) == (8, True)
+    row = judged(*experiment({ROW: spread(0.0, 10)}, change=in_launches(range(6), **skewed)))
+    assert (row.pairs, row.gates) == (10, False)
+    assert "skewed!" in row.why
+
+
+def test_invalid_rows_of_base_leave_nothing_due() -> None:
+    def few(side: str, world: World, record: Record) -> Record:
+        useless = side == "base" and record.case == ROW
+        return msgspec.structs.replace(record, times_ns=[10**6] * 5) if useless else record
+
+    for change in (lost("base", "wrong"), few):
+        found = compare(*experiment(BOTH, change=change), Rules(strict=True))
+        assert [row.verdict for row in found.rows] == ["INVALID", "SAME"]
+        assert found.exit == Exit.OK and "1 invalid" in found.reason
+
+
+def test_wrong_data_on_head_is_more_than_any_time() -> None:
+    found = compare(
+        *experiment(
+            {**BOTH, **SLOWER[0]}, SLOWER[1], change=lost("head", "wrong", (3,), "7 wrong")
+        ),
+        Rules(),
+    )
+    row = found.rows[0]
+    assert (row.verdict, row.delta, found.exit) == ("INVALID", None, Exit.WRONG_DATA)
+    assert "wrong results on head: 7 wrong" in row.why
+    assert found.reason == "head computed wrong results in 1 of 2 rows: all_reduce gloo 1 MiB"
+    alone = stored({ROW: 1e6}), stored({ROW: Record(case=ROW, status="wrong", note="x")})
+    assert compare(*alone, Rules()).exit == Exit.WRONG_DATA  # also where nothing else may fail
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [("failed", "failed: why"), ("skipped", "skipped: why")]
+)
+def test_a_row_that_head_cannot_run_is_gone(status: str, why: str) -> None:
+    found = compare(*experiment(BOTH, change=lost("head", status)), Rules())
+    row = found.rows[0]
+    assert (row.verdict, row.why, row.gates, found.exit) == ("GONE", why, True, Exit.BAD)
+    assert row.base and row.head is None and row.delta is None
+    assert found.reason == f"1 of 2 rows is gone: all_reduce gloo 1 MiB ({why})"
+    found = compare(*experiment(BOTH, change=lost("base", status)), Rules(strict=True))
+    assert (found.rows[0].verdict, found.exit) == ("NEW", Exit.OK)
+
+
+def test_a_row_that_head_lacks_without_a_word_is_gone() -> None:
+    found = compare(*experiment(BOTH, change=lost("head", "gone")), Rules())
+    assert (found.rows[0].verdict, found.rows[0].why) == ("GONE", "not among the rows of head")
+    found = compare(*experiment(BOTH, change=lost("base", "gone")), Rules())
+    assert (found.rows[0].verdict, found.exit) == ("NEW", Exit.OK)
+
+
+def test_a_pilot_that_failed_on_head_is_gone_too() -> None:
+    """Then both sides have a record of the row outside any launch."""
+    base, head = experiment({OTHER: spread(0)})
+    base.records.append(record(ROW, 1e6))
+    head.records.append(Record(case=ROW, status="skipped", note="not on this version"))
+    found = compare(base, head, Rules())
+    assert [(row.verdict, row.why) for row in found.rows] == [
+        ("GONE", "skipped: not on this version"),
+        ("SAME", ""),
+    ]
+
+
+def test_a_failure_in_some_launches_is_no_verdict() -> None:
+    found = compare(*experiment(BOTH, change=lost("head", "failed", (5,), "rank 1 died")), Rules())
+    assert (found.rows[0].verdict, found.exit) == ("INVALID", Exit.NO_VERDICT)
+    assert "failed in a launch of head: rank 1 died" in found.reason
+
+
+def test_rows_skipped_on_both_sides_are_counted_not_shown() -> None:
+    def change(side: str, world: World, record: Record) -> Record:
+        return (
+            record
+            if record.case == OTHER
+            else Record(case=record.case, status="skipped", note="no")
+        )
+
+    found = compare(*experiment(BOTH, change=change), Rules())
+    assert [row.case for row in found.rows] == [OTHER]
+    assert "1 row skipped on both sides" in found.notes
+    nothing = compare(*experiment({ROW: spread(0)}, change=change), Rules())
+    assert (nothing.rows, nothing.exit, nothing.aggregates) == ([], Exit.NO_VERDICT, [])
+
+
+# rounds
+
+
+def test_a_round_with_one_side_only_is_left_out() -> None:
+    rounds = [*spread(0, 7), (1e6, None)]
+    found = compare(*experiment({ROW: rounds}), Rules())
+    assert (only(found).pairs, found.stages) == (7, (7, 0))
+    assert any(note.startswith("1 round without a side") for note in found.notes)
+
+
+def test_an_interruption_in_the_first_round_makes_no_row_gone() -> None:
+    found = compare(*experiment({ROW: [(1e6, None)], OTHER: [(1e6, 1e6)]}), Rules())
+    assert [row.case for row in found.rows] == [OTHER]
+    assert any("1 row left out: the experiment ended" in note for note in found.notes)
+    gone = compare(
+        *experiment({ROW: [(1e6, None)], OTHER: spread(0)}), Rules()
+    )  # later rounds: so it was no interruption
+    assert gone.rows[0].verdict == "GONE"
+
+
+def test_cycles_of_a_launch_count_once() -> None:
+    base, head = experiment({ROW: spread(0.12)})
+    for file in (base, head):
+        for one in list(file.records):
+            slow = 3e6 if file is head else 1e6
+            more = (
+                record(msgspec.structs.replace(ROW, cycle=i), slow, world=one.world) for i in (1, 2)
+            )
+            file.records.extend(more)
+    row = judged(base, head)
+    assert (row.pairs, row.head and row.head.median) == (8, 0.992 * 3e6)  # of all samples together
+    assert row.delta == pytest.approx(1.976)
+    assert row.base and row.base.samples == 8 * 3 * 7
+
+
+def test_times_are_per_call_and_launches_that_time_differently_many_calls_form_no_pair() -> None:
+    both = lambda name, world, record: msgspec.structs.replace(record, inner=2)
+    row = judged(*experiment({ROW: spread(0)}, change=both))
+    assert row.verdict == "SAME" and row.base and row.base.median == pytest.approx(0.5e6, rel=0.1)
+    found = compare(*experiment({ROW: spread(0)}, change=changed("head", inner=2)), Rules())
+    assert (only(found).verdict, only(found).pairs) == ("INCONCLUSIVE", 0)
+    assert "no round in which both sides were timed alike" in only(found).why
+    assert any("8 paired launches begun or timed in different ways" in note for note in found.notes)
+
+
+def test_sides_bound_the_median_of_launches() -> None:
+    row = judged(*experiment({ROW: [(t, t) for t in (0.9e6, 1e6, 1e6, 1e6, 1e6, 1.1e6)]}))
+    assert row.base and row.base.median == 1e6 and row.base.half == pytest.approx(0.1)
+    row = judged(*experiment({ROW: [(t, t) for t in (0.8e6, 1e6, 1e6, 1e6, 1e6, 1.1e6)]}))
+    assert row.base and row.base.half == pytest.approx(0.2)
+    row = judged(*experiment({ROW: spread(0, 3)}))
+    assert row.base and (row.base.half, row.base.launches) == (math.inf, 3)
+
+
+def test_launches_that_started_differently_form_no_pair() -> None:
+    def change(side: str, world: World, record: Record) -> Record:
+        swapped = side == "head" and world.round < 2
+        return msgspec.structs.replace(record, sync="barrier") if swapped else record
+
+    found = compare(*experiment({ROW: spread(0)}, change=change), Rules())
+    assert only(found).pairs == 6
+    assert any(note.startswith("left out: 2 paired launches") for note in found.notes)
+
+
+# what compares
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (changed("head", note="ran ring:segments=4"), ""),
+        (
+            lambda s, w, r: msgspec.structs.replace(
+                r, note=f"ran ring:segments={4 if s == 'base' else 8}"
+            ),
+            "algorithm: ",
+        ),
+        (changed("head", cache="hot"), "cache: cold on base, hot on head"),
+        (changed("head", cache="shrunk"), ""),
+        (changed("head", sync="barrier"), "start: window on base, barrier on head"),
+        (changed("head", status="predicted"), "times: measured on base, predicted on head"),
+    ],
+)
+def test_rows_measured_in_different_ways_do_not_compare(change: SideChange, why: str) -> None:
+    found = compare(*experiment(BOTH, change=change), Rules())
+    assert {row.verdict for row in found.rows} == {"INCOMPARABLE" if why else "SAME"}
+    assert found.rows[0].why.startswith(why) if why else found.exit == Exit.OK
+    assert found.exit == (Exit.NO_VERDICT if why else Exit.OK)
+
+
+def test_parameters_may_differ_where_variants_choose_the_algorithm() -> None:
+    def change(side: str, world: World, record: Record) -> Record:
+        chosen = msgspec.structs.replace(
+            record.case, algorithm=f"ring:segments={len(side)}", backend=side
+        )
+        return msgspec.structs.replace(record, case=chosen, note=f"ran {side}")
+
+    pair = experiment(*SLOWER, change=change, differs=("algorithm", "backend"))
+    found = compare(*pair, Rules())
+    assert only(found).verdict == "REGRESSED"
+    assert (
+        found.reason == "1 of 1 row is slower than base by 5% or more: all_reduce 1 MiB"
+        f" {only(found).delta:+.1%}"
+    )
+    assert (
+        only(found).key
+        == joined(pair[0].run, pair[0].records[0].case)
+        == stripped(ROW, ("algorithm", "backend"))
+    )
+
+
+def test_policies_must_agree_on_what_is_timed() -> None:
+    several = {"head": {"policy": Policy(agg_iters=4)}}
+    assert (
+        judged(*experiment({ROW: spread(0)}, sides=several)).why
+        == "agg_iters: 1 on base, 4 on head"
+    )
+
+
+def elsewhere(**facts: object) -> dict[str, object]:
+    return {"environment": {**ENVIRONMENT, **facts}}
+
+
+def test_an_experiment_differs_in_its_subject_only() -> None:
+    other = elsewhere(
+        libraries={"torch": "2.7.0"}, python="3.12.1", variables={"NCCL_ALGO": "Ring"}
+    )
+    found = compare(*experiment(*SLOWER, sides={"head": other}), Rules())
+    assert only(found).verdict == "REGRESSED"
+    assert ("libraries.torch", "2.6.0", "2.7.0") in found.differences and len(
+        found.differences
+    ) == 3
+    found = compare(*experiment(*SLOWER, sides={"head": elsewhere(kernel="6.2.0")}), Rules())
+    assert (only(found).verdict, only(found).gates, found.exit) == (
+        "INCOMPARABLE",
+        False,
+        Exit.NO_VERDICT,
+    )
+    assert "the machines differ: kernel" in found.reason and "--across-machines" in found.reason
+    assert only(found).delta is not None and found.aggregates == []
+    gone = lost("head", "failed")
+    found = compare(
+        *experiment(BOTH, change=gone, sides={"head": elsewhere(kernel="6.2.0")}), Rules()
+    )
+    assert (found.rows[0].verdict, found.exit) == ("GONE", Exit.NO_VERDICT)
+
+
+def test_stored_runs_of_different_machines_do_not_compare() -> None:
+    pair = stored({ROW: 1e6}), stored({ROW: 1.2e6}, **elsewhere(libraries={"torch": "2.7.0"}))
+    found = compare(*pair, Rules())
+    assert (only(found).verdict, found.exit) == ("INCOMPARABLE", Exit.NO_VERDICT)
+    assert found.differences == [("libraries.torch", "2.6.0", "2.7.0")]
+    found = compare(*pair, Rules(across_machines=True))
+    assert (only(found).verdict, found.exit, len(found.differences)) == ("INCONCLUSIVE", Exit.OK, 1)
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"environment": {}}, {"environment": {}, "imported": "nccl-tests"}]
+)
+def test_an_unknown_machine_is_another_one(unknown: dict[str, object]) -> None:
+    pair = (
+        stored({ROW: 1e6}),
+        stored({ROW: record(ROW, 1e6, times_ns=[10**6], cache="", sync="")}, **unknown),
+    )
+    found = compare(*pair, Rules())
+    assert (only(found).verdict, found.differences) == ("INCOMPARABLE", [])
+    assert "the machine is unknown" in found.reason
+    found = compare(*pair, Rules(across_machines=True))
+    assert only(found).verdict == (
+        "INCONCLUSIVE" if "imported" in unknown else "INVALID"
+    )  # one sample, of an average
+
+
+# runs that are not paired
+
+
+def test_one_launch_each_is_no_evidence() -> None:
+    found = compare(stored({ROW: 1e6}), stored({ROW: 1.5e6}), Rules(gate_unpaired=True))
+    row = only(found)
+    assert (row.verdict, row.lo, row.hi, row.gates) == ("INCONCLUSIVE", None, None, True)
+    assert row.delta == pytest.approx(0.5)
+    assert "one launch each" in row.why and "collbench ab" in found.reason
+    assert (found.paired, found.stages, found.exit) == (False, (0, 0), Exit.OK)
+    assert (
+        compare(stored({ROW: 1e6}), stored({ROW: 1.5e6}), Rules(strict=True)).exit
+        == Exit.NO_VERDICT
+    )
+    assert any(note.startswith("unpaired") for note in found.notes)
+
+
+def nights(change: float, number: int, rows: int = 1, seed: int = 0) -> list[RunFile]:
+    made = [noisy(change, number, [seed, i]) for i in range(rows)]  # type: ignore[arg-type]
+    return [
+        stored(
+            {what: made[i][night][1] for i, what in enumerate([ROW, *sized(rows - 1)])},
+            name=f"{seed}-{night}",
+        )
+        for night in range(number)
+    ]
+
+
+def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
+    base, head = nights(0, 10), nights(0.12, 10, seed=1)
+    found = compare(base, head, Rules())
+    row = only(found)
+    assert (row.verdict, row.gates, found.exit) == ("REGRESSED", False, Exit.OK)
+    assert 0.09 < row.lo < row.delta < row.hi < 0.15
+    assert "may not fail" in found.reason
+    assert compare(base, head, Rules(gate_unpaired=True)).exit == Exit.BAD
+    assert judged(base, nights(0, 10, seed=2)).verdict == "SAME"  # type: ignore[arg-type]
+    assert judged(head, base).verdict == "IMPROVED"  # type: ignore[arg-type]
+    few = judged(base, head[:9])  # type: ignore[arg-type]
+    assert (few.verdict, few.lo) == ("INCONCLUSIVE", None)
+    assert few.why == "10 and 9 launches, not in pairs: 10 a side are the fewest that tell"
+
+
+def test_many_unpaired_rows_are_confirmed_at_a_stricter_level() -> None:
+    base = [1e6 * (1 + 0.02 * i) for i in range(10)]
+    head = [1e6 * (1.1 + 0.02 * i) for i in range(10)]  # overlaps: p is between .05 / 50 and .05
+    launches = {ROW: (base, head)}
+
+    def files(more: int) -> list[list[RunFile]]:
+        rows = {**launches, **dict.fromkeys(sized(more), (base, base))}
+        return [
+            [stored({w: pair[side][i] for w, pair in rows.items()}) for i in range(10)]
+            for side in (0, 1)
+        ]
+
+    verdicts = {more: compare(*files(more), Rules()).rows for more in (0, 49)}
+    row = {more: next(r for r in rows if r.case == ROW) for more, rows in verdicts.items()}
+    assert (row[0].verdict, row[0].level) == ("REGRESSED", 0.95)
+    assert (row[49].verdict, row[49].level) == ("SUSPECT", 0.95)
+    assert "slower, but not at the 99.90%" in row[49].why
+
+
+def test_sides_of_different_experiments_form_no_pairs() -> None:
+    base, head = experiment({ROW: spread(0, 10)})
+    pairing = msgspec.structs.replace(head.run.pairing, experiment="f")
+    later = msgspec.structs.replace(head, run=msgspec.structs.replace(head.run, pairing=pairing))
+    found = compare(base, later, Rules())
+    assert (found.paired, found.stages, only(found).base.launches) == (False, (0, 0), 10)  # type: ignore[union-attr]
+    assert not compare(base, base, Rules()).paired
+
+
+def test_a_run_cut_short_loses_no_rows_by_it() -> None:
+    full, short = stored({ROW: 1e6, OTHER: 1e6}), stored({OTHER: 1e6}, end=None)
+    found = compare(full, short, Rules(gate_unpaired=True))
+    assert (
+        found.rows[0].verdict == "INVALID"
+        and "ended before it came to this row" in found.rows[0].why
+    )
+    assert found.exit == Exit.NO_VERDICT
+    assert any(note.startswith("head ended early") for note in found.notes)
+    gone = compare(full, stored({OTHER: 1e6}), Rules(gate_unpaired=True))
+    assert (gone.rows[0].verdict, gone.exit) == ("GONE", Exit.BAD)
+    assert compare(full, stored({OTHER: 1e6}), Rules()).exit == Exit.OK
+
+
+def test_nothing_in_common_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="no row in common"):
+        compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
+    with pytest.raises(UsageError):
+        compare(stored({}), stored({}), Rules())
+
+
+@pytest.mark.parametrize("status", ["failed", "skipped", "wrong"])
+def test_runs_in_which_nothing_was_measured(status: str) -> None:
+    nothing = stored({ROW: Record(case=ROW, status=status)})  # type: ignore[arg-type]
+    found = compare(nothing, nothing, Rules())
+    assert found.exit == (Exit.WRONG_DATA if status == "wrong" else Exit.NO_VERDICT)
+    zero = stored({ROW: record(ROW, 0)})
+    assert compare(zero, stored({ROW: 1e6}), Rules()).rows[0].verdict == "NEW"
+
+
+# how much matters
+
+GPU = RankInfo(rank=0, host="h", pid=1, cpus=[], device="cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("fields", "nbytes", "facts", "tau"),
+    [
+        ({"ranks": [GPU]}, 16 << 20, {}, 0.03),
+        ({"ranks": [GPU]}, 8 << 20, {}, 0.05),
+        ({}, 16 << 20, {}, 0.05),
+        ({"oversubscribed": True}, 8, {}, 0.10),
+        ({}, 8, {"product": "KVM"}, 0.10),
+        ({}, 8, {"product": None}, 0.10),
+        ({}, 8, {"container": {"cpu_quota": 2.0}}, 0.10),
+        ({}, 8, {"cpu": {"cores": 4, "physical": 8}}, 0.10),
+        ({"ranks": [GPU]}, 16 << 20, {"product": "KVM"}, 0.03),
+    ],
+)
+def test_what_matters_depends_on_device_size_and_company(
+    fields: dict[str, object], nbytes: int, facts: dict[str, object], tau: float
+) -> None:
+    what = case(nbytes)
+    found = sides.gather(
+        [
+            RunFile(
+                run=run("x"),
+                worlds=[world(**fields)],
+                records=[record(what, 1e6, world=0)],
+                end=None,
+                path=None,
+            )
+        ],  # type: ignore[arg-type]
+        False,
+        comparing.joined,
+    )
+    assert sides.smallest_change(found[what.key], {**ENVIRONMENT, **facts}) == tau
+
+
+def test_a_suite_may_only_raise_what_matters() -> None:
+    def suite(tau: float) -> dict[str, object]:
+        threshold = msgspec.convert(
+            {"match": {"collectives": ["all_reduce"]}, "tau": tau}, Threshold
+        )
+        return {"suite": msgspec.structs.replace(SUITE, thresholds=(threshold,))}
+
+    for tau, expected in ((0.2, 0.2), (0.01, 0.05)):
+        assert judged(*experiment({ROW: spread(0)}, sides={"base": suite(tau)})).tau == expected
+    assert judged(*experiment({ROW: spread(0)}, sides={"base": suite(0.2)}), tau=0.3).tau == 0.3
+    assert (
+        judged(*experiment({ROW: spread(0)}, sides={"head": suite(0.2)})).tau == 0.05
+    )  # a change cannot excuse itself
+
+
+# all rows
+
+
+def test_aggregates_are_of_rows_that_compare_by_collective_and_size() -> None:
+    small, gather = case(1024), case(1 << 20, collective="all_gather")
+    rows = {
+        small: spread(0.10, width=0),
+        ROW: spread(0, width=0),
+        OTHER: spread(0.21, width=0),
+        gather: spread(0),
+    }
+    found = compare(
+        *experiment(rows, change=lost("head", "failed", (0,))), Rules()
+    )  # which spoils ROW
+    sizes = [(a.collective, a.sizes, a.rows) for a in found.aggregates]
+    assert sizes == [
+        ("all_gather", "from 1 MiB", 1),
+        ("all_reduce", "under 32 KiB", 1),
+        ("all_reduce", "from 1 MiB", 1),
+        ("", "", 3),
+    ]
+    whole = found.aggregates[-1]
+    assert whole.delta == pytest.approx((1.10 * 1.21) ** (1 / 3) - 1, abs=1e-3)
+    assert whole.lo < whole.delta < whole.hi and whole.worst == OTHER.key
+    alone = compare(stored({ROW: 1e6}), stored({ROW: 1.1e6}), Rules()).aggregates[-1]
+    assert (round(alone.delta, 6), alone.lo, alone.hi) == (0.1, -math.inf, math.inf)
+
+
+def test_two_alike_sides_tell_how_many_alarms_were_false() -> None:
+    calm = compare(*experiment(dict.fromkeys(sized(60), spread(0)), aa=True), Rules())
+    assert any(
+        note.startswith("A/A") and "0 suspected" in note and "within" in note for note in calm.notes
+    )
+    rows = dict.fromkeys(sized(60), spread(0)) | dict.fromkeys(sized(2), spread(0.2))
+    note = compare(*experiment(rows, aa=True), Rules()).notes[-1]
+    assert "2 suspected and 0 confirmed in 60 rows, beyond" in note
+    found = compare(*experiment(rows, dict.fromkeys(sized(1), spread(0.2, 12)), aa=True), Rules())
+    assert (
+        "1 suspected and 1 confirmed in 60 rows, beyond" in found.notes[-1]
+        and found.exit == Exit.BAD
+    )
+
+
+def test_hundreds_of_rows_in_an_order_that_does_not_depend_on_launches() -> None:
+    many = {what: noisy(0, 8, i) for i, what in enumerate(sized(300))}
+    base, head = experiment(many)
+    base.records.reverse()
+    found = compare(base, head, Rules())
+    assert [row.case.nbytes for row in found.rows] == sorted(what.nbytes for what in many)
+    assert sum(row.verdict == "SAME" for row in found.rows) > 250
+    assert msgspec.json.decode(msgspec.json.encode(found))["exit"] == 0
+
+
+def test_pull_requests_find_what_is_slower_and_nothing_else() -> None:
+    """Whole comparisons of 100 rows, 5 of them 8 % slower; the figures of 300 are in
+    tests/perf/judging.py."""
+    found = [simulated.pull_request(seed) for seed in range(5)]
+    assert sum(pr["false"] for pr in found) == 0
+    assert sum(pr["found"] for pr in found) >= 0.96 * len(found)
+    assert sum(pr["same"] for pr in found) >= 0.88 * len(found)
+    assert sum(pr["uncorrected"] for pr in found) >= 2

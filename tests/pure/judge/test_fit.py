@@ -1,0 +1,331 @@
+"""Constants come back from made data, with intervals that cover them; what data cannot tell is
+refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import factories
+import msgspec
+import numpy as np
+import pytest
+import typer
+from scipy.optimize import least_squares
+
+from collbench.cli import fit as fit_command
+from collbench.core.algorithms import find
+from collbench.core.errors import CannotRun, UsageError
+from collbench.core.simulate import count
+from collbench.judge import fit, regression
+from collbench.records import store
+from collbench.records.types import Record, RunFile
+from collbench.suite.case import Case
+
+SIZES = 8 * 2 ** np.arange(28)  # 8 B to 1 GiB
+ALPHA, BETA, GAMMA = 5e3, 0.1, 0.04  # ns, ns a byte
+RUN = factories.run("r1", environment={}, started="")
+
+
+def true(case: Case) -> float:
+    """The model's time."""
+    if case.algorithm == "native":
+        a, b, g = case.row.bound(case.n)
+    else:
+        a, b, g, _ = map(float, count(find(case.collective, case.algorithm).schedule(case.n)))
+    return a * ALPHA + case.moved * (b * BETA + g * GAMMA)
+
+
+def case(
+    size: int, collective: str = "all_reduce", algorithm: str = "ring", n: int = 8, **more: Any
+) -> Case:
+    return Case(
+        collective=collective, backend="gloo", n=n, nbytes=size, algorithm=algorithm, **more
+    )
+
+
+def recorded(
+    rng: np.random.Generator,
+    cases: Sequence[Case],
+    noise: float,
+    samples: int = 1,
+    time: Callable[[Case], float] = true,
+) -> RunFile:
+    records = []
+    for one in cases:
+        times = time(one) * np.exp(noise * rng.standard_normal(samples))
+        records.append(Record(case=one, status="ok", times_ns=[round(t) for t in times.tolist()]))
+    return RunFile(run=RUN, worlds=[], records=records, end=None, path=Path("x"))
+
+
+def only(file: RunFile) -> fit.Fit:
+    (one,) = fit.series(file)
+    return fit.fit(one)
+
+
+def errors(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Medians and 95th percentiles of relative errors of (alpha, beta) over data sets."""
+    found = regression.solve(
+        regression.line(SIZES.astype(float)), times, np.full(len(SIZES), 0.01)
+    ).constants
+    return tuple(np.quantile(np.abs(found / (ALPHA, BETA) - 1), q, axis=0) for q in (0.5, 0.95))  # type: ignore[return-value]
+
+
+def test_relative_error_finds_alpha_within_a_percent() -> None:
+    rng = np.random.default_rng(1)
+    times = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((600, len(SIZES))))
+    half, most = errors(times)
+    assert half[0] < 0.010 and most[0] < 0.030 and half[1] < 0.010 and most[1] < 0.030
+    plain = np.array([np.polyfit(SIZES, t, 1)[1] for t in times[:100]])
+    assert np.median(np.abs(plain / ALPHA - 1)) > 0.3  # what fitting in absolute error would give
+
+
+def test_one_point_in_ten_far_off_does_little_harm() -> None:
+    rng = np.random.default_rng(2)
+    times = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((600, len(SIZES))))
+    far = rng.random(times.shape) < 0.1
+    half, most = errors(np.where(far, times * rng.uniform(1.5, 4, times.shape), times))
+    assert half[0] < 0.014 and most[0] < 0.050
+
+
+def test_solve_finds_the_minimum_that_scipy_finds() -> None:
+    rng = np.random.default_rng(3)
+    design = np.stack(
+        [rng.uniform(1, 9, 40), 10 ** rng.uniform(0, 6, 40), 10 ** rng.uniform(0, 6, 40)], axis=1
+    )
+    times = design @ (3e4, 2.0, 0.7) * np.exp(0.1 * rng.standard_t(2, (20, 40)))
+    scale = rng.uniform(0.01, 0.1, 40)
+    found = regression.solve(design, times, scale)
+    for data, constants, cost in zip(times, found.constants, found.cost, strict=True):
+        start = np.log(constants) + rng.normal(0, 0.3, 3)
+        best = least_squares(
+            lambda c, d=data: np.log(d / (design @ np.exp(c))) / scale, start, loss="soft_l1"
+        )
+        assert cost == pytest.approx(best.cost, rel=1e-5)
+
+
+def test_segments_are_found_where_protocols_change() -> None:
+    rng = np.random.default_rng(4)
+    wanted = [slice(0, 12), slice(12, 18), slice(18, 28)]
+    sizes = SIZES.astype(float)
+    parts = [(5e3, 0.5), (9e3, 0.14), (3e4, 0.05)]
+    clean = np.concatenate(
+        [a + b * sizes[part] for (a, b), part in zip(parts, wanted, strict=True)]
+    )
+    hits = 0
+    for _ in range(6):
+        times = clean * np.exp(0.02 * rng.standard_normal(28))
+        hits += regression.cuts(sizes, times, np.full(28, 0.01)) == wanted
+    assert hits >= 5
+
+
+def test_a_straight_line_is_mostly_left_in_one_piece() -> None:
+    rng = np.random.default_rng(5)
+    data = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((12, 28)))
+    pieces = [len(regression.cuts(SIZES.astype(float), times, np.full(28, 0.01))) for times in data]
+    assert pieces.count(1) >= 8
+
+
+def test_segments_of_a_fit_carry_the_constants_that_they_tell() -> None:
+    def time(one: Case) -> float:
+        return (
+            14 * 5e3 + 0.5 * one.nbytes
+            if one.nbytes <= 1 << 14
+            else 14 * 2e4 + 1.75 * 0.05 * one.nbytes
+        )
+
+    found = only(
+        recorded(np.random.default_rng(0), [case(s) for s in SIZES.tolist()], 0.01, 30, time)
+    )
+    small, large = found.segments
+    assert (small.last, large.first) == (1 << 14, 1 << 15)
+    assert small.alpha and small.alpha.value == pytest.approx(5e3, rel=0.02)
+    assert large.beta and large.beta.value == pytest.approx(0.05, rel=0.02)
+    assert found.worst < 0.05 and not found.flags and not found.refused
+
+
+@pytest.mark.parametrize(("samples", "word"), [(25, "samples"), (1, "residuals")])
+def test_intervals_cover_the_truth_as_often_as_they_say(samples: int, word: str) -> None:
+    rng = np.random.default_rng(6)
+    beta = BETA + GAMMA * 0.875 / 1.75  # ring: G is half of B
+    covered, words = [], []
+    for _ in range(25):
+        (one,) = fit.series(recorded(rng, [case(s) for s in SIZES[::2].tolist()], 0.03, samples))
+        (link,) = fit.links([one])
+        assert link.alpha and link.beta
+        words.append(link.resampled)
+        covered += [link.alpha.lo <= ALPHA <= link.alpha.hi, link.beta.lo <= beta <= link.beta.hi]
+    assert words.count(word) >= 18
+    assert 0.85 <= np.mean(covered) < 1.0
+
+
+def test_cycles_are_resampled_where_there_are_enough() -> None:
+    cases = [case(s, cycle=c) for c in range(6) for s in SIZES.tolist()]
+    drift = np.random.default_rng(7).normal(1, 0.02, 6)
+    file = recorded(
+        np.random.default_rng(7), cases, 0.001, 9, lambda one: true(one) * float(drift[one.cycle])
+    )
+    found = only(file)
+    assert found.resampled == "6 cycles"
+    alpha = found.segments[0].alpha
+    assert alpha and 0.01 < (alpha.hi - alpha.lo) / alpha.value < 0.1
+
+
+def test_a_ring_all_reduce_alone_does_not_tell_gamma() -> None:
+    file = recorded(np.random.default_rng(8), [case(s) for s in SIZES.tolist()], 0.01)
+    (link,) = fit.links(fit.series(file))
+    assert link.condition > 1e12 and link.gamma is None
+    assert "all_gather and reduce_scatter" in link.note
+    assert link.beta and link.beta.value == pytest.approx(BETA + GAMMA / 2, rel=0.02)
+
+
+def test_a_ring_all_gather_besides_tells_gamma() -> None:
+    cases = [case(s, name) for name in ("all_reduce", "all_gather") for s in SIZES.tolist()]
+    (link,) = fit.links(fit.series(recorded(np.random.default_rng(9), cases, 0.01)))
+    assert 1.5 < link.condition < 5 and not link.note
+    for found, wanted in ((link.alpha, ALPHA), (link.beta, BETA), (link.gamma, GAMMA)):
+        assert found and found.value == pytest.approx(wanted, rel=0.1)
+        assert found.lo < found.value < found.hi
+
+
+def test_ranks_and_algorithms_are_fitted_together() -> None:
+    pairs = [
+        ("all_reduce", "recursive_doubling", 8),
+        ("all_reduce", "ring", 5),
+        ("broadcast", "binomial", 6),
+    ]
+    cases = [case(s, name, algorithm, n) for name, algorithm, n in pairs for s in SIZES.tolist()]
+    slow = [case(s, "all_to_all", "native", 8) for s in SIZES.tolist()]  # its counts are unknown
+    file = recorded(
+        np.random.default_rng(10),
+        cases + slow,
+        0.01,
+        1,
+        lambda one: true(one) * (1 + 9 * (one in slow)),
+    )
+    (link,) = fit.links(fit.series(file))
+    assert len(link.members) == 3
+    assert link.alpha and link.alpha.value == pytest.approx(ALPHA, rel=0.02)
+
+
+REFUSED = {
+    "3 sizes; a line needs 4": [case(s) for s in (8, 64, 512)],
+    "beta is not identifiable: up to 64 B the time is latency": [
+        case(s) for s in (8, 16, 24, 32, 48, 64)
+    ],
+    "alpha is not identifiable: from 16777216 B on the time is bandwidth": [
+        case(1 << k) for k in range(24, 30)
+    ],
+    "barrier moves no data": [case(0, "barrier", "dissemination")],
+    "one rank sends nothing": [case(s, n=1) for s in SIZES.tolist()],
+    "fix it: --algo chain:segments=8": [case(s, "broadcast", "chain") for s in SIZES.tolist()],
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_data_cannot_tell_is_refused(reason: str) -> None:
+    file = recorded(
+        np.random.default_rng(11), REFUSED[reason], 0.01, 1, lambda one: ALPHA + BETA * one.nbytes
+    )
+    assert reason in only(file).refused
+
+
+def test_scatter_is_refused_as_scatter() -> None:
+    file = recorded(np.random.default_rng(12), [case(s) for s in SIZES[:20:3].tolist()], 1.5)
+    assert "scatter too much" in only(file).refused
+
+
+def test_misfit_needs_three_sizes_in_a_row() -> None:
+    wave = {int(s): 1 + 0.5 * (k in (10, 11, 12)) for k, s in enumerate(SIZES)}
+    for bad, flags in ((wave, ["model_misfit"]), (wave | {int(SIZES[11]): 1.0}, [])):
+        file = recorded(
+            np.random.default_rng(0),
+            [case(s) for s in SIZES.tolist()],
+            0.0,
+            1,
+            lambda one, bad=bad: true(one) * bad[one.nbytes],
+        )
+        (link,) = fit.links(fit.series(file))
+        assert link.flags == flags
+
+
+def test_runs_of_equal_sign_show_a_curve() -> None:
+    file = recorded(
+        np.random.default_rng(0),
+        [case(s) for s in SIZES[:7].tolist()],
+        0.0,
+        1,
+        lambda one: 1e4 + 5 * one.nbytes**0.8,
+    )
+    found = only(file)
+    assert found.runs[0] <= 3 < found.runs[1] + 1
+
+
+def saved(path: Path, file: RunFile) -> str:
+    lines = [file.run, *file.records]
+    path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+    return str(path)
+
+
+def test_a_link_comes_from_a_run_in_seconds_with_its_source(tmp_path: Path) -> None:
+    cases = [case(s, name) for name in ("all_reduce", "all_gather") for s in SIZES.tolist()]
+    link, note = fit.link_from(
+        saved(tmp_path / "a.jsonl", recorded(np.random.default_rng(13), cases, 0.01))
+    )
+    assert link.alpha == pytest.approx(ALPHA * 1e-9, rel=0.02)
+    assert link.beta == pytest.approx(BETA * 1e-9, rel=0.02)
+    assert link.gamma == pytest.approx(GAMMA * 1e-9, rel=0.1)
+    assert "run r1" in note and "ring@gloo" in note and "alpha 4.9" in note
+    assert math.isclose(
+        store.read(tmp_path / "a.jsonl").records[0].times_ns[0], true(cases[0]), rel_tol=0.1
+    )
+
+
+def test_a_run_that_tells_nothing_gives_no_link(tmp_path: Path) -> None:
+    path = saved(
+        tmp_path / "b.jsonl", recorded(np.random.default_rng(14), [case(8), case(16)], 0.01)
+    )
+    with pytest.raises(CannotRun, match="2 sizes; a line needs 4"):
+        fit.link_from(path)
+
+
+def test_native_series_stand_on_the_lower_bound_and_say_so() -> None:
+    file = recorded(
+        np.random.default_rng(15), [case(s, algorithm="native") for s in SIZES.tolist()], 0.01
+    )
+    found = only(file)
+    assert found.model == "lower bound"
+    alpha = found.segments[0].alpha
+    assert alpha and alpha.value == pytest.approx(ALPHA, rel=0.03)
+
+
+def test_command_shows_several_runs_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for name in ("all_reduce", "all_gather"):
+        file = recorded(np.random.default_rng(16), [case(s, name) for s in SIZES.tolist()], 0.01)
+        paths.append(saved(tmp_path / f"{name}.jsonl", file))
+    fit_command.fit(paths, output_format="json")
+    read = json.loads(capsys.readouterr().out)
+    assert [one["case"]["collective"] for one in read["series"]] == ["all_reduce", "all_gather"]
+    assert read["links"][0]["gamma"]["value"] == pytest.approx(GAMMA, rel=0.1)
+    fit_command.fit(paths)
+    shown = capsys.readouterr().out
+    assert "5.0" in shown and "1 GiB" in shown and "ring@gloo" in shown
+    with pytest.raises(UsageError, match="no times of nccl"):
+        fit_command.fit(paths, backend="nccl")
+
+
+def test_command_says_so_where_nothing_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(
+        tmp_path / "b.jsonl", recorded(np.random.default_rng(14), [case(8), case(16)], 0.01)
+    )
+    with pytest.raises(typer.Exit) as caught:
+        fit_command.fit([path])
+    assert caught.value.exit_code == 3 and "2 sizes; a line needs 4" in capsys.readouterr().out

@@ -1,0 +1,387 @@
+"""Pairs of ranks: who meets when, which cases that makes, what stands out of the matrix, and how it
+is shown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+
+import factories
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collbench.cli import outputs
+from collbench.core import groups
+from collbench.core.errors import UsageError
+from collbench.core.groups import Pair
+from collbench.judge import pairs as uniformity
+from collbench.judge.health.findings import Finding
+from collbench.machine import topology
+from collbench.records.types import Record, RunFile
+from collbench.run import backends, plan
+from collbench.run.plan import Job
+from collbench.show import terminal
+from collbench.show.views import pairs as matrices
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, expand
+
+HEALTHY = 12.5  # GB/s
+
+
+def swept(rule: str, n: int, **more: object) -> list[Case]:
+    given = {
+        "collectives": ("sendrecv",),
+        "sizes": (8, 1 << 20),
+        "ranks": (n,),
+        "in_place": (False,),
+        "groups": rule,
+    }
+    return expand(Axes(**{**given, **more}))[0]  # type: ignore[arg-type]
+
+
+def met(cases: list[Case], size: int = 8) -> list[Pair]:
+    return sorted(tuple(sorted(case.members)) for case in cases if case.nbytes == size)  # type: ignore[misc]
+
+
+@given(n=st.integers(2, 40))
+def test_every_pair_meets_once_in_as_few_rounds_as_there_can_be(n: int) -> None:
+    rounds = [groups.turn(n, at) for at in range(groups.turning(n))]
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(n), 2))
+    assert len(rounds) == n - 1 + n % 2
+    for pairs in rounds:
+        assert len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) == n - n % 2
+
+
+@given(each=st.integers(1, 5), hosts=st.integers(1, 5))
+def test_by_hosts_every_pair_of_a_kind_meets_once(each: int, hosts: int) -> None:
+    n = each * hosts
+    every = list(combinations(range(n), 2))
+    wanted = {
+        "node": [(a, b) for a, b in every if a // each == b // each],
+        "inter": [(a, b) for a, b in every if a // each != b // each],
+        "rail": [(a, b) for a, b in every if a // each != b // each and a % each == b % each],
+    }
+    for among, pairs in wanted.items():
+        if not pairs:
+            with pytest.raises(UsageError, match="have no pairs"):
+                groups.rounds(f"pairs:{among}:{each}", n)
+            continue
+        for kind in ("pairs", "alone"):
+            rounds = [
+                groups.members(rule, n) for rule in groups.rounds(f"{kind}:{among}:{each}", n)
+            ]
+            assert sorted(tuple(sorted(pair)) for found in rounds for pair in found) == pairs
+            assert all(
+                len({rank for pair in found for rank in pair}) == 2 * len(found) for found in rounds
+            )
+            assert kind == "pairs" or {len(found) for found in rounds} == {1}
+
+
+@pytest.mark.parametrize("n", [2, 5, 6])
+def test_a_sweep_of_pairs_is_one_world(n: int) -> None:
+    cases = swept("pairs", n)
+    assert met(cases) == met(cases, 1 << 20) == list(combinations(range(n), 2))
+    assert {case.world for case in cases} == {n} and {case.n for case in cases} == {2}
+    assert len({case.key for case in cases}) == len(cases)
+    assert [msgspec.convert(msgspec.to_builtins(case), Case) for case in cases] == cases
+    (world,) = plan.worlds([Job(case, 2, "") for case in cases if case.group == 0], Policy())
+    assert (world.n, world.groups, len(world.jobs)) == (n, "", 2 * (n - 1 + n % 2))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "pairs 9/6",
+        "pairs 0/7",
+        "ranks 0,1;1,2/6",
+        "ranks 0,1;2/6",
+        "ranks 0,6/6",
+        "ranks 0,1/5",
+        "pairs:rail:4 0/6",
+    ],
+)
+def test_groups_that_cannot_be(rule: str) -> None:
+    with pytest.raises(UsageError):
+        groups.members(rule, 6)
+
+
+def test_named_ranks_keep_their_order_and_the_others_idle() -> None:
+    case = Case(
+        collective="sendrecv",
+        backend="gloo",
+        n=3,
+        nbytes=8,
+        groups="ranks 5,0,2;1,3,6/8",
+        group=1,
+        of=2,
+    )
+    assert (case.members, case.world) == ((1, 3, 6), 8)
+    from collbench.run.rank.control import Control
+
+    places = [Control(rank, 8).among(groups.members(case.groups, 8)) for rank in range(8)]
+    assert [place.idle for place in places] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert [(place.number, place.rank) for place in places if not place.idle] == [
+        (0, 1),
+        (1, 0),
+        (0, 2),
+        (1, 1),
+        (0, 0),
+        (1, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"backend": "mpi"}, "no pairs among more"),
+        ({"backend": "model"}, "no groups"),
+        ({"collective": "all_reduce", "op": "sum"}, "needs all ranks"),
+    ],
+)
+def test_what_measures_no_pairs(more: dict[str, str], why: str) -> None:
+    case = Case(
+        **{
+            "collective": "sendrecv",
+            "backend": "gloo",
+            "n": 2,
+            "nbytes": 8,
+            "groups": "pairs 0/4",
+            "of": 2,
+            **more,
+        }
+    )  # type: ignore[arg-type]
+    assert why in backends.why_not_so(case, Policy())
+    ring = msgspec.structs.replace(
+        case, backend="gloo", collective="all_reduce", op="sum", algorithm="ring"
+    )
+    assert not backends.why_not_so(ring, Policy())
+
+
+def measured(
+    hosts: list[str],
+    slow: Mapping[int, float] = {},
+    links: Mapping[Pair, float] = {},
+    between: float = 1.0,
+    where: Mapping[str, str] = {},
+    noise: float = 0.01,
+    injected: str = "",
+    seed: int = 1,
+) -> RunFile:
+    """A run of all pairs, where some ranks and some links reach only a share, and pairs of two
+    racks another."""
+    rng, n = random.Random(seed), len(hosts)
+    cases = swept("pairs", n)
+    records = []
+    for case in cases:
+        a, b = sorted(case.members)
+        share = min(slow.get(a, 1.0), slow.get(b, 1.0), links.get((a, b), 1.0))
+        share *= between if where and where[hosts[a]] != where[hosts[b]] else 1.0
+        ns = case.size / (HEALTHY * share) if case.size > 8 else 20_000
+        records.append(
+            Record(
+                case=case,
+                status="ok",
+                world=0,
+                injected=injected,
+                times_ns=[round(ns * rng.gauss(1, noise)) for _ in range(10)],
+            )
+        )
+    world = factories.world(n=n, ranks=factories.ranks(hosts))
+    suite = factories.suite("pairs", ("sendrecv",), (8, 1 << 20), n, groups="pairs")
+    about = {"suite": suite, "environment": {}, "policy": Policy(inject=injected)}
+    return factories.run_file(records, [world], None, **about)
+
+
+def blamed(file: RunFile, where: Mapping[str, str] = {}) -> list[tuple[str, str]]:
+    return [
+        (finding.subject.kind, finding.subject.name) for finding in uniformity.judge(file, where)
+    ]
+
+
+SIX = [f"h{host}" for host in range(6)]
+RACKS = {host: f"r{place // 3}" for place, host in enumerate(SIX)}
+
+
+def test_where_all_are_alike_nobody_stands_out() -> None:
+    for seed in range(10):
+        assert not blamed(measured(SIX, seed=seed, noise=0.03))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_a_slow_host_is_named_alone(share: float) -> None:
+    assert blamed(measured(SIX, {4: share})) == [("host", "h4")]
+
+
+def test_two_slow_hosts_of_six() -> None:
+    assert sorted(blamed(measured(SIX, {1: 0.5, 4: 0.8}))) == [("host", "h1"), ("host", "h4")]
+
+
+def test_a_slow_link_is_no_slow_host() -> None:
+    assert blamed(measured(SIX, links={(2, 5): 0.7})) == [("link", "h2 -> h5")]
+
+
+def test_a_host_and_a_link() -> None:
+    assert sorted(blamed(measured(SIX, {0: 0.6}, {(2, 5): 0.5}))) == [
+        ("host", "h0"),
+        ("link", "h2 -> h5"),
+    ]
+
+
+def test_of_several_ranks_on_a_host_the_slow_one_is_named_or_the_host() -> None:
+    eight = [f"h{rank // 4}" for rank in range(16)]
+    assert (
+        blamed(measured(eight, {5: 0.6})) == [("rank", "h1:5")] * 2
+    )  # on one host, and between hosts
+    assert ("host", "h2") in blamed(measured(eight, dict.fromkeys(range(8, 12), 0.6)))
+
+
+def test_an_uplink_is_named_where_there_are_others_to_tell_by() -> None:
+    nine = [f"h{rank}" for rank in range(9)]
+    where = {host: f"r{place // 3}" for place, host in enumerate(nine)}
+    links = {(a, b): 0.5 for a in range(3) for b in range(3, 6)}
+    assert blamed(measured(nine, links=links), where) == [("link", "r0 -> r1")]
+
+
+def test_a_thin_uplink_by_design_is_no_fault_but_is_told() -> None:
+    file = measured(SIX, between=0.4, where=RACKS)
+    assert not blamed(file, RACKS)
+    found = uniformity.matrix(file)
+    assert found
+    within, between = uniformity.summary(found, RACKS)
+    assert "6 pairs in one rack: 12." in within and "9 pairs between racks: " in between
+
+
+def test_a_pair_that_failed_is_the_worst_of_links() -> None:
+    file = measured(SIX)
+    records = [
+        (
+            msgspec.structs.replace(record, status="wrong", note="3 wrong elements", times_ns=[])
+            if set(record.case.members) == {1, 2} and record.case.nbytes > 8
+            else record
+        )
+        for record in file.records
+    ]
+    (finding,) = uniformity.judge(msgspec.structs.replace(file, records=records))
+    assert finding.subject.name == "h1 -> h2" and "3 wrong elements" in finding.what
+
+
+def test_a_pair_that_was_disturbed_all_the_time_is_no_broken_link() -> None:
+    file = measured(SIX)
+    records = [
+        (
+            msgspec.structs.replace(
+                record, status="failed", note="no valid sample (3 x late start)", times_ns=[]
+            )
+            if set(record.case.members) == {1, 2}
+            else record
+        )
+        for record in file.records
+    ]
+    assert uniformity.judge(msgspec.structs.replace(file, records=records)) == []
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_few_ranks(n: int) -> None:
+    assert not blamed(measured(SIX[:n]))
+    assert blamed(measured(SIX[:n], {2: 0.5})) == ([("host", "h2")] if n == 3 else [])
+
+
+def told(file: RunFile, where: Mapping[str, str] = {}) -> matrices.Pairs:
+    found = uniformity.matrix(file)
+    assert found
+    return matrices.Pairs(file, found, where, uniformity.judge(file, where))
+
+
+def shown(one: matrices.Pairs, name: str) -> str:
+    return outputs.text(matrices.document(one), name)
+
+
+def test_every_format_tells_the_same() -> None:
+    six = told(measured(SIX, {4: 0.5}, injected="slow-rank:4:100%"), RACKS)
+    whole = json.loads(shown(six, "json"))
+    lines = list(csv.DictReader(io.StringIO(shown(six, "csv"))))
+    assert (
+        len(whole["pairs"]) == len(lines) == 15
+        and whole["injected"] == lines[0]["injected"] == "slow-rank:4:100%"
+    )
+    assert [pair["busbw"] for pair in whole["pairs"]] == [float(line["busbw"]) for line in lines]
+    assert whole["scores"][0]["name"] == "h4" and whole["scores"][0]["share"] == pytest.approx(
+        0.5, rel=0.05
+    )
+    assert msgspec.convert(whole["findings"], list[Finding])[0].subject.name == "h4"
+    for text in (shown(six, "table"), shown(six, "md")):
+        assert "PLANTED" in text and "host h4 reaches 50% of what others do" in text.replace(
+            "\\", ""
+        )
+    assert "0 -" not in matrices.verdict(told(measured(SIX)))[0]
+    assert matrices.verdict(told(measured(SIX))) == ["no pair, rank, host or link stands out"]
+    assert "too few" in matrices.verdict(told(measured(SIX[:2])))[0]
+
+
+def test_a_matrix_wider_than_the_terminal_goes_on_below() -> None:
+    six = told(measured(SIX))
+    text = terminal.text(matrices.document(six), 30)
+    matrix = text.partition("The slowest")[0].splitlines()
+    assert max(map(len, matrix)) <= 30 and text.count("busbw between") == 1
+    heads = [line.split() for line in matrix if line.startswith(" ")]
+    assert heads == [["0", "1", "2", "3"], ["4", "5"]]
+    rows = [line.split()[1:] for line in matrix if re.match(r"[0-5] ", line)]
+    assert sum(map(len, rows)) == 2 * len(six.matrix.rates)
+
+
+def test_a_host_with_a_hostile_name() -> None:
+    hosts = ["<script>|`x`", "a\nb\x1b[31m", "=1+1"]
+    three = told(measured(hosts, {0: 0.5}))
+    assert "\x1b" not in shown(three, "table") and "<script>" not in shown(three, "md")
+    assert "'=1+1" in shown(three, "csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.toml", '[hosts]\nh0 = "r1"\n"h1" = "r2"\n'),
+        ("t.json", '{"hosts": {"h0": "r1", "h1": "r2"}}'),
+    ],
+)
+def test_a_topology_file(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    found = topology.read(tmp_path / name)
+    assert found == {"h0": "r1", "h1": "r2"} and topology.missing(found, ["h0", "h9"]) == ["h9"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hosts = 1",
+        "[hosts]\nh0 = 1",
+        '[racks]\nh0 = "r"',
+        '[hosts]\nh0 = ""',
+        "[hosts]",
+        "\x00",
+        "[" * 5000,
+    ],
+)
+def test_a_file_that_is_no_topology(tmp_path: Path, text: str) -> None:
+    for name in ("t.toml", "t.json"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match="--topology"):
+            topology.read(tmp_path / name)

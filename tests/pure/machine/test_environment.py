@@ -1,0 +1,716 @@
+"""Machines made of files: what is read from them, what a fingerprint rests on, and what never
+leaves the process."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from collbench.machine import environment
+
+GIB = 1 << 30
+RESERVE = GIB // 2
+CPUS = "sys/devices/system/cpu"
+SECRETS = {
+    "NCCL_SECRET_TOKEN": "planted-1",
+    "AWS_SECRET_ACCESS_KEY": "planted-2",
+    "UCX_PROXY": "http://user:planted-3@host:80/x",
+    "UCX_DB": "postgres://planted-4:pl/anted-5@p@host",
+    "OMPI_MCA_my_password": "planted-6",
+    "FI_Auth_Value": "planted-7",
+    "GLOO_STORE": "host/store?api_key=planted-8&n=2",
+    "TORCH_HEADER": "Authorization: Bearer planted-9",
+    "NCCL_PLAIN": "user:planted-10@host",
+    "UCX_NAMELESS": "http://ab/planted-14@host",
+    "HOME_GROWN": "planted-11",
+    "SLURM_JOB_ACCOUNT": "planted-12",
+    "NCCLX": "planted-13",
+}
+
+
+class Machine:
+    """A root directory to which files are added as ``path -> text``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, files: dict[str, str | int]) -> Machine:
+        for name, text in files.items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_text(f"{text}\n")
+        return self
+
+    def link(self, name: str, target: str) -> Machine:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / target).mkdir(parents=True, exist_ok=True)
+        (self.root / name).symlink_to(self.root / target)
+        return self
+
+    def allow(self, cpus: str) -> Machine:
+        return self.add(
+            {"proc/thread-self/status": f"Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t{cpus}"}
+        )
+
+    def gather(self) -> dict:
+        return environment.gather(self.root, self.root)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def cpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two sockets of four cores with two threads (0-7, then their siblings 8-15), an L3 per pair of
+    cores."""
+    machine = Machine(tmp_path_factory.mktemp("cpus"))
+    for cpu in range(16):
+        core = cpu % 8
+        pair, threads, cache = core // 2 * 2, f"{core},{core + 8}", f"cpu{cpu}/cache"
+        shared = f"{pair}-{pair + 1},{pair + 8}-{pair + 9}"
+        machine.add(
+            {
+                f"cpu{cpu}/topology/thread_siblings_list": threads,
+                f"cpu{cpu}/topology/physical_package_id": core // 4,
+                f"cpu{cpu}/node{core // 4}/meminfo": "",
+                f"{cache}/index2/level": 2,
+                f"{cache}/index2/size": "1024K",
+                f"{cache}/index2/shared_cpu_list": threads,
+                f"{cache}/index3/level": 3,
+                f"{cache}/index3/size": "32768K",
+                f"{cache}/index3/shared_cpu_list": shared,
+            }
+        )
+    return machine.root
+
+
+@pytest.fixture
+def server(bare: Machine, cpus: Path) -> Machine:
+    """The machine of ``cpus``; their frequency settings may be changed, the rest of them is shared
+    by all tests."""
+    for cpu in cpus.iterdir():
+        bare.add({f"{CPUS}/{cpu.name}/cpufreq/scaling_governor": "performance"})
+        for part in cpu.iterdir():
+            (bare.root / CPUS / cpu.name / part.name).symlink_to(part)
+    bare.add(
+        {
+            f"{CPUS}/online": "0-15",
+            f"{CPUS}/cpu0/cpufreq/cpuinfo_max_freq": 3700000,
+            f"{CPUS}/intel_pstate/no_turbo": 0,
+            "sys/devices/system/node/node0/cpulist": "0-3,8-11",
+            "sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       33554432 kB",
+            "sys/devices/system/node/node1/cpulist": "4-7,12-15",
+            "proc/cpuinfo": (
+                "processor\t: 0\nmodel name\t: Fast CPU 9000\nprocessor\t: 1\nmodel name\t: Other"
+            ),
+            "proc/sys/kernel/osrelease": "6.1.0",
+            "proc/sys/kernel/random/boot_id": "0d0ff4a2-7f4e-4c0f-8d8e-000000000001",
+            "etc/os-release": 'ID=x\nPRETTY_NAME="Some Linux 12"',
+            "proc/meminfo": (
+                f"MemTotal: {64 << 20} kB\nMemFree: 1 kB\nMemAvailable: {10 << 20} kB\nSwapTotal:"
+                " 8 kB"
+            ),
+            "sys/class/net/eth0/speed": 100000,
+            "sys/class/net/eth0/mtu": 9000,
+            "sys/class/net/eth0/type": 1,
+            "sys/class/net/eth0/operstate": "up",
+            "sys/class/net/veth1/speed": 10000,
+            "sys/class/net/veth1/mtu": 1500,
+            "sys/class/net/veth1/operstate": "down",
+            "sys/class/net/lo/mtu": 65536,
+            "sys/class/net/lo/type": 772,
+            "sys/class/net/lo/operstate": "unknown",
+            "sys/class/infiniband/mlx5_0/fw_ver": "28.1",
+            "sys/class/infiniband/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)",
+            "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
+        }
+    )
+    bare.link("sys/class/net/eth0/device/driver", "sys/bus/pci/drivers/mlx5_core")
+    return bare.allow("0-15")
+
+
+def test_topology_of_two_sockets_with_threads(server: Machine) -> None:
+    cpu = server.gather()["cpu"]
+    counts = {key: cpu[key] for key in ("model", "sockets", "physical", "logical", "smt", "cores")}
+    assert counts == {
+        "model": "Fast CPU 9000",
+        "sockets": 2,
+        "physical": 8,
+        "logical": 16,
+        "smt": True,
+        "cores": 8,
+    }
+    assert (cpu["governor"], cpu["max_mhz"], cpu["turbo"]) == ("performance", 3700, True)
+    assert environment.usable_cpus(server.root) == list(range(16))
+    assert [environment.numa_of(cpu, server.root) for cpu in (0, 4, 12, 99)] == [0, 1, 1, -1]
+
+
+def test_description_of_nodes_and_interfaces(server: Machine) -> None:
+    facts = server.gather()
+    assert facts["numa"] == {
+        "0": {"cpus": "0-3,8-11", "memory": 32 * GIB},
+        "1": {"cpus": "4-7,12-15", "memory": None},
+    }
+    assert facts["nics"]["eth0"] == {
+        "driver": "mlx5_core",
+        "mbps": 100000,
+        "mtu": 9000,
+        "up": True,
+        "loopback": False,
+    }
+    assert facts["nics"]["veth1"]["up"] is False
+    assert facts["nics"]["lo"] == {
+        "driver": None,
+        "mbps": None,
+        "mtu": 65536,
+        "up": True,
+        "loopback": True,
+    }
+    assert facts["rdma"]["mlx5_0:1"] == {
+        "rate": "400 Gb/sec (4X NDR)",
+        "state": "4: ACTIVE",
+        "link": None,
+        "firmware": "28.1",
+        "numa": None,
+        "path": None,
+        "gpus": [],
+    }
+    assert (facts["os"], facts["kernel"]) == ("Some Linux 12", "6.1.0")
+    assert (facts["memory"]["total"], facts["memory"]["swap"]) == (64 * GIB, 8192)
+
+
+def test_one_cpu_of_each_core_comes_first(server: Machine) -> None:
+    server.allow("1-2,9-10,12")
+    assert environment.usable_cpus(server.root) == [1, 2, 12, 9, 10]
+    assert environment.core_count(server.root) == 3
+
+
+def test_cpus_that_are_offline_are_not_usable(server: Machine) -> None:
+    server.add({f"{CPUS}/online": "0-3"})
+    assert environment.usable_cpus(server.root) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [("0-15", 4), ("0-1", 1), ("0,8", 1), ("1-2", 2), ("0,2,4,6", 4), ("15", 1)],
+)
+def test_each_last_level_cache_counts_once(server: Machine, allowed: str, expected: int) -> None:
+    server.allow(allowed)
+    assert environment.llc_bytes(server.root) == expected * 32 << 20
+
+
+def test_cache_without_third_level_is_the_second(bare: Machine) -> None:
+    for cpu in range(2):
+        cache = f"{CPUS}/cpu{cpu}/cache"
+        bare.add(
+            {f"{cache}/index0/level": 1, f"{cache}/index0/size": "64K", f"{cache}/index2/level": 2}
+        )
+        bare.add({f"{cache}/index2/size": "1024K", f"{cache}/index2/shared_cpu_list": cpu})
+    assert environment.llc_bytes(bare.allow("0-1").root) == 2 << 20
+
+
+QUOTAS = [
+    ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "250000 100000"}, 2.5, 3),
+    (
+        {
+            "proc/self/cgroup": "0::/a/b",
+            "sys/fs/cgroup/a/cpu.max": "200000 100000",
+            "sys/fs/cgroup/a/b/cpu.max": "max 100000",
+        },
+        2.0,
+        2,
+    ),
+    ({"proc/self/cgroup": "0::/gone", "sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5, 1),
+    (
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/j\n1:memory:/x",
+            "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": 400000,
+            "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": 100000,
+        },
+        4.0,
+        4,
+    ),
+    (
+        {
+            "proc/self/cgroup": "3:cpu:/j",
+            "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": -1,
+            "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": 100000,
+        },
+        None,
+        8,
+    ),
+    (
+        {
+            "proc/self/cgroup": "3:cpuset:/j",
+            "sys/fs/cgroup/cpu/j/cpu.cfs_quota_us": 100000,
+            "sys/fs/cgroup/cpu/j/cpu.cfs_period_us": 100000,
+        },
+        None,
+        8,
+    ),
+    ({"proc/self/cgroup": "nonsense"}, None, 8),
+]
+
+
+@pytest.mark.parametrize(("files", "quota", "cores"), QUOTAS)
+def test_cpu_quota_limits_cores(
+    server: Machine, files: dict, quota: float | None, cores: int
+) -> None:
+    server.add(files)
+    assert environment.cpu_quota(server.root) == quota
+    assert environment.core_count(server.root) == cores
+    assert environment.usable_cpus(server.root) == list(range(16 if quota is None else cores))
+
+
+def test_memory_of_the_machine_less_the_reserve(bare: Machine) -> None:
+    bare.add({"proc/meminfo": f"MemAvailable: {8 << 20} kB"})
+    assert environment.memory_limit(bare.root) == (
+        8 * GIB - RESERVE,
+        "memory available on this machine",
+    )
+    bare.add({"proc/meminfo": f"MemAvailable: {100 << 20} kB"})
+    assert environment.memory_limit(bare.root)[0] == 97 * GIB
+    bare.add({"proc/meminfo": "MemAvailable: 1024 kB"})
+    assert environment.memory_limit(bare.root)[0] == 0
+
+
+def test_memory_cgroup_version_2_and_its_parents(server: Machine) -> None:
+    server.add(
+        {
+            "proc/self/cgroup": "0::/pod/task",
+            "sys/fs/cgroup/pod/task/memory.max": 6 * GIB,
+            "sys/fs/cgroup/pod/task/memory.current": 3 * GIB,
+            "sys/fs/cgroup/pod/task/memory.stat": f"anon 1\ninactive_file {GIB}\ninactive_file_x 7",
+        }
+    )
+    expected = (6 * GIB - 3 * GIB + GIB - RESERVE, "memory.max of /sys/fs/cgroup/pod/task")
+    assert environment.memory_limit(server.root) == expected
+    server.add(
+        {"sys/fs/cgroup/pod/memory.max": 5 * GIB, "sys/fs/cgroup/pod/memory.current": 4 * GIB}
+    )
+    assert environment.memory_limit(server.root) == (RESERVE, "memory.max of /sys/fs/cgroup/pod")
+    assert server.gather()["memory"]["limit"] == 5 * GIB
+    server.add({"sys/fs/cgroup/pod/memory.max": "max", "sys/fs/cgroup/pod/task/memory.max": "max"})
+    assert environment.memory_limit(server.root) == (
+        10 * GIB - RESERVE,
+        "memory available on this machine",
+    )
+    server.add({"sys/fs/cgroup/pod/memory.high": 2 * GIB, "sys/fs/cgroup/pod/memory.current": GIB})
+    assert environment.memory_limit(server.root) == (RESERVE, "memory.high of /sys/fs/cgroup/pod")
+
+
+def test_memory_cgroup_version_1(server: Machine) -> None:
+    group = "sys/fs/cgroup/memory/job"
+    server.add(
+        {
+            "proc/self/cgroup": "5:memory:/job\n0::/",
+            f"{group}/memory.limit_in_bytes": 4 * GIB,
+            f"{group}/memory.usage_in_bytes": 2 * GIB,
+            f"{group}/memory.stat": f"inactive_file 5\ntotal_inactive_file {GIB}",
+        }
+    )
+    assert environment.memory_limit(server.root) == (
+        3 * GIB - RESERVE,
+        f"memory.limit_in_bytes of /{group}",
+    )
+    server.add({f"{group}/memory.limit_in_bytes": 9223372036854771712})
+    assert environment.memory_limit(server.root) == (
+        10 * GIB - RESERVE,
+        "memory available on this machine",
+    )
+    assert server.gather()["memory"]["limit"] is None
+
+
+def test_page_cache_is_not_counted_beyond_what_is_used(server: Machine) -> None:
+    group = "sys/fs/cgroup"
+    server.add(
+        {"proc/self/cgroup": "0::/", f"{group}/memory.max": 2 * GIB, f"{group}/memory.current": GIB}
+    )
+    server.add({f"{group}/memory.stat": f"inactive_file {7 * GIB}"})
+    assert environment.memory_limit(server.root)[0] == 2 * GIB - RESERVE
+
+
+def test_address_space_limit(server: Machine) -> None:
+    line = "Max address space         {}           unlimited            bytes"
+    server.add(
+        {"proc/self/limits": line.format(3 * GIB), "proc/self/status": f"VmSize:\t {1 << 20} kB"}
+    )
+    assert environment.memory_limit(server.root) == (
+        2 * GIB - RESERVE,
+        "address space limit (ulimit -v)",
+    )
+    server.add({"proc/self/limits": line.format("unlimited")})
+    assert environment.memory_limit(server.root)[1] == "memory available on this machine"
+
+
+def test_a_machine_without_facts(bare: Machine) -> None:
+    facts = bare.gather()
+    for fact in ("boot_id", "kernel", "product"):
+        assert facts[fact] is None
+    assert (
+        facts["cpu"]["model"]
+        is facts["cpu"]["sockets"]
+        is facts["cpu"]["llc_bytes"]
+        is facts["cpu"]["turbo"]
+        is None
+    )
+    assert facts["memory"] == dict.fromkeys(("total", "available", "swap", "limit", "huge_pages"))
+    assert facts["git"] == {"revision": None, "dirty": None}
+    assert facts["numa"] == facts["nics"] == facts["rdma"] == {}
+    assert environment.usable_cpus(bare.root) == sorted(os.sched_getaffinity(0))
+    assert environment.numa_of(0, bare.root) == -1
+    assert environment.memory_limit(bare.root)[0] >= 0
+    json.dumps(facts)
+
+
+def test_arm_names_its_part(bare: Machine) -> None:
+    bare.add({"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40"})
+    assert bare.gather()["cpu"]["model"] == "CPU part\t: 0xd40"
+
+
+def test_no_secret_leaves(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1")
+    facts = bare.gather()
+    text = json.dumps(facts)
+    assert "planted" not in text and "anted-5" not in text
+    assert facts["variables"]["UCX_PROXY"] == "http://***@host:80/x"
+    assert facts["variables"]["GLOO_STORE"] == "host/store?api_key=***&n=2"
+    assert facts["variables"]["NCCL_ALGO"] == "Ring"
+    assert facts["variables"]["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert not {"NCCL_SECRET_TOKEN", "OMPI_MCA_my_password", "FI_Auth_Value", "HOME_GROWN"} & set(
+        facts["variables"]
+    )
+
+
+@pytest.mark.parametrize(
+    "word", ["TOKEN", "KEY", "SECRET", "PASSWORD", "passwd", "Credentials", "AUTH"]
+)
+def test_names_that_smell_of_secrets(word: str) -> None:
+    assert environment.variables({f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}) == {
+        "NCCL_ALGO": "x"
+    }
+    assert "planted" not in environment.mask(f"a=1,my_{word}=planted plan")
+
+
+def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6,3")
+    facts = server.gather()
+    assert "0d0ff4a2" not in facts["boot_id"] and facts["boot_id"] == environment.boot_id(
+        server.root
+    )
+    assert "8932f937" not in json.dumps(facts) and facts["variables"][
+        "CUDA_VISIBLE_DEVICES"
+    ].endswith(",3")
+
+
+def test_scheduler_variables_that_are_kept() -> None:
+    kept = dict.fromkeys(
+        (
+            "SLURM_JOB_ID",
+            "PBS_JOBID",
+            "FLUX_JOB_ID",
+            "MASTER_ADDR",
+            "RANK",
+            "OMPI_MCA_btl",
+            "FI_PROVIDER",
+        ),
+        "x",
+    )
+    assert (
+        environment.variables(
+            {**kept, "PATH": "x", "SLURM_SUBMIT_DIR": "x", "XRANK": "x", "RANKS": "x"}
+        )
+        == kept
+    )
+
+
+def test_fingerprint_stays_where_the_machine_does(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = server.gather()
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("MASTER_PORT", "29999")
+    monkeypatch.setenv("NCCL_COMM_ID", "10.0.0.7:1234")
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "1;tcp://10.0.0.7")
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    server.add(
+        {"proc/meminfo": f"MemTotal: {64 << 20} kB\nMemAvailable: {1 << 20} kB\nSwapTotal: 8 kB"}
+    )
+    server.add({"proc/sys/kernel/random/boot_id": "another", "sys/class/net/veth1/mtu": 1400})
+    after = server.gather()
+    assert before != after
+    assert environment.differences(before, after) == []
+    assert environment.fingerprint(before) == environment.fingerprint(after)
+    assert environment.fingerprint(json.loads(json.dumps(after))) == environment.fingerprint(after)
+
+
+CHANGES = [
+    ({"proc/sys/kernel/osrelease": "6.2.0"}, "kernel", "6.1.0", "6.2.0"),
+    (
+        {f"{CPUS}/cpu3/cpufreq/scaling_governor": "powersave"},
+        "cpu.governor",
+        "performance",
+        "performance,powersave",
+    ),
+    ({f"{CPUS}/intel_pstate/no_turbo": 1}, "cpu.turbo", True, False),
+    ({"sys/class/net/eth0/speed": 25000}, "nics.eth0.mbps", 100000, 25000),
+    (
+        {"sys/class/infiniband/mlx5_0/ports/1/rate": "200"},
+        "rdma.mlx5_0:1.rate",
+        "400 Gb/sec (4X NDR)",
+        "200",
+    ),
+    ({"sys/devices/system/node/node1/cpulist": "4-7"}, "numa.1.cpus", "4-7,12-15", "4-7"),
+    ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": GIB}, "memory.limit", None, GIB),
+    ({".dockerenv": ""}, "container.marks.0", None, ".dockerenv"),
+]
+
+
+@pytest.mark.parametrize(("files", "path", "old", "new"), CHANGES)
+def test_fingerprint_follows_the_machine(
+    server: Machine, files: dict, path: str, old: object, new: object
+) -> None:
+    before = server.gather()
+    after = server.add(files).gather()
+    assert environment.differences(before, after) == [(path, old, new)]
+    assert environment.fingerprint(before) != environment.fingerprint(after)
+
+
+def test_fingerprint_follows_cpus_variables_and_quota(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = server.gather()
+    monkeypatch.setenv("NCCL_PROTO", "LL128")
+    server.allow("0-1").add({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 100000"})
+    assert environment.differences(before, server.gather()) == [
+        ("container.cpu_quota", None, 1.0),
+        ("cpu.cores", 8, 1),
+        ("cpu.llc_bytes", 4 * 32 << 20, 32 << 20),
+        ("variables.NCCL_PROTO", None, "LL128"),
+    ]
+
+
+def test_fingerprint_follows_libraries(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(versions: dict[str, str]) -> dict:
+        def distributions(name: str) -> list[SimpleNamespace]:
+            return [SimpleNamespace(version=versions[name])] if name in versions else []
+
+        monkeypatch.setattr(importlib.metadata, "distributions", distributions)
+        return server.gather()
+
+    before = installed({"torch": "2.6.0"})
+    after = installed({"torch": "2.7.0", "nvidia-nccl-cu12": "2.27.3"})
+    assert environment.differences(before, after) == [
+        ("libraries.nvidia-nccl-cu12", None, "2.27.3"),
+        ("libraries.torch", "2.6.0", "2.7.0"),
+    ]
+    assert environment.fingerprint(before) != environment.fingerprint(after)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [
+        (None, 2),
+        ("0,1", 2),
+        ("0", 1),
+        ("", 0),
+        ("-1", 0),
+        ("1,-1,0", 1),
+        ("GPU-8932f937, 0", 2),
+        ("0,1,2,3", 2),
+    ],
+)
+def test_gpu_count(
+    bare: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    bare.add({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": "", "dev/nvidia-uvm": ""})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert environment.gpu_count(bare.root) == count
+
+
+class FakeNvml:
+    """Two GPUs as nvidia-ml-py shows them; ``facts`` are answers by question, an exception where
+    there is none."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, **facts: object) -> None:
+        self.closed = False
+        self.facts = {
+            "SystemGetDriverVersion": "570.1",
+            "SystemGetCudaDriverVersion": 12080,
+            "DeviceGetCount": 2,
+            "DeviceGetHandleByIndex": "gpu",
+            "DeviceGetName": "Fast GPU",
+            "DeviceGetUUID": "GPU-1234",
+            "DeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, used=5),
+            "DeviceGetMaxClockInfo": 1980,
+            "DeviceGetPowerManagementLimit": 700000,
+            "DeviceGetMigMode": [0, 0],
+            "DeviceGetClockInfo": 1400,
+            **facts,
+        }
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetNvLinkState(self, _gpu: str, link: int) -> int:
+        if link >= 4:
+            raise self.NVMLError("no such link")
+        return 1
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, _gpu: str) -> int:
+        raise self.NVMLError("not supported")
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            answer = self.facts[name.removeprefix("nvml")]
+        except KeyError:
+            raise AttributeError(name) from None
+        return lambda *_: answer
+
+
+def test_gpus_by_nvml(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    before = server.gather()
+    gpu = before["gpus"]["devices"][1]
+    assert nvml.closed and len(before["gpus"]["devices"]) == 2 and before["gpus"]["cuda"] == "12.8"
+    assert (gpu["name"], gpu["memory"], gpu["nvlinks"], gpu["mig"]) == (
+        "Fast GPU",
+        80 * GIB,
+        4,
+        [0, 0],
+    )
+    assert gpu["max_pcie"] is gpu["max_pcie_lanes"] is gpu["pci"] is None
+    assert "1234" not in gpu["uuid"]
+    busy = {
+        "DeviceGetClockInfo": 200,
+        "DeviceGetUUID": "GPU-77",
+        "DeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB),
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(**busy))
+    assert environment.fingerprint(server.gather()) == environment.fingerprint(before)
+    monkeypatch.setitem(
+        sys.modules, "pynvml", FakeNvml(SystemGetDriverVersion="580.2", DeviceGetMigMode=[1, 1])
+    )
+    assert environment.differences(before, server.gather()) == [
+        ("gpus.devices.0.mig.0", 0, 1),
+        ("gpus.devices.1.mig.0", 0, 1),
+        ("gpus.driver", "570.1", "580.2"),
+    ]
+
+
+def test_gpus_without_nvml_are_known_by_the_driver(
+    server: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert server.gather()["gpus"]["devices"] == []
+    server.add(
+        {
+            "proc/driver/nvidia/gpus/0000:01:00.0/information": (
+                "Model: \t Fast GPU\nIRQ: 7\nGPU UUID: GPU-1234"
+            )
+        }
+    )
+    server.add({"sys/module/nvidia/version": "570.1"})
+    gpus = server.gather()["gpus"]
+    assert (
+        gpus["devices"] == [{"name": "Fast GPU", "pci": "0000:01:00.0"}]
+        and gpus["driver"] == "570.1"
+    )
+    assert gpus["why_not"].startswith("NVML: ") and len(gpus["why_not"]) > 10
+    monkeypatch.setitem(
+        sys.modules, "pynvml", SimpleNamespace(NVMLError=Exception, nvmlInit=lambda: 1 / 0)
+    )
+    assert server.gather()["gpus"]["why_not"] == "NVML: division by zero"
+
+
+def test_environments_of_other_versions_compare(server: Machine) -> None:
+    new = server.gather()
+    old = copy.deepcopy(new)
+    del old["rdma"], old["nics"], old["cpu"]["turbo"]
+    old["future"] = {"x": 1}
+    assert {path for path, _, _ in environment.differences(old, new)} == {
+        "cpu.turbo",
+        "nics.eth0.driver",
+        "nics.eth0.mbps",
+        "nics.eth0.mtu",
+        "rdma.mlx5_0:1.firmware",
+        "rdma.mlx5_0:1.rate",
+    }
+    assert environment.differences({}, {}) == []
+
+
+def test_null_and_absent_are_the_same() -> None:
+    with_null, without = (
+        {"cpu": {"model": "x", "turbo": None}, "product": None},
+        {"cpu": {"model": "x"}},
+    )
+    assert environment.differences(with_null, without) == []
+    assert (
+        environment.fingerprint(with_null)
+        == environment.fingerprint(without)
+        != environment.fingerprint({})
+    )
+
+
+def test_clock_domains(server: Machine, tmp_path_factory: pytest.TempPathFactory) -> None:
+    key = environment.same_clock_domain_key(server.root)
+    assert key == environment.same_clock_domain_key(server.root)
+    server.link("proc/self/ns/time", "proc/self/ns/time:[4026531834]")
+    inside = environment.same_clock_domain_key(server.root)
+    assert inside != key and inside.endswith("time:[4026531834]")
+    server.add({"proc/sys/kernel/random/boot_id": "another"})
+    assert environment.same_clock_domain_key(server.root) != inside
+    unknown = tmp_path_factory.mktemp("empty")
+    assert environment.same_clock_domain_key(unknown) != environment.same_clock_domain_key(unknown)
+
+
+def test_git_revision(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    git("init")
+    assert environment.gather(tmp_path)["git"] == {"revision": None, "dirty": False}
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-m", "first")
+    revision = git("rev-parse", "HEAD").strip()
+    (tmp_path / "untracked").write_text("")
+    assert environment.gather(tmp_path)["git"] == {"revision": revision, "dirty": False}
+    (tmp_path / "file").write_text("b")
+    assert environment.gather(tmp_path)["git"] == {"revision": revision, "dirty": True}
+    assert environment.gather(tmp_path / "gone")["git"] == {"revision": None, "dirty": None}
+
+
+def test_this_machine_without_torch() -> None:
+    code = (
+        "import json, sys; from collbench.machine import environment as e; a = e.gather(); "
+        "assert 'torch'"
+        " not in sys.modules;json.dumps(a); assert e.fingerprint(a) == e.fingerprint(e.gather()),"
+        " e.differences(a, e.gather());assert 1 <= e.core_count() <= len(e.usable_cpus()); assert"
+        " e.memory_limit()[0] >= 0; assert e.host()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,221 @@
+"""Runs written and read back; names that find them; columns derived from raw values, flags among
+them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import factories
+import msgspec
+import pytest
+from factories import world
+
+import collbench
+from collbench.core.errors import UsageError
+from collbench.records import derive, store
+from collbench.records.types import End, Record, Run
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, Suite
+
+CASE = Case(collective="all_reduce", backend="gloo", n=4, nbytes=1 << 20, op="sum")
+SUITE = Suite(
+    name="all_reduce", axes=Axes(collectives=("all_reduce",), sizes=(1 << 20,), ranks=(4,))
+)
+
+
+def run(name: str = "20260101-000000-x", **fields: object) -> Run:
+    return factories.run(name, **{"started": "", "environment": {}, **fields})
+
+
+def measured(times: list[int], **fields: object) -> Record:
+    return Record(case=CASE, status="ok", world=0, times_ns=times, **fields)  # type: ignore[arg-type]
+
+
+def test_a_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    lines = [
+        world(),
+        measured([100, 200], per_rank=[[1, 2]] * 4, invalid={"late start": 1}),
+        End(exit=0, ended="now"),
+    ]
+    writer = store.Writer(tmp_path / "a.jsonl", run())
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    found = store.read(tmp_path / "a.jsonl")
+    assert [found.worlds[0], found.records[0], found.end] == lines
+    kinds = [json.loads(line)["line"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert kinds == ["run", "world", "record", "end"]
+
+
+def test_a_run_cut_short_loses_only_its_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    writer = store.Writer(path, run())
+    writer.write(measured([1] * 10))
+    writer.write(measured([2] * 10))
+    path.write_bytes(path.read_bytes()[:-20])
+    found = store.read(path)
+    assert [r.times_ns[0] for r in found.records] == [1]
+    assert found.end is None
+
+
+def test_unknown_fields_are_refused_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    store.Writer(path, run())
+    with path.open("a") as f:
+        f.write('{"line":"end","exit":0,"ended":"","mood":"fine"}\n')
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 2: .*mood"):
+        store.read(path)
+
+
+ROWS = [[1, 2]] * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "case", "words"),
+    [
+        ({}, {"collective": "nonesuch"}, "reduction 'nonesuch'"),
+        ({}, {"dtype": "int3\x1b[31m"}, r"'int3\\x1b\[31m'"),
+        ({}, {"op": "xor"}, "'xor' - at"),
+        ({}, {"n": 0}, "case.n"),
+        ({}, {"n": 1 << 21}, "case.n"),
+        ({}, {"nbytes": -8}, "case.nbytes"),
+        ({}, {"nbytes": 10**40}, "case.nbytes"),
+        ({}, {"align": 0}, "case.align"),
+        ({"inner": 0}, {}, "inner"),
+        ({"overhead_ns": 10**400}, {}, ""),
+        ({"times_ns": [1, -1]}, {}, "times_ns"),
+        ({"invalid": {"late": -2}}, {}, "invalid"),
+        ({"per_rank": ROWS[:2]}, {}, "not of all 4 ranks"),
+        ({"per_rank": ROWS, "starts_ns": [[1]] * 4}, {}, "not as many of each"),
+        ({"per_rank": [[1], [1, 2], [1], [1]]}, {}, "not as many of each"),
+        ({"told": {"time": 1e308}}, {}, "told.time"),
+        ({"told": {"time": -1.0}}, {}, "told.time"),
+        ({"first_wrong": {"deep": 1}}, {}, "first_wrong"),
+    ],
+)
+def test_a_run_of_another_hand_is_refused_with_file_and_line(
+    tmp_path: Path, fields: dict[str, object], case: dict[str, object], words: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    line = {"line": "record", "status": "ok", "times_ns": [1, 2], **fields}
+    line["case"] = {**msgspec.to_builtins(CASE), **case}
+    path.write_text(f"{msgspec.json.encode(run()).decode()}\n{json.dumps(line)}\n")
+    for read in (store.read, store.digest):
+        with pytest.raises(UsageError, match=f"a.jsonl, line 2: .*{words}"):
+            read(path)
+
+
+def test_endless_nesting_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    first = msgspec.json.encode(run()).decode()
+    path.write_text(
+        first.replace('"environment":{}', '"environment":{"a":' + "[" * 9999 + "]" * 9999 + "}")
+        + "\n"
+    )
+    for read in (store.read, store.read_run):
+        with pytest.raises(UsageError, match=re.escape(str(path))):
+            read(path)
+
+
+def test_names_find_runs(home: Path) -> None:
+    for name, tag in (("20260101-a", ""), ("20260102-b", "nightly"), ("20260103-c", "")):
+        store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag))
+    assert store.find("@last").stem == "20260103-c"
+    assert store.find("@last~2").stem == "20260101-a"
+    assert store.find("nightly").stem == "20260102-b"
+    assert store.find("20260102").stem == "20260102-b"
+    assert store.find(str(home / "runs" / "20260101-a.jsonl")).stem == "20260101-a"
+    for name in ("@last~3", "weekly"):
+        with pytest.raises(UsageError):
+            store.find(name)
+    (home / "runs" / "20260104-d.jsonl").write_text('{"line":"run","of":"another version"}\n')
+    assert store.find("nightly").stem == "20260102-b"  # what cannot be read does not hide what can
+    with pytest.raises(UsageError, match="unknown field"):
+        store.read_run(store.find("@last"))
+
+
+def test_columns() -> None:
+    row = derive.derive(
+        measured([1000, 1100, 1200, 1050, 1150, 1075, 1125, 1090] * 10, inner=10), world()
+    )
+    assert row is not None
+    assert row.samples == 80
+    assert row.lo <= row.median <= row.hi
+    assert row.median == pytest.approx(109.5)
+    assert row.algbw == pytest.approx((1 << 20) / row.median)
+    assert row.busbw == pytest.approx(row.algbw * 1.5)
+    assert row.p95 is not None and row.p99 is None
+    assert row.flags == ()
+    assert row.gateable
+
+
+def test_one_rank_and_a_barrier_have_no_bus_bandwidth() -> None:
+    alone = Record(
+        case=Case(collective="all_reduce", backend="gloo", n=1, nbytes=8, op="sum"),
+        status="ok",
+        times_ns=[1] * 9,
+    )
+    barrier = Record(
+        case=Case(collective="barrier", backend="gloo", n=4, nbytes=0),
+        status="ok",
+        times_ns=[1] * 9,
+    )
+    for record in (alone, barrier):
+        row = derive.derive(record)
+        assert row is not None and row.busbw is None
+
+
+def test_nothing_is_derived_of_what_was_not_measured() -> None:
+    assert derive.derive(Record(case=CASE, status="skipped", note="why")) is None
+    assert derive.derive(Record(case=CASE, status="wrong", wrong=3)) is None
+
+
+STEADY = [10_000 + 10 * (i % 7) for i in range(100)]
+LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "flag", "gateable"),
+    [
+        ({"skew_ns": [600] * 100}, "skewed", True),
+        ({"skew_ns": [3000] * 100}, "skewed!", False),
+        ({"overhead_ns": 600}, "overhead", True),
+        ({"overhead_ns": 3000}, "overhead!", False),
+        ({"invalid": {"late start": 10}}, "invalid", True),
+        ({"invalid": {"late start": 50}}, "invalid!", False),
+        ({"steady": False}, "unsteady", True),
+        ({"stop": "budget"}, "unconverged", True),
+        ({"cache": "shrunk"}, "few-buffers", True),
+        ({"copies_first": True}, "+copy", True),
+        ({"times": [t * (1 + (i % 10 < 3)) for i, t in enumerate(STEADY)]}, "bimodal", True),
+        ({"times": STEADY[:4]}, "n<6", False),
+        ({"per_rank": LATE}, "late:1", True),
+    ],
+)
+def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
+    row = derive.derive(measured(**{"times": STEADY, **fields}), world())  # type: ignore[arg-type]
+    assert row is not None
+    assert row.flags == (flag,)
+    assert row.gateable is gateable
+
+
+def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
+    late = measured(STEADY, per_rank=LATE)
+    row = derive.derive(late, world(oversubscribed=True))
+    assert row is not None
+    assert row.flags == ("oversubscribed",) and not row.gateable and row.late_rank is None
+
+
+def test_the_frame_has_a_line_per_case_and_launch(tmp_path: Path) -> None:
+    writer = store.Writer(tmp_path / "a.jsonl", run())
+    writer.write(world())
+    writer.write(measured(STEADY))
+    writer.write(Record(case=CASE, status="skipped", note="why"))
+    table = collbench.frame(tmp_path / "a.jsonl")
+    assert table["status"].tolist() == ["ok", "skipped"]
+    assert table["median"][0] == pytest.approx(10_030)
+    assert math.isnan(table["median"][1])
+    assert {"run", "collective", "implementation", "busbw", "flags", "note"} <= set(table.columns)

@@ -1,0 +1,1010 @@
+"""Logs of other tools, written here by the rules of their formats with numbers of our own, and what
+is read of them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import math
+
+import msgspec
+import pytest
+
+from collbench.core.errors import UsageError
+from collbench.records import derive, importers
+from collbench.records.importers import Asked, Reading
+from collbench.records.importers.text import decode
+from collbench.records.types import End, Record, Run, ToolTime, World
+from collbench.run import reporter as reporter_
+from collbench.show import nccl, nccl_json, programs
+from collbench.show import words as words_
+
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1,
+}
+HEAD = (
+    "#       size         count      type   redop    root" + 2 * "     time   algbw   busbw  #wrong"
+)
+
+
+def read(text: str, name: str = "some.log", kind: str = "auto", **known: object) -> Reading:
+    return importers.read(text, Asked(name=name, **known), kind)  # type: ignore[arg-type]
+
+
+def devices(n: int, each: int = 8, group: bool = True) -> str:
+    lines = []
+    for r in range(n):
+        words = f" Group {0:2}" if group else ""
+        lines.append(
+            f"#  Rank {r:2}{words} Pid {100 + r // each:6} on     node{r // each:02} device"
+            f" {r % each:2} [0000:{r % each:02x}:00] NVIDIA H200"
+        )
+    return "\n".join(lines)
+
+
+def half(size: int, us: float, factor: float, wrong: str = "0") -> str:
+    rate = size / us / 1e3
+    return f"  {us:7.2f}  {rate:6.2f}  {rate * factor:6.2f}  {wrong:>6}"
+
+
+def row(
+    size: int, us: float, n: int = 8, *, test: str = "all_reduce", lead: str = "", wrong: str = "0"
+) -> str:
+    """A row with both halves, in place 1 us faster."""
+    factor = FACTORS[test](n)
+    count = size // 4 if test != "all_gather" else size // 4 // n
+    lead = (
+        lead
+        or {"all_reduce": "sum      -1", "all_gather": "none      -1", "broadcast": "none       2"}[
+            test
+        ]
+    )
+    text = f"{size:>12}  {count:>12}     float  {lead:>14}"
+    return text + half(size, us, factor, wrong) + half(size, us - 1, factor, wrong)
+
+
+def log(
+    rows: list[str],
+    *,
+    n: int = 8,
+    test: str = "all_reduce",
+    head: str = HEAD,
+    graph: int = 0,
+    foot: str = "0 OK",
+) -> str:
+    return "\n".join(
+        [
+            "# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004",
+            f"# Collective test starting: {test}_perf",
+            (
+                "# nThread 1 nGpus 1 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters:"
+                f" 20 agg iters: 1 validation: 1 graph: {graph} unalign: 0"
+            ),
+            "#",
+            "# Using devices",
+            devices(n),
+            "#",
+            "#                                      out-of-place                       in-place",
+            head,
+            *rows,
+            f"# Out of bounds values : {foot}",
+            "# Avg bus bandwidth    : 1.5 ",
+            "#",
+            f"# Collective test concluded: {test}_perf",
+            "#",
+            "",
+        ]
+    )
+
+
+def seen(reading: Reading) -> list[tuple[str, int, bool, float]]:
+    """(collective, size, in place, microseconds) of each record that is not skipped."""
+    return [
+        (r.case.collective, r.case.size, r.case.in_place, round(r.told.time / 1e3, 6))
+        for r in reading.records
+        if r.told
+    ]
+
+
+def test_a_table_becomes_a_record_for_each_half_with_what_the_log_says_and_no_more() -> None:
+    found = read(log([row(1 << 20, 50.0), row(2 << 20, 81.25, wrong="N/A")]))
+    assert seen(found) == [
+        ("all_reduce", 1 << 20, False, 50.0),
+        ("all_reduce", 1 << 20, True, 49.0),
+        ("all_reduce", 2 << 20, False, 81.25),
+        ("all_reduce", 2 << 20, True, 80.25),
+    ]
+    assert not found.warnings and not found.lost and found.closed
+    assert found.tool == "nccl-tests 2.19.6 text"
+    first, unchecked = found.records[0], found.records[2]
+    assert (first.case.n, first.case.backend, first.case.mode, first.case.op) == (
+        8,
+        "nccl",
+        "streaming",
+        "sum",
+    )
+    assert (first.wrong, unchecked.wrong) == (0, None)
+    assert first.told and (first.told.over, first.told.ranks, first.told.samples) == (
+        "mean",
+        "mean",
+        1,
+    )
+    (world,) = found.worlds
+    assert (
+        world.library == "NCCL 2.30.4"
+        and world.n == 8
+        and world.ranks[3].device == "cuda:3 [0000:03:00] NVIDIA H200"
+    )
+    assert (found.policy.iters, found.policy.warmup) == (20, 1)
+
+
+def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
+    record = read(log([row(1 << 20, 50.0)])).records[0]
+    shown = derive.derive(record)
+    assert shown and shown.median == 50_000 and shown.flags == ("imported",) and not shown.gateable
+    assert shown.algbw == pytest.approx((1 << 20) / 50_000) and shown.busbw == pytest.approx(
+        shown.algbw * 14 / 8
+    )
+    assert math.isinf(shown.hi) and all(
+        math.isnan(v) for v in (shown.min, shown.max, shown.mad, shown.n_eff)
+    )
+    cells = words_.cells(record, shown)
+    assert (cells["±"], cells["tail"], cells["min"], cells["median"]) == ("±∞", "-", "-", "50.0 µs")
+    flat = words_.flat(record, shown)
+    assert flat["min"] is None and flat["mad"] is None and flat["mean"] == 50_000
+    out = io.StringIO()
+    writer = programs.Csv(out)
+    writer.record(record, shown)
+    assert "nan" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("samples", "p95", "p99"),
+    [(0, None, None), (20, None, None), (100, 7.0, None), (500, 7.0, 9.0)],
+)
+def test_quantiles_stand_only_where_the_samples_bound_them(
+    samples: int, p95: float | None, p99: float | None
+) -> None:
+    case = read(log([row(1 << 20, 50.0)])).records[0].case
+    shown = derive.derive(
+        Record(case=case, status="ok", told=ToolTime(time=5.0, samples=samples, p95=7.0, p99=9.0))
+    )
+    assert shown and (shown.p95, shown.p99) == (p95, p99)
+
+
+OLD = "#       size         count      type   redop{root}" + 2 * "     time   algbw   busbw   error"
+
+
+@pytest.mark.parametrize(
+    ("head", "lead"),
+    [
+        (OLD.format(root="    root"), "sum      -1"),
+        (OLD.format(root=""), "sum"),
+        (OLD.format(root="").replace("   redop", ""), " "),
+        (HEAD.replace("    root", ""), "sum"),
+    ],
+)
+def test_older_dialects_lack_columns_and_print_a_relative_error(head: str, lead: str) -> None:
+    wrong = "2e-07" if "error" in head else "0"
+    found = read(log([row(4096, 12.5, lead=lead, wrong=wrong)], head=head))
+    assert seen(found) == [("all_reduce", 4096, False, 12.5), ("all_reduce", 4096, True, 11.5)]
+    assert not found.lost and not found.warnings
+    assert found.records[0].wrong == (None if "error" in head else 0)
+    assert ("2e-07" in found.records[0].note) == ("error" in head)
+
+
+def test_a_row_without_redop_and_root_in_a_table_that_has_both_names_is_read() -> None:
+    lead = "            -1"  # copy collectives left redop blank
+    assert (
+        len(seen(read(log([row(8192, 20.0, test="all_gather", lead=lead)], test="all_gather"))))
+        == 2
+    )
+
+
+def test_headers_of_each_collective_alone_in_one_old_log() -> None:
+    def table(test: str, names: str, lead: str) -> str:
+        head = (
+            f"#       size         count    type{names}     time   algbw   busbw  error     time  "
+            " algbw   busbw  error"
+        )
+        text = log(
+            [row(1 << 20, 50.0, 4, test=test, lead=lead, wrong="0e+00")], n=4, test=test, head=head
+        )
+        text = "\n".join(
+            line
+            for line in text.split("\n")
+            if "Collective test" not in line and "version" not in line
+        )
+        text = text.replace(
+            "nThread 1 nGpus 1 minBytes 8", "nThreads: 1 nGpus: 1 nRanks: 1 minBytes: 8"
+        )
+        text = text.replace(" Group  0", "").replace("warmup iters: 1", "warmupIters: 5")
+        return f"Running: CUDA_VISIBLE_DEVICES=1,2 ./build/{test}_perf -g 4\n{text}"
+
+    gathered = (
+        table("all_gather", "", " ").replace("20.97", "15.73").replace("21.40", "16.05")
+    )  # net of the own block
+    found = read(
+        gathered + table("broadcast", "    root", "2") + table("all_reduce", "   redop", "sum")
+    )
+    assert [r.case.collective for r in found.records[::2]] == [
+        "all_gather",
+        "broadcast",
+        "all_reduce",
+    ]
+    assert [r.case.root for r in found.records[::2]] == [-1, 2, -1]
+    assert not found.warnings and not found.lost and found.policy.warmup == 5
+
+
+def test_an_error_marked_with_an_asterisk_is_wrong_data() -> None:
+    head = OLD.format(root="    root")
+    found = read(log([row(4096, 12.5, wrong="4e-01*")], head=head, foot="2 FAILED"))
+    assert [r.status for r in found.records] == ["wrong", "wrong"]
+    end = importers.assemble(found)[-1]
+    assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
+
+
+def test_failed_checks_that_no_row_shows_are_told() -> None:
+    assert "no row says where" in read(log([row(4096, 12.5)], foot="3 FAILED")).warnings[0]
+
+
+def test_number_formats_of_all_versions() -> None:
+    big = 8 << 30
+    lead = f"{big:>12}  {big // 4:>12}     float     sum      -1"
+    lines = [
+        lead + "  32480.7  264.46  462.81       0  32466.1  264.58  463.02  1e+06",
+        lead + "    32481  264.46  462.81   0  1.2e+07    0.72    1.25   0",
+    ]
+    found = read(log(lines))
+    assert [us for *_, us in seen(found)] == [32480.7, 32466.1, 32481.0, 1.2e7]
+    assert found.records[1].status == "wrong" and found.records[1].wrong == 10**6
+    assert [r.case.cycle for r in found.records] == [0, 0, 1, 1]
+    assert not found.warnings
+
+
+def test_columns_of_I_S_and_rccl_A_are_told_apart() -> None:
+    ours = "    time   algbw   busbw  #wrong   i_min   i_max   i_p99   i_cv%"
+    head = HEAD.split("time", maxsplit=1)[0].rstrip() + 2 * ours + "            timestamp"
+    extra = "    11.00    19.00    18.50     3.1"
+    size = 1 << 16
+    text = row(size, 12.0)
+    at = len(text) - len(half(size, 11.0, 1.75))
+    found = read(log([text[:at] + extra + text[at:] + extra + "  2026-07-09 12:30:00"], head=head))
+    told = found.records[1].told
+    assert told and (told.time, told.min, told.max, told.p99, told.samples) == (
+        11_000,
+        11_000,
+        19_000,
+        18_500,
+        20,
+    )
+    assert found.records[0].started == "2026-07-09T12:30:00"
+    shown = derive.derive(found.records[0])
+    assert shown and shown.min == 11_000 and shown.p99 is None  # the p99 of 20 is their maximum
+    head = HEAD + "      algo     proto nchannels"
+    found = read(log([row(size, 12.0) + "    RING    SIMPLE          32"], head=head))
+    assert [us for *_, us in seen(found)] == [12.0, 11.0] and not found.lost
+
+
+def test_output_of_others_in_a_row_is_cut_out_and_what_stays_torn_is_reported() -> None:
+    whole = row(1 << 20, 50.0)
+    lines = [
+        whole[:55] + "node01:4121:4130 [0] NCCL INFO Channel 00/02 : 0 1",
+        whole[55:],
+        row(2 << 20, 60.0)[:70],
+        "node01:4121:4130 [0] NCCL INFO comm 0x55 rank 0",
+        row(4 << 20, 70.0) + "NCCL version 2.30.4+cuda13.0",
+        "   8388608       2097152 ",
+        "       12345       1 quux sum -1 1.0 2.0",
+        "some other program says 12 things",
+    ]
+    found = read(log(lines))
+    assert [(size, us) for _, size, in_place, us in seen(found) if not in_place] == [
+        (1 << 20, 50.0),
+        (4 << 20, 70.0),
+    ]
+    assert [where for where, _ in found.lost] == ["line 19", "line 22", "line 23"]
+    tagged = "\n".join(f"[1,0]<stdout>:{line}" for line in log([whole]).split("\n"))
+    assert len(seen(read(tagged))) == 2
+
+
+def test_several_tests_in_one_log_each_with_its_ranks() -> None:
+    text = log([row(4096, 9.0)]) + log(
+        [row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather"
+    )
+    found = read(text + log([row(4096, 6.0, 4, test="broadcast")], n=4, test="broadcast", graph=2))
+    kinds = [
+        (r.case.collective, r.case.n, r.case.root, r.case.mode)
+        for r in found.records
+        if not r.case.in_place
+    ]
+    assert kinds == [
+        ("all_reduce", 8, -1, "streaming"),
+        ("all_gather", 4, -1, "streaming"),
+        ("broadcast", 4, 2, "graph"),
+    ]
+    assert [w.n for w in found.worlds] == [8, 4] and not found.warnings
+    assert found.records[2].case.count == 4096 // 4 // 4
+
+
+def test_which_collective_it_is_comes_from_the_command_the_option_or_the_files_name() -> None:
+    nameless = "\n".join(
+        line for line in log([row(4096, 9.0)]).split("\n") if "Collective test" not in line
+    )
+    assert seen(read(nameless, "all-reduce-8.txt"))[0][0] == "all_reduce"
+    assert seen(read(nameless, collective="allreduce"))[0][0] == "all_reduce"
+    command = (
+        "+ mpirun -np 8 ./build/all_reduce_perf_mpi -b 4K -a 3 -x NCCL_ALGO=Ring -x"
+        " API_TOKEN=s3cret\n"
+    )
+    found = read(command + nameless)
+    assert seen(found)[0][0] == "all_reduce"
+    assert found.records[0].told and found.records[0].told.ranks == "slowest"
+    run = importers.assemble(found)[0]
+    assert (
+        isinstance(run, Run)
+        and run.command[:3] == ["mpirun", "-np", "8"]
+        and "s3cret" not in str(run)
+    )
+    assert run.environment["variables"] == {"NCCL_ALGO": "Ring"}
+    with pytest.raises(UsageError, match="which collective"):
+        read(nameless)
+
+
+def test_ranks_come_from_the_devices_or_the_option_and_a_wrong_number_is_noticed() -> None:
+    bare = "\n".join(line for line in log([row(1 << 20, 50.0)]).split("\n") if "Rank" not in line)
+    with pytest.raises(UsageError, match="how many ranks"):
+        read(bare)
+    assert not read(bare, ranks=8).warnings
+    assert (
+        "busbw 36.70 is not what 4 ranks make of 1048576 B in 50.00 us"
+        in read(bare, ranks=4).warnings[0]
+    )
+    gathered = log([row(1 << 20, 50.0, test="all_gather")], test="all_gather", n=4)
+    assert any("32768 elements are not what 4 ranks" in w for w in read(gathered).warnings)
+    told = read(gathered, ranks=8)  # fills in, and overrides nothing
+    assert (
+        told.records[0].case.n == 4 and "the log says 4 ranks, which is taken" in told.warnings[0]
+    )
+    split = (
+        log([row(4096, 9.0, 2)], n=4)
+        .replace("Rank  2 Group  0", "Rank  2 Group  1")
+        .replace("Rank  3 Group  0", "Rank  3 Group  1")
+    )
+    found = read(split)
+    assert found.records[0].case.n == 2 and "at once" in found.warnings[0]
+
+
+@pytest.mark.parametrize("name", ["reduced-run.log", "weak_scattered.log", "gathering.txt"])
+def test_parts_of_words_in_a_files_name_mean_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="of which collective"):
+        read(
+            "\n".join(
+                line for line in log([row(1 << 20, 50.0)]).split("\n") if "_perf" not in line
+            ),
+            name,
+        )
+
+
+def test_tests_with_other_settings_in_one_log_are_other_cases() -> None:
+    def called(command: str, us: float) -> str:
+        return f"+ {command} -g 8\n{log([row(1 << 20, us)])}"
+
+    program = "NCCL_DEBUG=WARN SECRET=x ./all_reduce_perf"
+    reading = read(
+        called(f"NCCL_ALGO=Ring {program}", 50.0) + called(f"NCCL_ALGO=Tree {program}", 90.0)
+    )
+    assert [(r.case.env, r.case.cycle, r.told and r.told.time) for r in reading.records[::2]] == [
+        ((("NCCL_ALGO", "Ring"),), 0, 50e3),
+        ((("NCCL_ALGO", "Tree"),), 0, 90e3),
+    ]
+    assert [w.env for w in reading.worlds] == [(("NCCL_ALGO", "Ring"),), (("NCCL_ALGO", "Tree"),)]
+    run, *_ = importers.assemble(reading)
+    assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_DEBUG": "WARN"}
+    assert not reading.warnings
+    reading = read(
+        called(f"{program} -n 20", 50.0)
+        + called(f"{program} -n 99", 90.0)
+        + log([row(1 << 20, 70.0)])
+    )
+    assert [r.case.cycle for r in reading.records] == [0, 0, 1, 1, 2, 2]
+    assert ["-n 99 -g 8' repeats what" in w for w in reading.warnings] == [True, False]
+
+
+def test_a_barrier_within_the_time_is_flagged() -> None:
+    said = (
+        "# Blocking Enabled: wait for completion and barrier after each collective\n#\n# Using"
+        " devices"
+    )
+    text = log([row(1 << 20, 50.0)])
+    found = [
+        derive.derive(read(one).records[0])
+        for one in (text, text.replace("#\n# Using devices", said))
+    ]
+    assert ["blocking" in r.flags for r in found if r] == [
+        False,
+        True,
+    ] and "blocking" in words_.FLAGS
+
+
+def test_what_has_no_place_here_is_left_out_with_a_reason() -> None:
+    found = read(
+        log(
+            [
+                row(4096, 9.0),
+                row(4096, 9.0).replace("   float", "float128"),
+                row(8192, 9.0).replace("sum", "xor"),
+            ]
+        )
+    )
+    assert len(seen(found)) == 2
+    assert {reason: n for reason, n in found.omitted.items() if "xor" in reason} == {
+        "there is no reduction 'xor' in collbench": 2
+    }
+    assert any("float128" in why for why in [*found.omitted, *(reason for _, reason in found.lost)])
+    for program in ("hypercube", "all_reduce_bias", "alltoallv"):
+        both = read(
+            log([row(4096, 9.0)])
+            + log([row(4096, 9.0)], test="all_reduce").replace("all_reduce_perf", f"{program}_perf")
+        )
+        assert len(seen(both)) == 2 and program in next(iter(both.omitted))
+    zero = read(
+        log([row(8192, 9.0, test="all_gather"), row(0, 9.0, test="all_gather")], test="all_gather")
+    )
+    assert [r.status for r in zero.records] == ["ok", "ok", "skipped", "skipped"]
+
+
+def test_all_to_all_in_place_is_skipped() -> None:
+    text = log([row(8192, 20.0, test="all_gather")], test="alltoall")
+    assert [r.status for r in read(text).records] == ["ok", "skipped"]
+
+
+def test_a_submit_time_is_replaced_by_the_time_behind_the_bandwidth_where_that_is_sharp() -> None:
+    head = HEAD.replace("   time", "cputime")
+    sharp, blunt = (
+        f"{size:>12}  {size // 4:>12}     float     sum      -1" for size in (1 << 20, 64)
+    )
+    lines = [sharp + "     3.00   20.00   35.00       0     3.00   20.00   35.00       0"]
+    lines += [blunt + "     3.00    0.01    0.02       0     3.00    0.01    0.02       0"]
+    found = read(log(lines, head=head))
+    assert seen(found)[0][3] == pytest.approx((1 << 20) / 20e3)
+    assert len(seen(found)) == 2 and sum(found.omitted.values()) == 2
+
+
+def test_a_log_that_ends_early_makes_a_run_that_was_cut_short() -> None:
+    found = read(log([row(4096, 9.0)]).partition("# Out of bounds")[0])
+    assert not found.closed and not any(isinstance(line, End) for line in importers.assemble(found))
+
+
+# --- JSON
+
+
+def result(size: int, us: float, **more: object) -> dict[str, object]:
+    one = {
+        "time": us,
+        "alg_bw": round(size / us / 1e3, 6),
+        "bus_bw": round(size / us / 1e3 * 1.75, 6),
+        "nwrong": 0.0,
+    }
+    return {
+        "size": size,
+        "count": size // 4,
+        "type": "float",
+        "redop": "sum",
+        "root": "    -1",
+        "out_of_place": one,
+        "in_place": {**one, "nwrong": None},
+        "actual_iterations": 20,
+        "experiment_name": "",
+        **more,
+    }
+
+
+def document(results: list[dict[str, object]], **more: object) -> dict[str, object]:
+    device = {
+        "rank": 0,
+        "group": 0,
+        "pid": 7,
+        "device": 0,
+        "device_hex": "0000:0f:00",
+        "device_info": "NVIDIA H200",
+    }
+    config = {
+        "nthreads": 1,
+        "ngpus": 4,
+        "warmup_iters": 1,
+        "iterations": 20,
+        "aggregated_iterations": 1,
+        "validation": 1,
+        "graph": 0,
+        "blocking_collectives": "false",
+        "parallel_init": "false",
+        "devices": [{**device, "hostname": "a"}, {**device, "rank": 4, "hostname": "b"}],
+    }
+    return {
+        "version": 3,
+        "start_time": "2026-07-09 10:00:00",
+        "args": ["./all_reduce_perf", "-g", "4"],
+        "env": ["HOME=/root", "AWS_SECRET=x", "NCCL_PROTO=LL"],
+        "nccl_version": 23004,
+        "config": config,
+        "results": results,
+        "out_of_bounds": {"count": 0, "okay": "true"},
+        "errors": [],
+        "end_time": "2026-07-09 10:01:00",
+        **more,
+    }
+
+
+def test_json_counts_all_gpus_of_each_process_and_takes_no_whole_environment() -> None:
+    found = read(json.dumps(document([result(1 << 20, 50.0)])))
+    assert found.records[0].case.n == 8 and not found.warnings
+    assert [r.wrong for r in found.records] == [0, None]
+    run = importers.assemble(found)[0]
+    assert isinstance(run, Run) and run.environment["variables"] == {"NCCL_PROTO": "LL"}
+    assert run.started == "2026-07-09T10:00:00" and run.environment["host"] == "a"
+    assert len(run.environment["gpus"]["devices"]) == 4
+    assert (
+        found.worlds[0].library == "NCCL 2.30.4"
+        and [r.host for r in found.worlds[0].ranks] == ["a"] * 4 + ["b"] * 4
+    )
+
+
+def test_json_iterations_are_samples() -> None:
+    times = [50.0 + i * 7 % 20 for i in range(25)]
+    series = {
+        "skipped_iterations": 5,
+        "min_us": 50.0,
+        "times_us": times,
+        "per_process_max_times_us": [times, times],
+    }
+    content = document([result(1 << 20, 60.0, out_of_place_per_iter=series)])
+    content["config"]["ngpus"] = 1  # type: ignore[index]
+    record = read(json.dumps(content)).records[0]
+    assert (
+        record.times_ns == [1000 * (50 + i * 7 % 20) for i in range(5, 25)]
+        and len(record.per_rank) == 2
+    )
+    shown = derive.derive(record)
+    assert shown and shown.samples == 20 and shown.median == 59_500 and math.isfinite(shown.hi)
+    assert "imported" in shown.flags and not shown.gateable
+
+
+def test_json_with_bare_infinity_and_torn_files_are_still_read() -> None:
+    text = json.dumps(document([result(1 << 20, 50.0), result(2 << 20, 90.0)])).replace(" ", "")
+    assert len(seen(read(text.replace('"bus_bw":36.70016', '"bus_bw":inf')))) == 4
+    torn = read(text[: text.rindex('"in_place"')])
+    assert (
+        len(seen(torn)) == 2 and "only 1 results are whole" in torn.warnings[0] and not torn.closed
+    )
+    with pytest.raises(UsageError, match="no result in it"):
+        read(text[: text.index('{"size"')])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": "many"},
+        {"out_of_place": [1]},
+        {"root": "x"},
+        {"out_of_place_per_iter": {"times_us": ["a"]}},
+    ],
+)
+def test_malformed_results_are_reported_one_by_one(change: dict[str, object]) -> None:
+    found = read(json.dumps(document([result(1 << 20, 50.0), result(2 << 20, 50.0, **change)])))
+    assert len(seen(found)) == 2 and found.lost[0][0] == "result 2"
+
+
+def test_times_out_of_this_world_are_reported() -> None:
+    series = {"times_us": [1e300, 5.0]}
+    found = read(
+        json.dumps(
+            document([result(1 << 20, 50.0), result(2 << 20, 50.0, out_of_place_per_iter=series)])
+        )
+    )
+    assert [where for where, _ in found.lost] == ["result 2"]
+    for us in (1e200, -1.0):
+        assert (
+            len(read(json.dumps(document([result(1 << 20, 50.0), result(1 << 21, us)]))).lost) == 2
+        )
+
+
+# --- rccl-tests
+
+
+def test_rccl_csv_with_and_without_the_column_its_header_forgets() -> None:
+    head = (
+        "numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,"
+        "algbw,busbw,#wrong\n"
+    )
+    size, us = 1 << 20, 50.0
+    rest = f'{size},"float","sum",%d,{us:f},{size / us / 1e3:f},{size / us / 1e3 * 1.75:f},"0"\n'
+    shifted = head + f'0,"AllReduce",2,4,2,2,{rest % 0}0,"AllReduce",2,4,2,2,{rest % 1}'
+    straight = head + f'0,"AllReduce",4,2,2,{rest % 0}'
+    single = (
+        head.replace("ranks,rankspernode,gpusperrank", "gpus")
+        + f'0,"AllReduce",8,{rest % 0}0,"AllReduce",8\n'
+    )
+    for text, number in ((shifted, 2), (straight, 1), (single, 1)):
+        found = read(text)
+        assert len(seen(found)) == number and seen(found)[0] == ("all_reduce", size, False, us)
+        assert (
+            found.records[0].case.n == 8
+            and not found.warnings
+            and found.records[0].case.backend == "nccl"
+        )
+    assert found.lost == [("line 3", "3 fields under a header of 11")]
+
+
+def test_rccl_json() -> None:
+    one = {
+        "numCycle": 0,
+        "name": "AllGather",
+        "nodes": 1,
+        "ranks": 4,
+        "ranksPerNode": 4,
+        "gpusPerRank": 1,
+        "size": 4096,
+        "type": "bfloat16",
+        "redop": "none",
+        "inPlace": 1,
+        "time": 8.0,
+        "algBw": 0.512,
+        "busBw": 0.384,
+        "wrong": "N/A",
+    }
+    found = read(json.dumps([one, {**one, "numCycle": 1}, {"numCycle": 2}]))
+    assert seen(found) == [("all_gather", 4096, True, 8.0)] * 2 and found.tool == "rccl-tests JSON"
+    assert (
+        found.records[1].case.cycle == 1
+        and found.lost[0][0] == "result 3"
+        and found.worlds[0].library == "RCCL"
+    )
+    with pytest.raises(UsageError, match="no result"):
+        read(json.dumps([{"numCycle": 2}]))
+
+
+def test_rccl_text_with_one_half_and_its_version_line() -> None:
+    head = HEAD[: HEAD.rindex("    time")]
+    text = log([row(4096, 9.0)[: -len(half(4096, 8.0, 1.75))]], head=head).replace(
+        "out-of-place                 ", ""
+    )
+    text = text.replace(
+        "# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004",
+        "rccl-tests: Version develop:1a2b",
+    )
+    text = text.replace("Group  0 ", "").replace("#  Rank", "#   Rank")
+    found = read(
+        text.replace("# Out of bounds", "# Errors with asterisks indicate errors.\n# Out of bounds")
+    )
+    assert (
+        seen(found) == [("all_reduce", 4096, True, 9.0)]
+        and found.tool == "rccl-tests develop:1a2b text"
+    )
+
+
+# --- OSU and Intel
+
+
+def osu(test: str, rows: list[str], columns: str = "       Avg Latency(us)", more: str = "") -> str:
+    return (
+        f"\n# OSU MPI{more} {test} Latency Test v7.4\n# Datatype: MPI_CHAR.\n# Size{columns}\n"
+        + "\n".join(rows)
+        + "\n"
+    )
+
+
+FULL = "       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations"
+
+
+@pytest.mark.parametrize(
+    ("test", "name", "size"),
+    [
+        ("Allreduce", "all_reduce", 1024),
+        ("Broadcast", "broadcast", 1024),
+        ("Reduce", "reduce", 1024),
+        ("Allgather", "all_gather", 4096),
+        ("All-to-All Personalized Exchange", "all_to_all", 4096),
+        ("Gather", "gather", 4096),
+        ("Scatter", "scatter", 4096),
+        ("Reduce_scatter", "reduce_scatter", 1024),
+    ],
+)
+def test_osu_sizes_are_those_of_a_block_where_there_is_one_for_each_rank(
+    test: str, name: str, size: int
+) -> None:
+    found = read(osu(test, ["1024                    3.25"]), ranks=4)
+    assert seen(found) == [(name, size, False, 3.25)]
+    record = found.records[0]
+    assert (record.case.backend, record.case.mode, record.sync, record.case.dtype) == (
+        "mpi",
+        "isolated",
+        "barrier",
+        "int8",
+    )
+    assert record.told and record.told.ranks == "mean" and record.told.samples == 0
+    assert found.tool == "OSU Micro-Benchmarks 7.4"
+
+
+def test_osu_with_all_columns_takes_the_slowest_rank() -> None:
+    text = osu(
+        "Allreduce",
+        ["4    3.25    2.00    5.50    1000                Pass        6.10"],
+        FULL + "          Validation     P99 Tail Lat(us)",
+        "-CUDA",
+    )
+    told = read(text.replace("CHAR", "FLOAT"), ranks=4).records[0].told
+    assert told == ToolTime(time=5500, ranks="slowest", samples=1000, by_rank=(2000, 3250, 5500))
+    failed = read(text.replace("CHAR", "FLOAT").replace("Pass", "Fail"), ranks=4).records[0]
+    assert failed.status == "wrong"
+
+
+def test_osu_barrier_and_what_is_left_out_of_osu() -> None:
+    text = "# OSU MPI Barrier Latency Test v7.4\n# Avg Latency(us)\n             2.75\n"
+    assert seen(read(text, ranks=4)) == [("barrier", 0, False, 2.75)]
+    for other in (
+        "OSU MPI Latency",
+        "OSU MPI Bandwidth",
+        "OSU MPI Allgatherv Latency",
+        "OSU MPI Non-blocking Allreduce Latency",
+    ):
+        column = (
+            "Bandwidth (MB/s)"
+            if "Band" in other
+            else "Overall(us)"
+            if "Non" in other
+            else "Latency (us)"
+        )
+        more = f"# {other} Test v7.4\n# Size          {column}\n8                    1.25\n"
+        found = read(text + more, ranks=4)
+        assert len(seen(found)) == 1 and sum(found.omitted.values()) == 1
+    with pytest.raises(UsageError, match="how many ranks"):
+        read(text)
+
+
+IMB = """#----------------------------------------------------------------
+#    Intel(R) MPI Benchmarks 2021.7, MPI-1 part
+#----------------------------------------------------------------
+# Date                  : Thu Jul  9 10:00:00 2026
+# MPI Version           : 3.1
+
+# Calling sequence was:
+
+# IMB-MPI1 Allreduce -npmin 4
+
+# MPI_Datatype                   :   MPI_BYTE
+# MPI_Datatype for reductions    :   MPI_FLOAT
+"""
+
+
+def imb(
+    name: str,
+    n: int,
+    rows: list[str],
+    columns: str = "#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]",
+) -> str:
+    line = "#" + 64 * "-"
+    waiting = "# ( 2 additional processes waiting in MPI_Barrier)"
+    head = f"\n{line}\n# Benchmarking {name} \n# #processes = {n} \n{waiting}\n{line}\n"
+    return head + f"       {columns}\n" + "\n".join(rows) + "\n"
+
+
+def test_imb_tables_one_for_each_number_of_processes() -> None:
+    text = IMB + imb(
+        "Allreduce",
+        2,
+        [
+            "            0         1000         0.03         0.05         0.04",
+            "         1024         1000         1.50         2.50         2.00",
+        ],
+    )
+    text += imb(
+        "Alltoall", 4, ["         1024          640         5.50         7.50         6.50"]
+    )
+    text += imb(
+        "Sendrecv",
+        4,
+        ["         1024          640         5.50         7.50         6.50       273.07"],
+        "#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]   Mbytes/sec",
+    )
+    text += imb(
+        "Barrier",
+        4,
+        ["         1000         1.50         2.50         2.00"],
+        "#repetitions  t_min[usec]  t_max[usec]  t_avg[usec]",
+    )
+    text += imb(
+        "PingPong",
+        2,
+        ["         1024         1000         1.50       682.67"],
+        "#bytes #repetitions t[usec] Mbytes/sec",
+    )
+    text += imb("Allgather", 4, [' 4194304 out-of-mem.; needed X=   1.500 GB; use flag "-mem X"'])
+    found = read(text)
+    assert seen(found) == [
+        ("all_reduce", 1024, False, 2.5),
+        ("all_to_all", 4096, False, 7.5),
+        ("sendrecv", 1024, False, 7.5),
+        ("barrier", 0, False, 2.5),
+    ]
+    kept = [r for r in found.records if r.told]
+    assert [r.case.n for r in kept] == [2, 4, 4, 4] and [r.case.mode for r in kept][
+        2
+    ] == "streaming"
+    assert kept[0].told == ToolTime(
+        time=2500, ranks="slowest", samples=1000, by_rank=(1500, 2000, 2500)
+    )
+    assert [r.case.dtype for r in kept[:2]] == ["float", "uint8"]
+    skipped = [r for r in found.records if r.status == "skipped"]
+    assert [r.case.nbytes for r in skipped] == [0, 4 * 4194304] and skipped[1].note.startswith(
+        "out-of-mem"
+    )
+    assert "PingPong" in next(iter(found.omitted)) and not found.lost
+    run = importers.assemble(found)[0]
+    assert (
+        isinstance(run, Run)
+        and run.imported == "Intel MPI Benchmarks 2021.7"
+        and run.started == "2026-07-09T10:00:00"
+    )
+    assert run.command == ["IMB-MPI1", "Allreduce", "-npmin", "4"]
+
+
+def test_imb_without_blank_lines_is_read_and_rows_without_columns_are_counted() -> None:
+    text = "\n".join(
+        [
+            "# Intel(R) MPI Benchmarks 2021.3, MPI-1 part",
+            "# Calling sequence was:",
+            "# IMB-MPI1 Allreduce",
+            "# Benchmarking Allreduce",
+            "# #processes = 4",
+            "#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]",
+            "1024 1000 1.00 2.00 1.50",
+            "# Benchmarking Bcast",
+            "# #processes = 4",
+            "2048 1000 1.00 2.00 1.50",
+        ]
+    )
+    reading = read(text)
+    assert seen(reading) == [("all_reduce", 1024, False, 2.0)] and reading.command == [
+        "IMB-MPI1",
+        "Allreduce",
+    ]
+    assert reading.lost == [("line 10", "a row of numbers under no names of columns")]
+
+
+def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
+    text = imb(
+        "Reduce_scatter",
+        6,
+        [
+            "           64         1000         1.50         2.50         2.00",
+            "      1048576         1000       150.00       250.00       200.00",
+        ],
+    )
+    found = read(text)
+    assert [r.case.nbytes for r in found.records] == [1 << 20] and "do not divide evenly" in next(
+        iter(found.omitted)
+    )
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no log of a known kind"),
+        (b"hello\nworld\n", "no log of a known kind"),
+        (b"\x7fELF\0\0\1", "no text"),
+        ("# nThread 1 nGpus 8".encode("utf-16"), "UTF-16"),
+        (b"\x1f\x8bnonsense", "cannot unpack"),
+        (b'{"line":"run","id":"x"}', "already"),
+        (b'{"results":[' + b"[" * 100_000, "no result"),
+        (b"numCycle", "no result"),
+        (b"# OSU MPI Allreduce Latency Test v7\n", "no result"),
+        (b'{"results":[{}]}', "which"),
+        (b'{"results":{}, "results": [', "no result"),
+        (b"# Benchmarking x", "no result"),
+        (b'{"args":["all_reduce_perf"],"results":[],"config":{"nthreads":"x"}}', "nthreads"),
+    ],
+)
+def test_what_is_no_log_is_refused_in_words(data: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        importers.read(decode(data, "x"), Asked(name="x"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [("MOST_LINES", "more than 9 lines"), ("MOST_BYTES", "larger than")]
+)
+def test_a_packed_log_is_no_larger_than_it_may_be(
+    limit: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"collbench.records.importers.text.{limit}", 9)
+    with pytest.raises(UsageError, match=words):
+        decode(gzip.compress(b"\n" * 10), "x")
+
+
+def test_torn_gzip_is_told_in_words() -> None:
+    packed = bytearray(gzip.compress(bytes(range(1, 256)) * 99))
+    packed[20:40] = b"\xff" * 20
+    with pytest.raises(UsageError, match="cannot unpack"):
+        decode(bytes(packed), "x")
+
+
+@pytest.mark.parametrize("name", ["min", "max", "p99"])
+def test_no_time_that_a_run_may_not_hold_gets_into_one(name: str) -> None:
+    reading = Reading(Asked(name="x"))
+    told = ToolTime(time=5.0, **{name: 1e15})
+    line = importers.Line(where="here", size=8, dtype="float", op="sum", told=told)
+    reading.add(importers.Table(collective="all_reduce", n=2), line)
+    assert (reading.records, reading.lost) == ([], [("here", "a time of 1e+12 us")])
+
+
+def test_line_ends_byte_order_marks_gzip_and_monstrous_lines_do_no_harm() -> None:
+    text = log([row(4096, 9.0), "1 2 float " + "9 " * 100_000, "x" * 1_000_000])
+    expected = seen(read(text))
+    data = text.replace("\n", "\r\n").encode("utf-8-sig")
+    assert seen(read(decode(gzip.compress(data), "x"))) == expected
+    assert len(expected) == 2
+
+
+@pytest.mark.parametrize("size", [10**17, 10**18 - 8])
+def test_numbers_beyond_all_machines_still_make_a_file(size: int) -> None:
+    lines = [
+        f"{size:>18}  {size // 4:>18}     float     sum      -1   1.0e+09  0.00  0.00  1e+300 "
+        " 1.0e+09  0.00  0.00  0"
+    ]
+    for line in importers.assemble(read(log(lines))):
+        msgspec.json.encode(line)
+
+
+def test_hostile_numbers_of_ranks_are_refused_before_they_cost_memory() -> None:
+    content = document([result(1 << 20, 50.0)])
+    content["config"]["ngpus"] = 1 << 40  # type: ignore[index]
+    with pytest.raises(UsageError, match="more than any machine"):
+        read(json.dumps(content))
+
+
+# --- collbench's own output
+
+
+def _shown(case_times: list[Record], reporter: reporter_.Reporter, run: Run, world: World) -> None:
+    reporter.begin(run, [r.case for r in case_times], [])
+    reporter.world(world)
+    for r in case_times:
+        reporter.record(r, derive.derive(r, world))
+    reporter.end(End(exit=0, ended="2026-07-09T10:00:00+00:00"), None)
+
+
+def test_own_output_reads_back_within_what_printing_rounds(tmp_path) -> None:
+    original = read(log([row(1 << 20, 50.0), row(2 << 20, 81.25)]))
+    run, world, *_ = importers.assemble(original)
+    assert isinstance(run, Run) and isinstance(world, World)
+    gloo = [
+        msgspec.structs.replace(
+            r,
+            told=None,
+            times_ns=[round(r.told.time) + i for i in range(9)],
+            case=msgspec.structs.replace(r.case, backend="gloo", algorithm="ring", mode="isolated"),
+        )
+        for r in original.records
+        if r.told
+    ]
+    local = msgspec.structs.replace(world, backend="gloo")
+    out = io.StringIO()
+    _shown(gloo, nccl.Text(out), run, local)
+    _shown(gloo, saved := nccl_json.Document(tmp_path / "x.json"), run, local)
+    for text, exact in ((out.getvalue(), False), (saved.written.read_text(), True)):
+        again = read(text)
+        assert (
+            [r.case for r in again.records] == [r.case for r in gloo]
+            and not again.warnings
+            and not again.lost
+        )
+        for before, after in zip(gloo, again.records, strict=True):
+            assert after.told and after.told.over == "median" and after.told.ranks == "slowest"
+            assert after.told.time == pytest.approx(before.times_ns[4], abs=5.1)
+            assert after.times_ns == (before.times_ns if exact else [])

@@ -1,0 +1,211 @@
+"""A run digested for showing says what reading it whole and deriving says; and statistics without
+numpy's detours."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import collbench
+from collbench.core.errors import UsageError
+from collbench.records import derive, rows, stats, store
+from collbench.records.derive import Derived
+from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+SUITE = Suite(name="mixed", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(3,)))
+TIMES = st.lists(st.integers(1, 10**9), min_size=1, max_size=60)
+
+
+def written(path: Path, number: int = 60) -> Path:
+    """Records of every kind, one world in the middle, late ranks among them, and a torn one at the
+    end."""
+    rng = np.random.default_rng(1)
+    run = Run(id="r", started="", command=[], suite=SUITE, policy=Policy(), environment={})
+    worlds = [
+        World(
+            index=i,
+            backend="gloo",
+            n=3,
+            env=(),
+            launcher="local",
+            ranks=[],
+            oversubscribed=i == 1,
+            same_clock=True,
+        )
+        for i in range(2)
+    ]
+    writer = store.Writer(path, run)
+    writer.write(worlds[0])
+    for i in range(number):
+        name = ("all_reduce", "broadcast", "sendrecv")[i % 3]
+        case = Case(
+            collective=name,
+            backend="gloo",
+            n=3,
+            nbytes=8 * i + 8,
+            op="sum" if i % 3 == 0 else "none",
+        )
+        starts = rng.integers(0, 500, (3, 40)) + np.array([[0], [3_000 * (i % 2)], [0]])
+        durations = 10_000 + starts.max(axis=0) - starts
+        measured = Record(
+            case=case,
+            status="ok",
+            world=i * 2 // number,
+            times_ns=durations.max(axis=0).tolist(),
+            inner=1 + i % 2,
+            per_rank=durations.tolist(),
+            starts_ns=starts.tolist() if i % 4 else [],
+            skew_ns=starts.max(axis=0).tolist(),
+            glob_ns=[11_000] * 40,
+            submit_ns=[7] * 40,
+            rotation=i,
+        )
+        skipped = Record(case=case, status="skipped", note="\u2028 <b>")
+        told = Record(case=case, status="ok", world=0, told=ToolTime(time=5_000.0, samples=20))
+        writer.write(worlds[1]) if i == number // 2 else None
+        writer.write(skipped if i % 10 == 9 else told if i % 10 == 8 else measured)
+    writer.write(End(exit=0, ended="now"))
+    writer.write(measured)
+    writer.close()
+    path.write_bytes(path.read_bytes()[:-30])
+    return path
+
+
+def derived(file: RunFile) -> list[Derived | None]:
+    return [cycle.derived for row in rows.table([file]) for cycle in row.cycles]
+
+
+def same(one: list[Derived | None], other: list[Derived | None]) -> bool:
+    return repr(one) == repr(other)  # nan, which an imported record has, differs from itself
+
+
+def test_a_digest_says_what_the_whole_says_and_drops_what_takes_room(tmp_path: Path) -> None:
+    whole = store.read(written(tmp_path / "a.jsonl"))
+    digest = store.digest(whole.path)
+    assert len(whole.records) == 60
+    assert same(derived(digest), derived(whole))
+    assert {row.late_rank for row in derived(digest) if row} == {None, 1}
+    assert (digest.run, digest.worlds, digest.end) == (whole.run, whole.worlds, whole.end)
+    for kept, record in zip(digest.records, whole.records, strict=True):
+        fields = msgspec.structs.asdict(record)
+        dropped = {
+            name: [] for name in ("per_rank", "starts_ns", "glob_ns", "skew_ns", "submit_ns")
+        }
+        assert {name: getattr(kept, name) for name in fields} == fields | dropped
+    assert collbench.frame(digest).equals(collbench.frame(whole))
+
+
+def test_small_parts_of_a_file_make_the_same_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "a.jsonl")
+    at_once = store.digest(path)
+    monkeypatch.setattr(store, "PART_BYTES", 1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    in_parts = store.digest(path)
+    assert repr(in_parts) == repr(at_once)
+
+
+def test_a_resumed_run_is_digested_as_it_is_read(tmp_path: Path) -> None:
+    """A case that failed and then was measured counts once; an End counts only where nothing
+    follows."""
+    path = written(tmp_path / "a.jsonl", 6)
+    lines = path.read_text().splitlines()[:-1]
+    failed = lines[2].replace('"status":"ok"', '"status":"failed"')
+    path.write_text("\n".join([*lines[:2], failed, lines[-1], *lines[2:-1]]) + "\n")
+    whole, digest = store.read(path), store.digest(path)
+    assert whole.end is None and digest.end is None
+    assert [r.status for r in digest.records] == [r.status for r in whole.records] == ["ok"] * 6
+
+
+def test_a_record_whose_fields_were_reordered_is_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", 4)
+    lines = path.read_text().splitlines()
+    fields = json.loads(lines[2])
+    lines[2] = json.dumps(fields | {"line": fields.pop("line")})
+    path.write_text("\n".join([*lines[:2], "", *lines[2:]]))
+    assert lines[2].startswith('{"case"')
+    assert [record.rotation for record in store.digest(path).records] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"line":"record","case":1}', "no JSON", '{"line":"end","mood":"fine"}']
+)
+def test_what_is_malformed_is_told_with_its_line(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path / "a.jsonl", 6)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:4], line, *lines[4:]]) + "\n")
+    for reading in (store.read, store.digest):
+        with pytest.raises(UsageError, match=r"a\.jsonl, line 5: "):
+            reading(path)
+
+
+def test_a_file_without_a_run_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("")
+    with pytest.raises(UsageError, match="is not a collbench run"):
+        store.digest(path)
+
+
+def test_lateness_stands_in_the_row(tmp_path: Path) -> None:
+    case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
+    record = Record(
+        case=case, status="ok", times_ns=[150] * 9, per_rank=[[150] * 9, [100] * 9], inner=3
+    )
+    rooted = msgspec.structs.replace(
+        record, case=msgspec.structs.replace(case, collective="broadcast", op="none", root=0)
+    )
+    clocked = msgspec.structs.replace(rooted, starts_ns=[[0] * 9, [0] * 4 + [30] * 5])
+    found = [derive.derive(each) for each in (record, rooted, clocked)]
+    assert [row and row.lateness for row in found] == [(0, 50), (), (0, 30)]
+
+
+def test_times_of_zero_break_nothing() -> None:
+    case = Case(collective="all_reduce", backend="gloo", n=2, nbytes=8, op="sum")
+    nothing = Record(case=case, status="ok", times_ns=[0] * 30, skew_ns=[1] * 30, overhead_ns=5)
+    row = derive.derive(nothing)
+    assert row is not None and (row.median, row.algbw, row.flags) == (
+        0,
+        0,
+        ("skewed!", "overhead!"),
+    )
+
+
+@given(TIMES, st.sampled_from([1, 3, 7]))
+def test_medians_and_quantiles_are_those_of_numpy(times: list[int], inner: int) -> None:
+    values = np.array(times) / inner
+    assert stats.median(times) == statistics.median(times)
+    assert stats.median(values) == np.median(values)
+    assert stats.mad(values) == np.median(np.abs(values - np.median(values)))
+
+
+def test_fences_stand_where_numpys_quartiles_put_them() -> None:
+    rng = np.random.default_rng(3)
+    for n in range(1, 200):
+        values = rng.pareto(1.5, n)
+        low, high = np.quantile(values, (0.25, 0.75))
+        mild, severe = (
+            np.sum((values < low - w * (high - low)) | (values > high + w * (high - low)))
+            for w in (1.5, 3)
+        )
+        assert stats.outliers(values) == (mild - severe, severe)
+
+
+@pytest.mark.parametrize("q", [0.5, 0.95, 0.99])
+def test_a_quantile_is_the_sample_that_numpy_picks(q: float) -> None:
+    rng = np.random.default_rng(2)
+    for n in (72, 75, 100, 368, 400, 1000, 1999):
+        times = rng.permutation(n) + 0.5
+        found = stats.quantile(times, q)
+        assert found in (None, np.quantile(times, q, method="inverted_cdf"))
+        assert (found is None) == (stats.interval_ranks(n, q) is None)

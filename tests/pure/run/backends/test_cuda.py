@@ -1,0 +1,210 @@
+"""Which GPU an NCCL rank gets, when ranks share one, and memory that NCCL registers: a CUDA that
+only takes notes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from collbench.core.errors import CannotRun
+from collbench.machine import environment
+from collbench.run.backends import _cuda, torchdist
+from collbench.run.rank.control import Control
+from collbench.suite.policy import Policy
+
+ALONE = Control(0, 1)
+ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+class Told(Control):
+    """A control group whose other ranks say what a test has them say."""
+
+    def __init__(self, others: list[list[Any]]) -> None:
+        super().__init__(0, 1)
+        self._others = others
+
+    def collect(self, value: Any) -> list[Any]:
+        return [*super().collect(value), *self._others]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``gpus(count, version)``: so many here, with that NCCL."""
+
+    def there_are(count: int, version: tuple[int, ...] = (2, 30, 4)) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu {index}")
+        )
+
+    monkeypatch.setenv(ENABLE, "0")
+    return there_are
+
+
+def beside(
+    count: int, gpus: int, version: tuple[int, ...] = (2, 30, 4), host: str = "", mine: int = 0
+) -> Told:
+    """So many other ranks, on another host or with those local ranks of this one that are not
+    ``mine``."""
+    others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
+    where = host or environment.host()
+    return Told([[where, f"gpu {rank % gpus}" if gpus else "", list(version)] for rank in others])
+
+
+def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
+    gpus(4)
+    assert _cuda.seat(beside(3, 4, mine=2), 2, False, "nccl") == (torch.device("cuda", 2), False)
+    assert _cuda.seat(
+        beside(7, 4, host="elsewhere"), 3, True, "nccl"
+    ).shared  # there are 7 ranks on 4 elsewhere
+    assert not _cuda.seat(beside(4, 4, host="elsewhere"), 3, True, "nccl").shared
+
+
+def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
+    gpus(1)
+    neighbours = Told([[environment.host(), f"gpu of rank {rank}", [2, 28, 9]] for rank in (1, 2)])
+    assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False)
+
+
+def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
+    gpus(1)
+    with pytest.raises(CannotRun, match="8 ranks need a GPU each, and there is 1 on ") as caught:
+        _cuda.seat(beside(7, 1), 0, False, "nccl")
+    assert "--share-gpu" in caught.value.hint and os.environ[ENABLE] == "0"
+
+
+def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(gpus: Any) -> None:
+    gpus(2)
+    seats = [
+        _cuda.seat(beside(4, 2, mine=local_rank), local_rank, True, "nccl")
+        for local_rank in range(5)
+    ]
+    assert [seat.device.index for seat in seats] == [0, 1, 0, 1, 0] and all(
+        seat.shared for seat in seats
+    )
+    assert os.environ[ENABLE] == "1"
+
+
+def test_an_nccl_that_cannot_share_says_so_on_every_rank(gpus: Any) -> None:
+    gpus(1, (2, 29, 7))
+    with pytest.raises(CannotRun, match=r"NCCL 2\.29\.7 .* 2\.30 and newer"):
+        _cuda.seat(beside(1, 1), 0, True, "nccl")
+    gpus(1)
+    with pytest.raises(CannotRun, match=r"NCCL 2\.27\.5 "):
+        _cuda.seat(beside(1, 1, (2, 27, 5)), 0, True, "nccl")  # the other rank's
+
+
+@pytest.mark.parametrize("mine", [0, 1])
+def test_a_host_without_a_gpu_stops_all_ranks(gpus: Any, mine: int) -> None:
+    gpus(mine)
+    with pytest.raises(CannotRun, match="backend nccl needs an NVIDIA GPU"):
+        _cuda.seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
+
+
+class Nccl:
+    """A process group's NCCL part. ``accepts`` is what its register_mem_pool knows besides the
+    pool."""
+
+    mem_allocator = "NCCL's allocator"
+
+    def __init__(self, notes: list[str], accepts: str = "symm") -> None:
+        self._notes, self._accepts = notes, accepts
+
+    def register_mem_pool(self, pool: Any, **named: Any) -> None:
+        if set(named) - {self._accepts}:
+            raise TypeError("register_mem_pool(): incompatible function arguments")
+        self._notes.append(f"register {pool} {named}")
+
+    def deregister_mem_pool(self, pool: Any) -> None:
+        self._notes.append(f"deregister {pool}")
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    pools: list[str] = []
+
+    def pool(allocator: str) -> str:
+        assert allocator == Nccl.mem_allocator
+        pools.append(f"pool {len(pools)}")
+        return pools[-1]
+
+    @contextmanager
+    def within(chosen: str) -> Iterator[None]:
+        said.append(f"into {chosen}")
+        yield
+        said.append(f"out of {chosen}")
+
+    monkeypatch.setattr(torch.cuda, "MemPool", pool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", within)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronize"))
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: said.append("all_reduce"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda group: said.append("destroy"))
+    return said
+
+
+def group(nccl: Any) -> Any:
+    return SimpleNamespace(_get_backend=lambda device: nccl)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("level", "named"), [(1, "{}"), (2, "{'symm': True}")])
+def test_buffers_are_registered_until_the_next_are_wanted(
+    notes: list[str], level: int, named: str
+) -> None:
+    held = _cuda.Registered(group(Nccl(notes)), ALONE, CPU, level)
+    assert notes == ["all_reduce", "into pool 0", "out of pool 0", f"register pool 0 {named}"]
+    notes.clear()
+    assert held.allocate(100).nbytes == 100
+    assert notes == [
+        "synchronize",
+        "deregister pool 0",
+        "into pool 1",
+        "out of pool 1",
+        f"register pool 1 {named}",
+    ]
+    notes.clear()
+    held.release()
+    held.release()
+    assert notes == ["synchronize", "deregister pool 1"]
+
+
+def test_a_torch_or_nccl_that_cannot_register_says_which_can(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CannotRun, match="symmetric windows") as caught:
+        _cuda.Registered(group(Nccl(notes, accepts="nothing")), ALONE, CPU, 2)
+    assert "torch 2.9" in caught.value.hint
+    with pytest.raises(CannotRun, match="ncclCommRegister") as caught:
+        _cuda.Registered(group(SimpleNamespace()), ALONE, CPU, 1)
+    assert "torch 2.7" in caught.value.hint
+
+    def refuse(self: Nccl, pool: Any) -> None:
+        raise RuntimeError("NCCL error: unhandled system error\nmore")
+
+    monkeypatch.setattr(Nccl, "register_mem_pool", refuse)
+    with pytest.raises(CannotRun, match=r"NCCL refuses .*: NCCL error: unhandled system error$"):
+        _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
+
+
+def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(
+    notes: list[str],
+) -> None:
+    backend = torchdist.TorchDistributed("nccl")
+    backend.policy = Policy(register=1)
+    backend._at = torchdist._Site(0, 1, group(Nccl(notes)))
+    backend._registered = _cuda.Registered(backend._at.group, ALONE, CPU, backend.policy.register)
+    assert backend.allocate(64).nbytes == 64
+    backend.close()
+    assert notes[-4:] == ["register pool 1 {}", "synchronize", "deregister pool 1", "destroy"]

@@ -1,0 +1,217 @@
+"""symm's virtual ranks up to the launch: the kernel is taped.py's, on the very addresses that it is
+given."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator, MutableMapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from interleaving import cases, finish
+from taped import decoded, walk
+
+from collbench.core.errors import CannotRun
+from collbench.run.backends import _instructions, symm
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+LINE = _instructions.LINE_BYTES
+
+
+def words(address: int, count: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
+
+
+class Counters(MutableMapping[tuple[int, int], int]):
+    """Where a launch's table of addresses says that they are."""
+
+    def __init__(self, bases: np.ndarray) -> None:
+        self.bases = bases
+
+    def line(self, own: tuple[int, int]) -> np.ndarray:
+        return words(int(self.bases[own[0], _instructions.COUNTERS]) + own[1] * LINE, 2)
+
+    def __getitem__(self, own: tuple[int, int]) -> int:
+        return int(self.line(own)[0])
+
+    def __setitem__(self, own: tuple[int, int], value: int) -> None:
+        self.line(own)[0] = value
+
+    def __delitem__(self, own: tuple[int, int]) -> None: ...
+
+    def __iter__(self) -> Iterator[tuple[int, int]]: ...  # type: ignore[empty-body]
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Kernel:
+    """Takes _kernel.walk's place: kernel[grid](...) runs all programs of the grid, one instruction
+    of each at a time."""
+
+    INTERPRETED, REPORT_WORDS, triton = False, 6, SimpleNamespace(__version__="none")
+
+    def __init__(self) -> None:
+        self.grids: list[tuple[int, int]] = []
+        self.walk = self
+
+    def options(self, case: Case) -> dict[str, Any]:
+        return {"kind": np.dtype(case.dtype if case.row.reduces else f"i{case.type.size}")}
+
+    def peers_at_once(self) -> int:
+        return 3
+
+    def __getitem__(self, grid: tuple[int, int]) -> Any:
+        def launch(
+            tape: Any, bases: Any, claim: Any, report: Any, first: int, limit: int, kind: Any
+        ) -> None:
+            self.grids.append(grid)
+            counters, code = Counters(bases.numpy()), tape.numpy()
+
+            def at(address: int, past: int, count: int) -> np.ndarray:
+                start = int(counters.bases.flat[address]) + past
+                return np.ctypeslib.as_array(
+                    (ctypes.c_char * (count * kind.itemsize)).from_address(start)
+                ).view(kind)
+
+            keys = [
+                (first + rank, channel) for rank in range(grid[1]) for channel in range(grid[0])
+            ]
+            lives = {
+                number: walk(decoded(code, number), own, int(counters.line(own)[1]), counters, at)
+                for number, own in enumerate(keys)
+            }
+            assert finish(lives, random.Random(1), 1000 * len(keys))
+            for own in keys:
+                counters.line(own)[1] += code[0]
+
+        return launch
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    found = Kernel()
+    monkeypatch.setattr(symm, "_walker", lambda: found)
+    monkeypatch.setattr(
+        symm.Symmetric, "_on_gpus", lambda self, local_rank: (self._virtual, 40 // self._n)
+    )
+    return found
+
+
+def opened(n: int) -> symm.Symmetric:
+    backend = symm.create("symm")
+    backend.policy = Policy(virtual=True)
+    backend.open(0, n, 0)
+    return backend
+
+
+def rows(memory: torch.Tensor, case: Case) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every rank's input and output in one allocation."""
+    found, at = [], 0
+    for rank in range(case.n):
+        total = case.row.overlay(case.n, case.count, rank)[2] if case.in_place else sum(case.counts)
+        begin, into = (
+            case.row.overlay(case.n, case.count, rank)[:2] if case.in_place else (0, case.counts[0])
+        )
+        whole = memory[at : at + total]
+        found.append((whole[begin : begin + case.counts[0]], whole[into : into + case.counts[1]]))
+        at += total
+    return found
+
+
+@pytest.mark.parametrize(("n", "nbytes"), [(1, 4 * 41), (3, 4 * 41), (4, 3 * 16_384 + 4)])
+def test_one_launch_is_one_call_of_all_virtual_ranks(kernel: Kernel, n: int, nbytes: int) -> None:
+    backend, rng = opened(n), np.random.default_rng(n)
+    for case in cases("symm", n, nbytes, "int32"):
+        memory = backend.allocate(8 * sum(case.counts) * n).view(torch.int32)
+        half = len(memory) // 2
+        slots = [rows(memory[:half], case), rows(memory[half:], case)]
+        calls = [backend.prepare_all(case, *zip(*slot, strict=True)) for slot in slots]
+        for turn in (0, 1, 0):
+            given = [rng.integers(0, 1000, case.counts[0]).astype(np.int32) for _ in range(n)]
+            for (send, recv), row in zip(slots[turn], given, strict=True):
+                recv.fill_(-1)
+                send.copy_(torch.from_numpy(row))
+            before = len(kernel.grids)
+            calls[turn].run()
+            backend.finish()
+            assert len(kernel.grids) == before + 1 and kernel.grids[-1][1] == n
+            for (_, recv), wanted in zip(
+                slots[turn], case.row.result(given, np.add, max(case.root, 0)), strict=True
+            ):
+                assert wanted is None or recv.tolist() == wanted.tolist(), case.key
+    assert max(channels for channels, _ in kernel.grids) == (1 if nbytes < 1000 else 6)
+
+
+def test_buffers_that_take_turns_share_a_tape(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    write = _instructions.write
+    monkeypatch.setattr(
+        _instructions, "write", lambda *given: (written.append(given), write(*given))[1]
+    )
+    backend, case = opened(2), next(cases("symm", 2, 400, "int32"))
+    memory = backend.allocate(6400).view(torch.int32)
+    for at in (0, 256, 512, 1):  # the last is aligned otherwise
+        backend.prepare_all(case, *zip(*rows(memory[at:], case), strict=True))
+    assert len(written) == 2
+
+
+def test_virtual_ranks_need_no_alignment_and_a_rank_that_waits_in_vain_is_told(
+    kernel: Kernel,
+) -> None:
+    backend = opened(2)
+    backend.align()
+    assert kernel.grids == []
+    backend.finish()
+    backend._said[:] = [1, 0, 3, 1, 7, 5]
+    with pytest.raises(
+        RuntimeError,
+        match=r"rank 0 waited in vain for rank 1: progress 7 awaited, 5 seen \(channel 3",
+    ):
+        backend.finish()
+
+
+def test_what_the_kernel_cannot_do_is_said() -> None:
+    backend = symm.create("symm")
+    case = Case(
+        collective="all_reduce",
+        backend="symm",
+        n=130,
+        nbytes=8,
+        algorithm="ring",
+        op="avg",
+        dtype="int8",
+    )
+    assert backend.why_not(case) == "int8 does not hold 130, by which avg divides"
+    graph = Case(
+        collective="all_reduce",
+        backend="symm",
+        n=2,
+        nbytes=8,
+        algorithm="ring",
+        op="sum",
+        mode="graph",
+    )
+    assert backend.why_not(graph) == "CUDA graphs need a GPU"
+
+
+def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = symm.create("symm")
+    backend.policy = Policy(virtual=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(__import__("sys").modules, "collbench.run.backends._kernel", None)
+    with pytest.raises(CannotRun, match="symm needs Triton"):
+        backend.open(0, 2, 0)
+    monkeypatch.setattr(symm, "_walker", Kernel)
+    with pytest.raises(CannotRun, match="needs an NVIDIA GPU"):
+        backend.open(0, 2, 0)
+    monkeypatch.setattr(Kernel, "INTERPRETED", True)
+    with pytest.raises(CannotRun, match="virtual ranks need a GPU"):
+        backend.open(0, 2, 0)

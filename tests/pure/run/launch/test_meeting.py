@@ -1,0 +1,451 @@
+"""The meeting of ranks: who is let in, what is refused in which words, and strangers that connect
+to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from collbench import __version__
+from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.run.launch import meeting, rendezvous
+from collbench.run.launch.connection import Connection, Store
+from collbench.run.launch.environments import Membership
+
+KEY = b"one launch's"
+SECONDS = 20.0
+
+
+class Launch:
+    """Ranks as threads of this process, and rank 0's port."""
+
+    def __init__(self, n: int, seconds: float = SECONDS) -> None:
+        self.listener = meeting.listener([("127.0.0.1", 0)])
+        self.door: meeting.Door = self.listener.getsockname()
+        self.host = meeting.Host(self.listener, n, KEY, seconds)
+        self.n, self._seconds = n, seconds
+        self._threads = ThreadPoolExecutor()
+
+    def come(
+        self, *ranks: int, n: int = 0, key: bytes = KEY, seconds: float = 0
+    ) -> list[Connection | CollbenchError]:
+        """These ranks' connections, or what they were told instead."""
+
+        def one(rank: int) -> Connection | CollbenchError:
+            member = Membership("environment", rank, n or self.n, 0, 0)
+            try:
+                return Connection(member, [self.door], key, seconds or self._seconds)
+            except CollbenchError as e:
+                return e
+
+        return list(self._threads.map(one, ranks))
+
+    def stranger(self) -> socket.socket:
+        return socket.create_connection(self.door, 5)  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        self._threads.shutdown()
+        self.host.close()
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    found = Launch(2)
+    yield found
+    found.end()
+
+
+def met(found: list[Connection | CollbenchError]) -> list[Connection]:
+    assert all(isinstance(one, Connection) for one in found), found
+    return found  # type: ignore[return-value]
+
+
+def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
+    first, second = (Store(connection) for connection in met(launch.come(0, 1)))
+    assert first._connection.hosts == [socket.gethostname()] * 2
+    first.set("a", b"\0\xff raw")
+    assert second.get("a") == b"\0\xff raw"
+    assert [first.add("n", 2), second.add("n", 3), first.get("n")] == [2, 5, b"5"]
+    assert (first.check(["a", "n"]), first.check(["a", "b"]), first.num_keys()) == (True, False, 2)
+    assert (second.delete_key("a"), second.delete_key("a"), first.check(["a"])) == (
+        True,
+        False,
+        False,
+    )
+    assert second.compare_set("c", "", "x") == b"x"
+    assert second.compare_set("c", "y", "z") == b"x"
+    assert second.compare_set("d", "y", "z") == b"y"
+    later = threading.Timer(0.1, lambda: first.set("late", "now"))
+    later.start()
+    second.wait(["late", "n"])
+    assert second.get("late") == b"now"
+    with pytest.raises(TimeoutError):
+        first.wait(["never"], timedelta(seconds=0.2))
+    later.join()
+
+
+def test_torch_takes_the_store_apart_from_its_prefixes(launch: Launch) -> None:
+    import torch.distributed as dist
+
+    first, second = (Store(connection) for connection in met(launch.come(0, 1)))
+    dist.PrefixStore("p", dist.PrefixStore("q", first)).set("k", b"v")
+    assert second.get("q/p/k") == b"v"
+    assert dist.PrefixStore("q", second).get("p/k") == b"v"
+
+
+def test_nobody_is_listened_to_once_all_have_come(launch: Launch) -> None:
+    early = launch.stranger()
+    met(launch.come(0, 1))
+    early.settimeout(5)
+    assert b"nonce" in early.recv(100)
+    assert early.recv(100) == b""
+    with pytest.raises(OSError):
+        launch.stranger()
+
+
+def test_ranks_that_never_come_are_named() -> None:
+    launch = Launch(5, seconds=0.5)
+    found = launch.come(0, 3)
+    here = socket.gethostname()
+    words = (
+        "not all ranks came together within 0.5 s: ranks 1, 2, 4 never came; ranks 0, 3 came from"
+        f" {here}"
+    )
+    assert [(type(one), str(one)) for one in found] == [(RunBroken, words)] * 2
+    launch.end()
+
+
+def test_a_rank_that_comes_twice_ends_the_launch() -> None:
+    launch = Launch(3)
+    found = launch.come(0, 1, 1)
+    assert all(isinstance(one, CannotRun) for one in found)
+    (words,) = {str(one) for one in found}
+    who = f"from {socket.gethostname()} (pid {os.getpid()}, environment)"
+    assert words == f"rank 1 came twice: {who}, and {who}"
+    launch.end()
+
+
+def test_two_worlds_are_told_apart(launch: Launch) -> None:
+    with ThreadPoolExecutor() as pool:
+        told_both = [pool.submit(launch.come, rank, n=n) for rank, n in ((0, 2), (3, 4))]
+        found = [one for future in told_both for one in future.result()]
+    assert all(isinstance(one, CannotRun) for one in found)
+    (words,) = {str(one) for one in found}
+    assert words.startswith("two worlds: rank ")
+    assert "rank 3 on" in words
+    assert "one of 4" in words
+
+
+def test_another_version_is_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(launch.come, 0)
+        while not launch.host._came:
+            time.sleep(0.01)
+        monkeypatch.setattr("collbench.run.launch.connection.__version__", "0.0.9")
+        found = [*launch.come(1), *waiting.result()]
+    assert {str(one) for one in found} == {
+        f"rank 1 on {socket.gethostname()} runs collbench 0.0.9, rank 0 on {socket.gethostname()}"
+        f" {__version__}"
+    }
+
+
+def test_a_rank_that_leaves_before_all_have_come_is_named(launch: Launch) -> None:
+    class Leaver(Connection):
+        def _connect(self, *given: object) -> None:
+            super()._connect(*given)  # type: ignore[arg-type]
+            self._lines.close(), self._socket.close()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        Leaver(Membership("environment", 1, 2, 0, 0), [launch.door], KEY, SECONDS)
+    (found,) = launch.come(0)
+    assert isinstance(found, CannotRun)
+    assert (
+        f"rank 1 on {socket.gethostname()} left again before all 2 ranks had come" in found.message
+    )
+
+
+class Spy(threading.Thread):
+    """A wire-tap: passes one connection on to the meeting, and keeps what the guest has said."""
+
+    def __init__(self, door: meeting.Door) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.door: meeting.Door = self._listener.getsockname()
+        self._to, self.heard = door, b""
+        self.start()
+
+    def run(self) -> None:
+        guest = self._listener.accept()[0]
+        host = socket.create_connection(self._to)  # type: ignore[arg-type]
+        guest.sendall(host.recv(4096))
+        self.heard = guest.recv(4096)
+        guest.close(), host.close(), self._listener.close()
+
+
+GARBAGE = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\n",
+    b"\0" * 100 + b"\n",
+    b"{}\n",
+    b"00 {}\n",
+    b"[" * 4000 + b"\n",
+    b"\xff\xfe \xff\n",
+    b'0 {"rank":0,"n":2,"host":"x","pid":1,"launcher":"","version":"","nonce":""}\n',
+)
+
+
+def garbage(launch: Launch) -> list[socket.socket]:
+    found = []
+    for line in GARBAGE:
+        found.append(launch.stranger())
+        found[-1].sendall(line)
+    return found
+
+
+def silence(launch: Launch) -> list[socket.socket]:
+    return [launch.stranger() for _ in range(3 * meeting.PENDING)]
+
+
+def flood(launch: Launch) -> list[socket.socket]:
+    found = [launch.stranger() for _ in range(8)]
+    for at in found:
+        at.settimeout(5)
+        with pytest.raises(OSError):
+            for _ in range(64):
+                at.sendall(b"x" * (1 << 20))
+    return found
+
+
+def halves(launch: Launch) -> list[socket.socket]:
+    """Hang up in the middle of everything."""
+    for line in (b"", b"ab", b"0 {"):
+        with launch.stranger() as at:
+            at.sendall(line)
+    return []
+
+
+def replay(launch: Launch) -> list[socket.socket]:
+    spy = Spy(launch.door)
+    honest = Membership("environment", 1, 2, 0, 0)
+    with pytest.raises(RunBroken):
+        Connection(honest, [spy.door], KEY, 0.5)
+    spy.join(5)
+    assert b'"rank":1' in spy.heard
+    found = [launch.stranger() for _ in range(3)]
+    for at in found:
+        at.sendall(spy.heard)
+        at.settimeout(5)
+        assert b"nonce" in at.recv(4096)
+        assert at.recv(4096) == b""
+    return found
+
+
+@pytest.mark.parametrize("strangers", [garbage, silence, flood, halves, replay])
+def test_strangers_keep_nobody_from_meeting(strangers, launch: Launch) -> None:
+    kept = strangers(launch)
+    first, second = (Store(connection) for connection in met(launch.come(0, 1)))
+    first.set("a", b"1")
+    assert (second.get("a"), second.num_keys()) == (b"1", 1)
+    assert launch.host.gone == []
+    for at in kept:
+        at.close()
+
+
+def test_another_key_keeps_a_rank_out() -> None:
+    launch = Launch(2, seconds=2)
+    (other,) = launch.come(1, key=b"another launch's", seconds=0.5)
+    assert isinstance(other, RunBroken)
+    assert "of another launch, or has another COLLBENCH_TOKEN" in other.message
+    (rank0,) = launch.come(0)
+    assert isinstance(rank0, RunBroken)
+    assert "rank 1 never came" in rank0.message
+    assert "did not belong here" in rank0.message
+    launch.end()
+
+
+def test_a_false_rank_0_is_passed_by(launch: Launch) -> None:
+    """Something else listens at the first port; a rank tries the next."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            with other.accept()[0] as at:
+                at.sendall(b'{"nonce":"00"}\n')
+                at.recv(4096)
+                at.sendall(b"00 {}\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(launch.come, 0)
+            connection = Connection(
+                Membership("environment", 1, 2, 0, 0),
+                [other.getsockname(), launch.door],
+                KEY,
+                SECONDS,
+            )
+            met(waiting.result())
+    assert len(connection.hosts) == 2
+
+
+def test_a_line_that_was_changed_under_way_ends_its_rank_only(launch: Launch) -> None:
+    first, second = met(launch.come(0, 1))
+    second._socket.sendall(b"0" * 64 + b' {"op":"set","keys":["a"],"value":"eA=="}\n')
+    with pytest.raises((ConnectionError, OSError)):
+        second.ask(meeting.Request("count"))
+    assert Store(first).num_keys() == 0
+    assert [hello.rank for hello in launch.host.gone] == [1]
+
+
+def test_a_rank_that_has_gone_is_known_and_one_that_takes_leave_is_not(launch: Launch) -> None:
+    first, second = met(launch.come(0, 1))
+    second._lines.close(), second._socket.close()
+    until = time.monotonic() + 10
+    while not launch.host.gone and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [hello.rank for hello in launch.host.gone] == [1]
+    first.close()
+    launch.host.close()
+    assert len(launch.host.gone) == 1
+
+
+def test_long_values_are_refused_where_they_are_made(launch: Launch) -> None:
+    first, second = (Store(connection) for connection in met(launch.come(0, 1)))
+    with pytest.raises(ValueError, match="over the limit"):
+        first.set("a", b"x" * meeting.LINE_LIMIT)
+    first.set("a", b"x" * (meeting.LINE_LIMIT // 2))
+    assert len(second.get("a")) == meeting.LINE_LIMIT // 2
+
+
+def test_a_port_in_use_is_left_for_the_next() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()
+        found = meeting.listener([taken, ("127.0.0.1", 0)])
+        assert found.getsockname()[1] != taken[1]
+        found.close()
+        with pytest.raises(CannotRun, match=r"cannot listen at 127\.0\.0\.1, port"):
+            meeting.listener([taken])
+    with pytest.raises(CannotRun, match=r"cannot listen at 192\.0\.2\.77"):
+        meeting.listener([("192.0.2.77", 12345)])
+
+
+def test_one_host_meets_in_a_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("long" * 40)
+    deep.mkdir()
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
+    alone = Membership("torchrun", 0, 1, 0, 1)
+    with rendezvous.agreed(alone) as (places, key):
+        host = meeting.Host(meeting.listener(places), 1, key, SECONDS)
+        (folder,) = deep.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        connection = Connection(alone, places, key, SECONDS)
+    assert connection.address == ""
+    assert Store(connection).num_keys() == 0
+    host.close()
+    assert list(deep.iterdir()) == []
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(CannotRun, match="not this user's alone"), rendezvous.agreed(alone):
+        pass
+
+
+def test_rank_0_listens_at_the_address_it_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rendezvous.own_address("localhost") == rendezvous.own_address("127.0.0.1") == "127.0.0.1"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", ("127.0.1.1", 0))])
+    monkeypatch.setattr(rendezvous, "chosen_address", lambda: "10.1.2.3")
+    assert rendezvous.own_address("node1") == "10.1.2.3"
+
+
+def test_ports_follow_from_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLLBENCH_TOKEN", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    by_hand, torchrun = (Membership(name, 1, 2, 0, 0) for name in ("environment", "torchrun"))
+    with rendezvous.agreed(by_hand) as (places, key), rendezvous.agreed(by_hand) as (again, _):
+        assert places[0] == ("127.0.0.1", 29400)
+        assert places == again
+        assert len(places) == 1 + rendezvous.PORTS
+    with rendezvous.agreed(torchrun) as (others, _):  # whose agent is at MASTER_PORT
+        assert ("127.0.0.1", 29400) not in others
+    monkeypatch.setenv("COLLBENCH_TOKEN", "secret")
+    with rendezvous.agreed(by_hand) as (same, other):
+        assert (same, other == key) == (places, False)
+    monkeypatch.setenv("MASTER_PORT", "high")
+    with pytest.raises(CannotRun, match="MASTER_PORT=high"), rendezvous.agreed(by_hand):
+        pass
+
+
+class Pmi(threading.Thread):
+    """The launcher's end of PMI-1 for one process."""
+
+    def __init__(self, space: dict[str, str], answers: bool = True) -> None:
+        super().__init__(daemon=True)
+        self.ours, theirs = socket.socketpair()
+        self.fd = theirs.detach()
+        self._space, self._answers = space, answers
+        self.start()
+
+    def run(self) -> None:
+        with self.ours, self.ours.makefile("r") as lines:
+            for line in lines:
+                said = dict(word.split("=", 1) for word in line.split())
+                if said["cmd"] == "put":
+                    self._space[said["key"]] = said["value"]
+                value = self._space.get(said.get("key", ""), "")
+                rest = {
+                    "init": "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+                    "get_my_kvsname": "cmd=my_kvsname kvsname=kvs_7_0",
+                    "put": "cmd=put_result rc=0 msg=success",
+                    "barrier_in": "cmd=barrier_out",
+                    "get": (
+                        f"cmd=get_result rc=0 value={value}"
+                        if value
+                        else "cmd=get_result rc=-1 msg=key_not_found"
+                    ),
+                }[said["cmd"]]
+                if not self._answers:
+                    return
+                self.ours.sendall(f"{rest}\n".encode())
+
+
+def test_pmi_tells_where_rank_0_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    space: dict[str, str] = {}
+    found = []
+    for rank, address in ((0, "10.0.0.1"), (1, "")):
+        process = Pmi(space)
+        monkeypatch.setenv("PMI_FD", str(process.fd))
+        found.append(rendezvous.tell(Membership("mpirun (MPICH)", rank, 2, 0, 0), address))
+        os.close(process.fd)
+        process.join(5)
+        assert not process.is_alive()
+    assert found[0] == found[1]
+    assert found[0] is not None
+    address, token = found[0]
+    assert (address, len(token)) == ("10.0.0.1", 32)
+    for process, words in ((Pmi({}), "key_not_found"), (Pmi(space, answers=False), "no answer")):
+        monkeypatch.setenv("PMI_FD", str(process.fd))
+        with pytest.raises(CannotRun, match=words):
+            rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+        os.close(process.fd)
+    monkeypatch.setenv("PMI_FD", "not a number")
+    with pytest.raises(CannotRun, match="does not tell where rank 0 is"):
+        rendezvous.tell(Membership("mpirun (MPICH)", 1, 2, 0, 0), "")
+
+
+def test_without_any_word_of_rank_0_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with (
+        pytest.raises(CannotRun, match="nothing says where they meet"),
+        rendezvous.agreed(Membership("pbsdsh", 0, 2, 0, 0)),
+    ):
+        pass

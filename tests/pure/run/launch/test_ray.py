@@ -1,0 +1,158 @@
+"""What ranks on Ray are told, and who is to blame by what they and their actors say. No Ray, no
+processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.records.types import Record, World
+from collbench.run.launch.ray import Seat, Watch, instructions
+from collbench.run.launch.ray_rank import Node
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+CASES = [
+    Case(collective="all_reduce", backend="gloo", n=2, nbytes=size, op="sum")
+    for size in (4096, 8192)
+]
+PLAN = Plan(0, "gloo", 2, (), Policy(), [Job(case, 1, "cold") for case in CASES], 30.0)
+SEATS = [Seat(None, Node(f"n{rank}", f"10.0.0.{rank}", f"node{rank}", ""), 0) for rank in range(2)]
+WORLD = World(
+    index=0,
+    backend="gloo",
+    n=2,
+    env=(),
+    launcher="ray",
+    ranks=[],
+    oversubscribed=False,
+    same_clock=True,
+)
+BEGUN: list[tuple[int, dict[str, Any]]] = [
+    (0, {"pid": 70}),
+    (1, {"pid": 71}),
+    (0, {"line": WORLD}),
+    (0, {"line": Record(case=CASES[0], status="ok")}),
+]
+AT_WORK = "while at work on all_reduce 8192 B float out of place on gloo (case 2 of 2)"
+
+
+def broken(message: str, code: int = 4) -> dict[str, Any]:
+    return {"error": {"message": message, "hint": "", "exit": code}}
+
+
+def told(events: list[tuple[int, dict[str, Any]]], last: bool = True) -> Watch:
+    watch = Watch(PLAN, SEATS, Listener(lambda line: None))
+    for rank, event in events:
+        watch.hear(rank, msgspec.json.encode(event).decode())
+    watch.check(last)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("events", "kind", "message", "job"),
+    [
+        (
+            [
+                (1, {"exit": -9}),
+                (0, broken("rank 0 on node0 lost rank 1 on node1")),
+                (0, {"exit": 1}),
+            ],
+            RunBroken,
+            f"rank 1 on node1 (pid 71) was killed by SIGKILL {AT_WORK}",
+            1,
+        ),
+        (
+            [
+                (0, broken("rank 0 on node0 lost rank 1 on node1")),
+                (0, {"exit": 1}),
+                (1, broken("rank 1 raised X")),
+                (1, {"exit": 1}),
+            ],
+            RunBroken,
+            "rank 1 raised X",
+            1,
+        ),
+        (
+            [(0, {"exit": -6}), (1, broken("rank 1 raised X")), (1, {"exit": 1})],
+            RunBroken,
+            "rank 1 raised X",
+            1,
+        ),
+        (
+            [(1, {"stopped": True}), (0, broken("rank 0 has not moved")), (0, {"exit": 4})],
+            RunBroken,
+            f"rank 1 on node1 (pid 71) is stopped (SIGSTOP) {AT_WORK}",
+            1,
+        ),
+        (
+            [(1, {"stopped": True}), (1, {"stopped": False}), (0, broken("rank 0 has not moved"))],
+            RunBroken,
+            "rank 0 has not moved",
+            1,
+        ),
+        (
+            [(0, broken("rank 0 lost rank 1")), (1, broken("no such thing", 5))],
+            CannotRun,
+            "no such thing",
+            None,
+        ),
+        ([(1, {"exit": 3})], RunBroken, f"rank 1 on node1 (pid 71) exited with 3 {AT_WORK}", 1),
+    ],
+)
+def test_the_culprit_is_named(
+    events: list[tuple[int, dict[str, Any]]],
+    kind: type[CollbenchError],
+    message: str,
+    job: int | None,
+) -> None:
+    with pytest.raises(kind) as raised:
+        told(BEGUN + events)
+    assert raised.value.message == message
+    assert getattr(raised.value, "job", None) == job
+
+
+def test_before_the_first_case_a_rank_is_starting_up() -> None:
+    with pytest.raises(RunBroken) as raised:
+        told([(0, {"pid": 70}), (1, {"exit": -11})])
+    assert (
+        raised.value.message
+        == "rank 1 on node1 (pid unknown) was killed by SIGSEGV while starting up"
+    )
+    assert raised.value.job is None
+
+
+def test_who_is_to_blame_has_a_moment_to_say_so() -> None:
+    assert told([*BEGUN, (0, broken("rank 0 lost rank 1"))], last=False).job == 1
+    assert told([*BEGUN, (0, {"exit": 0}), (1, {"exit": 0})]).job == 1
+
+
+def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "AWS_SECRET": "planted"}.items():
+        monkeypatch.setenv(name, value)
+    where = [("a", "10"), ("a", "2"), ("b", "0")]
+    seats = [Seat(None, Node(id, f"10.0.0.{id}", id, gpu), 0) for id, gpu in where]
+    plan = msgspec.structs.replace(PLAN, n=3, env=(("NCCL_ALGO", "Ring"),))
+    told = instructions(plan, seats)
+    assert [(each.member.rank, each.member.local_rank, each.member.local_n) for each in told] == [
+        (0, 0, 2),
+        (1, 1, 2),
+        (2, 0, 1),
+    ]
+    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in told] == ["2,10", "2,10", "0"]
+    assert {(each.env["NCCL_DEBUG"], each.env["NCCL_ALGO"], each.meeting) for each in told} == {
+        ("WARN", "Ring", "10.0.0.a")
+    }
+    assert all("AWS_SECRET" not in each.env and each.key not in each.env.values() for each in told)
+    assert (
+        len({(each.key, each.world) for each in told}) == 1
+        and told[0].key != instructions(plan, seats)[0].key
+    )
+    assert [each.plan is None for each in told] == [False, True, True]

@@ -1,0 +1,552 @@
+"""Times by a device's clock, on a stream that is simulated: what is issued in which order, and what
+comes out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from collbench.core.errors import CannotRun
+from collbench.records.types import Choice, GpuState
+from collbench.run.backends import Base, Call
+from collbench.run.launch.board import Board
+from collbench.run.plan import Job
+from collbench.run.rank import device_clock, gpu, measure
+from collbench.run.rank.control import Control
+from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
+from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, nothing
+from collbench.run.rank.trial import Bench, Trial
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+LAUNCH = 5_000  # ns of the host for each thing it issues
+ALONE = Control(0, 1)
+POLICY = Policy(warmup=0, iters=20, precision=0.02, max_seconds=60.0)
+
+
+class FakeStream:
+    """A device and its host on one simulated clock, in ns: work starts when it is issued and what
+    precedes it is done. Marks are the times at which they are reached; ``log`` is what was issued.
+    """
+
+    def __init__(self, launch: int = LAUNCH) -> None:
+        self.launch, self.now, self.free = launch, 0, 0
+        self.log: list[str] = []
+        self.captured: list[tuple[int, Callable[[], object]]] | None = None
+
+    def issue(self, what: str, takes: int = 0, effect: Callable[[], object] = nothing) -> None:
+        if self.captured is not None:
+            self.captured.append((takes, effect))
+            return
+        self.now += self.launch
+        self.free = max(self.free, self.now) + takes
+        self.log.append(what)
+        effect()
+
+    def mark(self) -> int:
+        self.issue("mark")
+        return self.free
+
+    def elapsed(self, start: int, end: int) -> int:
+        return end - start
+
+    def reached(self, mark: int) -> bool:
+        return mark <= self.now
+
+    def hold(self, ns: int) -> None:
+        self.issue("hold", ns)
+
+    def drain(self) -> None:
+        self.now = max(self.now, self.free)
+        self.log.append("drain")
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        self.captured = []
+        action()
+        graph, self.captured = self.captured, None
+        self.log.append("capture")
+        takes = sum(ns for ns, _ in graph)
+        return lambda: self.issue("replay", takes, lambda: [effect() for _, effect in graph])
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    return clocked(monkeypatch, FakeStream())
+
+
+def clocked(monkeypatch: pytest.MonkeyPatch, stream: FakeStream) -> FakeStream:
+    """The stream, whose host's clock is the one that samplers read."""
+    for module in (measure, device_clock):
+        monkeypatch.setattr(module, "clock", lambda: stream.now)
+    return stream
+
+
+def aligned(stream: FakeStream) -> Sync:
+    return Sync("device", ALONE, None, lambda: stream.issue("align"))
+
+
+def call(stream: FakeStream, takes: int, name: str = "call") -> Callable[[], None]:
+    return lambda: stream.issue(name, takes)
+
+
+def test_samples_queue_behind_a_held_stream(stream: FakeStream) -> None:
+    beats: list[int] = []
+    sampler = DeviceSampler(
+        stream, [(call(stream, 30_000), (0,))], 2, ALONE, lambda: beats.append(1)
+    )
+    samples = sampler.take(AHEAD + 4, aligned(stream))
+    one = ["align", "mark", "call", "call", "mark"]
+    assert stream.log == ["hold", *one * AHEAD, "drain", "hold", *one * 4, "drain"]
+    assert samples is not None
+    assert samples.durations.tolist() == [[60_000] * (AHEAD + 4)]
+    assert not samples.late.any() and not samples.starts.any() and not samples.device.any()
+    assert len(beats) == AHEAD + 4
+
+
+def test_inputs_are_put_back_between_samples_before_ranks_are_aligned(stream: FakeStream) -> None:
+    calls = [(call(stream, 9000, f"call {slot}"), (slot,)) for slot in (0, 1)]
+    sampler = DeviceSampler(
+        stream, calls, 1, ALONE, nothing, lambda slot: stream.issue(f"fill {slot}", 500)
+    )
+    samples = sampler.take(3, aligned(stream))
+    samplings = [["align", "mark", f"call {slot}", "mark"] for slot in (0, 1, 0)]
+    behind = [
+        ["hold", *samplings[0]],
+        ["fill 0", "hold", *samplings[1]],
+        ["fill 1", "hold", *samplings[2]],
+    ]
+    assert stream.log == [*behind[0], *behind[1], *behind[2], "drain"]
+    assert samples is not None and set(samples.durations.flat) == {9000}
+    assert list(sampler.dirty) == [0] and sampler.used == {0, 1}
+
+
+def test_inputs_that_take_long_to_put_back_leave_no_gap_before_a_call(stream: FakeStream) -> None:
+    def fill(slot: int) -> None:  # 15 ms of launching, which the device keeps up with
+        for _ in range(3000):
+            stream.issue("fill", 2500)
+
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing, fill)
+    samples = sampler.take(4, aligned(stream))
+    assert (
+        samples is not None and not samples.late.any() and set(samples.durations.flat) == {60_000}
+    )
+
+
+def test_no_call_is_sampled_on_an_input_that_a_call_has_overwritten(stream: FakeStream) -> None:
+    fresh = {0, 1, 2, 3}
+    calls = [
+        (lambda slot=slot: stream.issue("call", 40_000, lambda: fresh.remove(slot)), (slot,))
+        for slot in fresh
+    ]
+    policy = Policy(warmup=2, iters=20, precision=0.02, max_seconds=60.0)
+    found = measured(
+        stream,
+        lambda inner: DeviceSampler(stream, calls, inner, ALONE, nothing, fresh.add),
+        "isolated",
+        policy,
+    )
+    assert (
+        found.inner == 3 and len(found.host_ns) == 20
+    )  # remove() raises where a slot was not put back
+
+
+def measured(
+    stream: FakeStream, make: Callable[[int], Sampler], mode: str, policy: Policy = POLICY
+) -> Measured:
+    found, _ = Protocol(policy, ALONE, aligned(stream), make, mode).run(60_000, nothing)
+    assert found is not None
+    return found
+
+
+def test_samples_that_launching_may_have_slowed_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = clocked(
+        monkeypatch, FakeStream(launch=100_000)
+    )  # 16 samples take 6.4 ms to issue, and the wait 2 ms
+    took = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, nothing).take(
+        AHEAD, aligned(slow)
+    )
+    assert took is not None and took.late.any() and not took.late.all()
+    assert {*took.durations[0][~took.late]} == {60_000} and min(
+        took.durations[0][took.late]
+    ) > 60_000
+    found = measured(
+        slow,
+        lambda inner: DeviceSampler(slow, [(call(slow, 60_000), (0,))], inner, ALONE, nothing),
+        "isolated",
+    )
+    assert found.samples.durations.tolist() == [[60_000] * 20]
+    assert list(found.invalid) == ["launch-limited"] and found.stop == "fixed"
+
+
+def test_what_cannot_be_launched_ahead_is_launch_limited_however_little_is_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = clocked(monkeypatch, FakeStream(launch=20_000_000))
+    sampler = DeviceSampler(slow, [(call(slow, 60_000), (0,))], 1, ALONE, nothing)
+    samples = sampler.take(16 + 16 + 8 + 4 + 2 + 1, aligned(slow))
+    assert samples is not None and samples.late.all()
+    queued = [part.count("call") for part in " ".join(slow.log).split("hold")[1:]]
+    assert queued == [16, 16, 8, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("takes", "inner"), [(10_000, 10), (30_001, 4), (49_000, 3), (50_000, 1), (900_000, 1)]
+)
+def test_short_calls_are_sampled_together_for_a_tenth_of_a_millisecond(
+    stream: FakeStream, takes: int, inner: int
+) -> None:
+    found = measured(
+        stream,
+        lambda inner: DeviceSampler(stream, [(call(stream, takes), (0,))], inner, ALONE, nothing),
+        "isolated",
+        Policy(warmup=3, iters=20, precision=0.02, max_seconds=60.0),
+    )
+    assert (found.inner, found.clock) == (inner, "device")
+    assert found.samples.durations.tolist() == [[inner * takes] * 20]
+    assert found.overhead_ns == 0 and found.invalid == {}
+
+
+@pytest.mark.parametrize(
+    ("takes", "given", "replays", "calls"),
+    [
+        (60_000, None, 1, 3),
+        (9000, None, 1, 12),
+        (9000, 20, 1, 21),
+        (9000, 20, 5, 105),
+        (1, None, 1, 102),
+    ],
+)
+def test_a_graph_gives_every_buffer_its_turn_and_is_replayed(
+    stream: FakeStream, takes: int, given: int | None, replays: int, calls: int
+) -> None:
+    policy = Policy(
+        warmup=1,
+        iters=given,
+        graph=replays,
+        max_iters=30,
+        min_seconds=0.0,
+        precision=0.02,
+        max_seconds=60.0,
+    )
+    names = [(call(stream, takes, "call"), (slot,)) for slot in range(3)]
+    found = measured(
+        stream,
+        lambda inner: GraphSampler(stream, names, inner, ALONE, nothing, replays=replays),
+        "graph",
+        policy,
+    )
+    assert (found.inner, found.clock) == (calls, "device")
+    assert set(found.samples.durations.flat) == {calls * takes}
+    assert stream.log[:3] == [
+        "capture",
+        "replay",
+        "drain",
+    ]  # warmed as a graph, before the first sample
+    assert stream.log.count("capture") == (2 if given is None and calls > 3 else 1)
+    last = len(stream.log) - stream.log[::-1].index("hold")
+    alone = stream.log.index(
+        "call"
+    )  # none was launched by itself before the host's clock had its turn
+    assert stream.log[alone:] == ["call", "drain"] * 20 and last < alone
+
+
+def test_streaming_has_one_wait_a_batch_and_both_clocks(stream: FakeStream) -> None:
+    sampler = Sampler(
+        [(call(stream, 30_000), (0,))], 20, ALONE, nothing, None, stream.drain, stream
+    )
+    samples = sampler.take(3, Sync("none", ALONE, None))
+    assert stream.log == ["mark", *["call"] * 20, "mark", "drain"] * 3
+    assert samples is not None
+    assert samples.device.tolist() == [[LAUNCH + 20 * 30_000] * 3]
+    assert samples.durations.tolist() == samples.device.tolist()
+
+
+class FakeGpu(Base):
+    """One rank whose all-reduce is a copy on the simulated stream."""
+
+    stream: FakeStream
+    library, premultiplies, device = "fake", False, torch.device("cpu")
+    takes = 60_000
+
+    def __init__(self, stream: FakeStream) -> None:
+        self.stream = stream
+        self.finish = stream.drain
+
+    def align(self) -> None:
+        self.stream.issue("align")
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def prepare(self, case: Case, send: torch.Tensor, recv: torch.Tensor) -> Call:
+        def run() -> None:
+            self.stream.issue("call", self.takes, lambda: recv.copy_(send))
+            if case.collective == "barrier":
+                self.stream.drain()
+
+        return Call(run, None, waits=case.collective == "barrier")
+
+
+def nothing_for(seconds: float) -> None:
+    """A sleep that takes no time."""
+
+
+def tried(
+    stream: FakeStream,
+    collective: str,
+    mode: str,
+    watch: Any = None,
+    env: tuple[tuple[str, str], ...] = (),
+    **policy: Any,
+) -> dict[str, Any]:
+    op, nbytes = {"all_reduce": ("sum", 64), "barrier": ("none", 0)}[collective]
+    case = Case(
+        collective=collective, backend="fake", n=1, nbytes=nbytes, op=op, mode=mode, env=env
+    )  # type: ignore[arg-type]
+    settled = Policy(warmup=2, batch=5, **{"iters": 4} | policy).resolved(False)
+    backend: Any = FakeGpu(stream)
+    bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
+    (fields,) = Trial(bench, Job(case, 3, "cold")).run()
+    return fields
+
+
+def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:
+    fields = tried(stream, "all_reduce", "isolated")
+    assert (fields["status"], fields["clock"], fields["sync"], fields["inner"]) == (
+        "ok",
+        "device",
+        "device",
+        1,
+    )
+    assert fields["times_ns"] == [60_000] * 4
+    assert fields["host_ns"] == [60_000 + LAUNCH] * 20
+    assert fields.keys().isdisjoint({"starts_ns", "glob_ns", "skew_ns", "device_ns"})
+
+    until_known = {"iters": None, "max_iters": 30, "min_seconds": 0.0}
+    fields = tried(stream, "all_reduce", "graph", **until_known)
+    assert (fields["clock"], fields["sync"], fields["inner"]) == ("device", "device", 3)
+    assert set(fields["times_ns"]) == {180_000} and len(fields["host_ns"]) == 20
+
+    fields = tried(stream, "all_reduce", "streaming", **until_known)
+    assert (fields["clock"], fields["sync"], fields["inner"], fields["host_ns"]) == (
+        "host",
+        "barrier",
+        5,
+        [],
+    )
+    assert fields["device_ns"] == fields["times_ns"]
+    assert set(fields["times_ns"]) == {LAUNCH + 300_000}
+
+    fields = tried(stream, "all_reduce", "host")
+    assert (fields["clock"], fields["sync"], fields["times_ns"]) == (
+        "host",
+        "none",
+        [60_000 + LAUNCH] * 4,
+    )
+    assert "device_ns" not in fields and fields["host_ns"] == []
+
+
+def test_a_graph_that_does_nothing_is_caught(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "capture", lambda action: lambda: stream.issue("replay", 9000))
+    fields = tried(stream, "all_reduce", "graph", iters=None, max_iters=30, min_seconds=0.0)
+    assert (fields["status"], fields["first_wrong"].when) == (
+        "wrong",
+        "after timing, on fresh buffers",
+    )
+
+
+def test_calls_that_wait_for_the_device_are_left_to_the_hosts_clock(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tried(stream, "barrier", "isolated")["clock"] == "host"
+    stream.log.clear()
+    monkeypatch.setattr(ALONE, "barrier", lambda: stream.log.append("barrier"))
+    fields = tried(stream, "all_reduce", "isolated", blocking=1)
+    assert (fields["clock"], fields["times_ns"]) == ("host", [60_000 + LAUNCH] * 4)
+    log = " ".join(stream.log)
+    assert (
+        "call drain barrier" in log and "call barrier" not in log
+    )  # ranks meet when the call is done
+
+
+def test_times_are_by_call_where_several_are_issued_together(stream: FakeStream) -> None:
+    fields = tried(stream, "all_reduce", "isolated", agg_iters=3)
+    assert (fields["inner"], set(fields["times_ns"])) == (3, {180_000})
+    assert set(fields["host_ns"]) == {(180_000 + LAUNCH) // 3}
+
+
+def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = clocked(monkeypatch, FakeStream(launch=20_000_000))
+    fields = tried(slow, "all_reduce", "isolated")
+    assert fields["status"] == "failed"
+    assert fields["note"] == "no valid sample (12 x launch-limited); try --mode host"
+
+
+class Hot:
+    """Of a GPU that is held back, or not, in one reading after the other."""
+
+    def __init__(self, *readings: bool) -> None:
+        self._readings = iter(readings)
+
+    def read(self) -> GpuState:
+        return GpuState(index=0, name="Hot GPU", throttle=("hw_slowdown",) * next(self._readings))
+
+
+def guarded(stream: FakeStream, pauses: list[float], *readings: bool) -> Measured:
+    watch: Any = Hot(False, *readings)
+    guard = Guard(watch, pauses.append)
+    sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing)
+    found, _ = Protocol(
+        POLICY, ALONE, aligned(stream), lambda inner: sampler, "isolated", None, guard
+    ).run(0, nothing)
+    assert found is not None
+    return found
+
+
+def test_blocks_at_whose_end_a_gpu_is_held_back_are_replaced(stream: FakeStream) -> None:
+    pauses: list[float] = []
+    found = guarded(stream, pauses, True, True, False)
+    assert (found.samples.durations.shape, found.invalid, found.stop) == (
+        (1, 20),
+        {"throttled": 40},
+        "fixed",
+    )
+    assert pauses == [0.05, 0.1]
+    found = guarded(stream, pauses, True, True, True)
+    assert (found.samples.durations.size, found.invalid, found.stop) == (
+        0,
+        {"throttled": 60},
+        "max_n",
+    )
+
+
+def test_every_rank_discards_what_one_gpu_spoils(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neighbour = iter([True, False])
+    monkeypatch.setattr(ALONE, "collect", lambda mine: [mine, next(neighbour)])
+    pauses: list[float] = []
+    assert guarded(stream, pauses, False, False).invalid == {"throttled": 20} and len(pauses) == 1
+
+
+def test_a_case_of_a_gpu_that_is_always_held_back_fails_with_its_state(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu.time, "sleep", nothing_for)
+    fields = tried(stream, "all_reduce", "isolated", watch=Hot(*[True] * 4))
+    assert (
+        fields["note"]
+        == "no valid sample (12 x throttled); nvidia-smi -q -d PERFORMANCE says what holds the GPU"
+        " back"
+    )
+    assert [state.throttle for state in fields["gpus"]] == [("hw_slowdown",)]
+
+
+def test_the_state_of_gpus_is_recorded(stream: FakeStream) -> None:
+    fields = tried(stream, "all_reduce", "isolated", watch=Hot(*[False] * 2))
+    assert fields["status"] == "ok" and [state.name for state in fields["gpus"]] == ["Hot GPU"]
+    assert tried(stream, "all_reduce", "isolated")["gpus"] == []
+
+
+def test_what_ran_is_overheard_on_a_call_of_its_own(
+    stream: FakeStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overheard(self: FakeGpu, run: Callable[[], object]) -> Choice:
+        stream.log.append("listen")
+        run()
+        stream.log.append("heard")
+        return Choice(algorithm="Ring")
+
+    monkeypatch.setattr(FakeGpu, "overheard", overheard)
+    fields = tried(stream, "all_reduce", "isolated", env=(("NCCL_ALGO", "Tree"),))
+    assert (
+        fields["chose"] == Choice(algorithm="Ring")
+        and fields["note"] == "NCCL_ALGO=Tree asked, NCCL ran Ring"
+    )
+    log = " ".join(stream.log)
+    assert (
+        log.count("listen call heard") == 1 and "mark" not in log.partition("heard")[0]
+    )  # before any clock
+
+
+class Meeting:
+    """Where the ranks of a simulated world, each a thread, exchange values."""
+
+    def __init__(self, n: int) -> None:
+        self._values: list[Any] = [None] * n
+        self._barrier = threading.Barrier(n, timeout=20)
+
+    def __call__(self, rank: int, value: Any) -> list[Any]:
+        self._values[rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()
+        return values
+
+
+class FakeWorld:
+    """A rank of it: control group and collective, where streams and hosts wait for each other."""
+
+    def __init__(self, rank: int, n: int, meeting: Meeting, joined: bool) -> None:
+        self.rank, self.n, self._meeting, self._joined = rank, n, meeting, joined
+        self.stream = FakeStream()
+
+    def barrier(self) -> None:
+        self.stream.now = max(self._meeting(self.rank, self.stream.now))
+
+    def collect(self, value: Any) -> list[Any]:
+        return self._meeting(self.rank, value)
+
+    def align(self) -> None:
+        """A collective ends when all have come; a stream that it was not joined to goes on at
+        once."""
+        done = max(self._meeting(self.rank, max(self.stream.now, self.stream.free)))
+        self.stream.issue("align")
+        if self._joined:
+            self.stream.free = max(self.stream.free, done)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("unjoined", [None, 0, 1, 2])
+def test_marks_must_wait_for_the_collective(n: int, unjoined: int | None) -> None:
+    meeting, said = Meeting(n), Counter[str]()
+
+    def rank_of_world(rank: int) -> None:
+        world: Any = FakeWorld(rank, n, meeting, joined=rank != unjoined)
+        try:
+            assert_ordered(world.stream, world.align, world, nothing)
+            said["fine"] += 1
+        except CannotRun as e:
+            said[e.message.split(" after ")[0]] += 1
+
+    threads = [threading.Thread(target=rank_of_world, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if n == 1 or unjoined is None or unjoined >= n:
+        assert said == {"fine": n}
+    else:
+        assert said == {
+            f"the end event does not wait for the collective: on rank {unjoined} it came": n
+        }
+
+
+def test_the_simulated_stream_is_a_stream() -> None:
+    found: Stream = FakeStream()
+    start = found.mark()
+    found.hold(HELD_NS)
+    end = found.mark()
+    assert found.elapsed(start, end) >= HELD_NS and not found.reached(end)

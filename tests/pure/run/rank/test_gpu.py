@@ -1,0 +1,263 @@
+"""GPUs' state by an NVML that is made up: what is read of it, what spoils samples, and how long to
+wait then."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import fake_nvml
+import msgspec
+import pytest
+import torch
+
+from collbench.records.types import GpuState
+from collbench.run.rank import gpu
+from collbench.run.rank.gpu import Guard, Watch, since, throttled, worst
+
+ALL = 0xFFFFFFFF
+CUDA0 = torch.device("cuda", 0)
+NAMED = GpuState(index=0, name="x")
+
+
+def watching(*, xids: list[int] | None = None, **facts: Any) -> Watch:
+    nvml = fake_nvml.Nvml(fake_nvml.gpu(0, **facts))
+    if xids is not None:
+        nvml.xids[0] = xids
+    return Watch(nvml, 0, 0, "Fast GPU")
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes an NVML the machine's, and torch's devices those with the given UUIDs."""
+
+    def done(nvml: object, *uuids: str) -> Any:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        properties = [SimpleNamespace(uuid=uuid, name="Fast GPU") for uuid in uuids]
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: properties[device.index]
+        )
+        return nvml
+
+    return done
+
+
+def test_a_reading_has_all_that_nvml_says() -> None:
+    fields = {(138, ALL): 500, (139, ALL): 20, 38: 1, 45: 0, 52: 4, 59: 0}
+    assert watching(fields=fields, xids=[], CurrentClocksEventReasons=0x4).read() == GpuState(
+        index=0,
+        name="Fast GPU",
+        sm_mhz=1900,
+        sm_mhz_default=1980,
+        memory_mhz=2600,
+        celsius=35,
+        watts=78.5,
+        throttle=("sw_power_cap",),
+        ecc=2,
+        nvlink_errors=5,
+        nvlink_kib=520,
+        pcie_replays=7,
+        xid=0,
+    )
+
+
+def test_what_is_not_supported_is_unknown() -> None:
+    nvml = fake_nvml.Nvml({"links": [], "fields": {}})
+    assert Watch(nvml, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
+    binding = SimpleNamespace(NVMLError=KeyError)  # one that has none of the functions
+    assert Watch(binding, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
+
+
+def test_old_drivers_call_reasons_otherwise() -> None:
+    state = watching(
+        CurrentClocksEventReasons=fake_nvml.REFUSED, CurrentClocksThrottleReasons=0x40
+    ).read()
+    assert state.throttle == ("hw_thermal_slowdown",)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "named"),
+    [
+        (0, ()),
+        (0x1, ()),
+        (0x2, ()),
+        (0x10, ()),
+        (0x100, ()),
+        (0x1 | 0x2 | 0x10, ()),
+        (0x4, ("sw_power_cap",)),
+        (0x8, ("hw_slowdown",)),
+        (0x20, ("sw_thermal_slowdown",)),
+        (0x40, ("hw_thermal_slowdown",)),
+        (0x80, ("hw_power_brake_slowdown",)),
+        (0x8 | 0x40 | 0x1, ("hw_slowdown", "hw_thermal_slowdown")),
+    ],
+)
+def test_idleness_and_settings_spoil_nothing(reasons: int, named: tuple[str, ...]) -> None:
+    state = watching(CurrentClocksEventReasons=reasons).read()
+    assert state.throttle == named and throttled(state) == bool({*named} - {"sw_power_cap"})
+
+
+@pytest.mark.parametrize(
+    ("sm", "reasons", "slow"),
+    [
+        (1485, 0, False),
+        (1484, 0, True),
+        (300, 0, True),
+        (300, 0x1, False),
+        (300, 0x2, False),
+        (300, 0x10, True),
+    ],
+)
+def test_clocks_below_three_quarters_of_the_default_spoil_samples(
+    sm: int, reasons: int, slow: bool
+) -> None:
+    state = watching(ClockInfo={1: sm, 2: 2600}.get, CurrentClocksEventReasons=reasons).read()
+    assert state.throttle == (("low_sm_clock",) if slow else ())
+
+
+def test_without_a_default_clock_the_highest_counts() -> None:
+    state = watching(
+        DefaultApplicationsClock=fake_nvml.REFUSED,
+        MaxClockInfo={1: 3000}.get,
+        ClockInfo={1: 2000, 2: 1}.get,
+    ).read()
+    assert (state.sm_mhz_default, state.throttle) == (3000, ("low_sm_clock",))
+    unknown = watching(
+        DefaultApplicationsClock=fake_nvml.REFUSED, ClockInfo={1: 200, 2: 1}.get
+    ).read()
+    assert (unknown.sm_mhz_default, unknown.throttle) == (None, ())
+
+
+def test_links_of_the_fifth_generation_count_errors_by_link() -> None:
+    fields = {(215, 0): 1, (219, 0): 2, (215, 17): 4, (219, 17): 8}
+    assert watching(fields=fields).read().nvlink_errors == 15
+    assert watching(fields=fields | {52: 3}).read().nvlink_errors == 3
+    assert watching(fields={(138, ALL): 9}).read().nvlink_kib == 9
+
+
+def test_traffic_is_added_up_where_the_driver_does_not() -> None:
+    assert watching(fields={(138, 0): 1, (139, 0): 2, (138, 17): 4}).read().nvlink_kib == 7
+
+
+def test_critical_errors_are_told_once() -> None:
+    watch = watching(xids=[13, 79])
+    assert [watch.read().xid, watch.read().xid] == [79, 0]
+    assert watching().read().xid is None
+
+
+def test_a_storm_of_errors_does_not_hold_a_reading_up() -> None:
+    storm = [*[31] * 250]
+    watch = watching(xids=storm)
+    assert watch.read().xid == 31 and len(storm) == 150
+
+
+def test_the_worst_of_readings_and_what_counters_rose_by() -> None:
+    first = msgspec.structs.replace(
+        NAMED,
+        sm_mhz=1900,
+        sm_mhz_default=1980,
+        memory_mhz=2600,
+        celsius=30,
+        watts=90.0,
+        throttle=("a",),
+        ecc=2,
+        nvlink_errors=5,
+        nvlink_kib=100,
+        xid=0,
+    )
+    middle = msgspec.structs.replace(
+        first, sm_mhz=1400, celsius=80, throttle=("b", "a"), nvlink_kib=700, xid=31
+    )
+    last = msgspec.structs.replace(
+        first, memory_mhz=None, watts=700.5, throttle=(), ecc=3, nvlink_kib=900
+    )
+    found = since(first, worst(worst(first, middle), last))
+    assert found == GpuState(
+        index=0,
+        name="x",
+        sm_mhz=1400,
+        sm_mhz_default=1980,
+        memory_mhz=2600,
+        celsius=80,
+        watts=700.5,
+        throttle=("a", "b"),
+        ecc=1,
+        nvlink_errors=0,
+        nvlink_kib=800,
+        pcie_replays=None,
+        xid=31,
+    )
+    assert since(NAMED, first).ecc is None
+
+
+def test_a_guard_waits_longer_each_time_in_a_row() -> None:
+    reasons = iter([0] + [0x40] * 6 + [0, 0x40])
+    pauses: list[float] = []
+    guard = Guard(watching(CurrentClocksEventReasons=lambda: next(reasons)), pauses.append)
+    for _ in range(8):
+        if guard.bad():
+            guard.pause()
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.05]
+    assert guard.state is not None and guard.state.throttle == ("hw_thermal_slowdown",)
+
+
+def test_guards_of_other_ranks_wait_as_long() -> None:
+    pauses: list[float] = []
+    guard = Guard(watching(), pauses.append)
+    for spoilt in (True, True, False, True):
+        assert not guard.bad()
+        if spoilt:
+            guard.pause()
+    assert pauses == [0.05, 0.1, 0.05]
+
+
+def test_a_guard_without_a_watch_finds_nothing() -> None:
+    guard = Guard(None)
+    assert not guard.bad() and guard.state is None
+
+
+def test_a_guard_keeps_what_came_between_its_readings() -> None:
+    replays = iter([7, 9, 12])
+    guard = Guard(watching(PcieReplayCounter=lambda: next(replays)))
+    assert not guard.bad() and not guard.bad()
+    assert guard.state is not None and (guard.state.pcie_replays, guard.state.ecc) == (5, 0)
+
+
+def test_gpus_are_found_by_their_uuid_whatever_their_order(install: Any) -> None:
+    nvml = install(
+        fake_nvml.Nvml(fake_nvml.gpu(0), fake_nvml.gpu(1, Temperature=61)),
+        fake_nvml.UUID.format(1),
+        fake_nvml.UUID.format(0),
+    )
+    watch = gpu.watch(CUDA0)
+    assert watch is not None
+    state = watch.read()
+    assert (state.index, state.celsius) == (1, 61)
+    watch.close()
+    assert nvml.opened == 0
+
+
+def test_an_instance_is_watched_with_its_gpu(install: Any) -> None:
+    part = fake_nvml.UUID.format("a")
+    install(fake_nvml.Nvml(fake_nvml.gpu(0), fake_nvml.gpu(1, part=f"MIG-{part}")), part)
+    watch = gpu.watch(CUDA0)
+    assert watch is not None and watch.read().index == 1
+
+
+def test_where_nothing_can_be_watched(install: Any) -> None:
+    assert gpu.watch(torch.device("cpu")) is None
+    install(None, fake_nvml.UUID.format(0))
+    assert gpu.watch(CUDA0) is None
+    nvml = install(fake_nvml.Nvml(fake_nvml.gpu(5)), fake_nvml.UUID.format(0))
+    assert gpu.watch(CUDA0) is None and nvml.opened == 0
+
+
+def test_states_of_all_ranks_travel_as_json() -> None:
+    mine = watching(CurrentClocksEventReasons=0x8).read()
+
+    def collect(value: Any) -> list[Any]:
+        return msgspec.json.decode(msgspec.json.encode([value, None, value]))
+
+    assert gpu.everyones(SimpleNamespace(collect=collect), mine) == [mine, mine]  # type: ignore[arg-type]
+    assert gpu.everyones(SimpleNamespace(collect=collect), None) == []  # type: ignore[arg-type]

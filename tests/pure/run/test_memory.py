@@ -1,0 +1,124 @@
+"""How much memory a case may take, and what cache it must outgrow, with a driver and NVML that are
+made up."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from collbench.machine import environment
+from collbench.run import backends, memory, plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+GIB = 1 << 30
+
+
+class Driver:
+    """libcuda with GPUs of 80 GiB and 50 MiB of L2; the UUID of number i is i in every byte."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, out: Any) -> int:
+        out._obj.value = self.count
+        return 0
+
+    def cuDeviceGet(self, out: Any, index: int) -> int:
+        out._obj.value = 100 + index
+        return 0
+
+    def cuDeviceGetAttribute(self, out: Any, which: int, device: ctypes.c_int) -> int:
+        assert which == 38 and device.value >= 100
+        out._obj.value = 50 << 20
+        return 0
+
+    def cuDeviceTotalMem_v2(self, out: Any, device: ctypes.c_int) -> int:
+        out._obj.value = 80 * GIB
+        return 0
+
+    def cuDeviceGetUuid(self, out: Any, device: ctypes.c_int) -> int:
+        out._obj[:] = [device.value - 100] * 16
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Three GPUs; NVML knows of the first that 70 GiB are free, of the second 20."""
+    free = {
+        "GPU-00000000-0000-0000-0000-000000000000": 70,
+        "GPU-01010101-0101-0101-0101-010101010101": 20,
+    }
+    answers = {
+        "DeviceGetHandleByUUID": lambda uuid: uuid if uuid in free else None,
+        "DeviceGetMemoryInfo": lambda handle: SimpleNamespace(free=free[handle] * GIB),
+        "Shutdown": lambda: None,
+    }
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Driver(3))
+    monkeypatch.setattr(memory.nvml, "load", lambda: None)
+    monkeypatch.setattr(
+        memory.nvml, "ask", lambda nvml, what, *arguments: answers[what](*arguments)
+    )
+    memory.gpus.cache_clear()
+    yield
+    memory.gpus.cache_clear()
+
+
+@pytest.mark.usefixtures("driver")
+def test_gpus_have_what_nvml_calls_free_and_else_most_of_their_memory() -> None:
+    assert [gpu.free for gpu in memory.gpus()] == [70 * GIB, 20 * GIB, 72 * GIB]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("n", "policy", "free", "sharers", "base"),
+    [
+        (1, Policy(), 70, 1, 3 * GIB),
+        (2, Policy(), 20, 1, 3 * GIB),
+        (3, Policy(), 20, 1, 3 * GIB),
+        (8, Policy(), 20, 3, 3 * GIB),
+        (8, Policy(virtual=True), 70, 8, 3 * GIB // 8),
+    ],
+)
+def test_ranks_share_the_fullest_gpu(
+    n: int, policy: Policy, free: int, sharers: int, base: int
+) -> None:
+    backend = "symm" if policy.virtual else "nccl"
+    assert memory.room(backend, n, policy) == ("on a GPU", free * GIB, 50 << 20, sharers, base)
+
+
+@pytest.mark.usefixtures("driver")
+def test_what_does_not_fit_a_gpu_is_skipped_with_need_and_limit() -> None:
+    case = Case(collective="all_reduce", backend="nccl", n=2, nbytes=16 * GIB, op="sum")
+    jobs, (skip,) = plan.fit(
+        [case], Policy(), lambda case: memory.room(case.backend, case.n, Policy())
+    )
+    assert not jobs and "MiB on a GPU, 20,480 MiB are available" in skip.reason
+
+
+@pytest.mark.usefixtures("driver")
+def test_cpu_backends_stay_on_the_host() -> None:
+    found = memory.room("gloo", 4, Policy())
+    assert found.where == "on this host" and found.sharers == 4
+    assert found.cache == (environment.llc_bytes() or 32 << 20)
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", missing)
+    memory.gpus.cache_clear()
+    assert memory.gpus() == () and memory.room("nccl", 2, Policy()).where == "on this host"
+    memory.gpus.cache_clear()
+
+
+def test_every_backend_of_gpus_has_its_room_there() -> None:
+    assert backends.GPU_EACH | {*backends.VIRTUAL} == memory.ON_GPUS

@@ -1,0 +1,264 @@
+"""The two sides of an experiment: their words, their interpreters, and revisions built for them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from collbench.core.errors import CannotRun, UsageError
+from collbench.machine import environment
+from collbench.run import variants
+from collbench.run.variants import Build, Variant, applied, homes, parse, settle
+from collbench.suite.case import Case
+
+
+def test_words_become_fields() -> None:
+    side = parse(
+        "git:main python:{tree}/.venv 'NCCL_ALGO=Ring,Tree' backend:shm algo:chain:segments=4",
+        "--head",
+    )
+    assert (side.revision, side.python) == ("main", "{tree}/.venv")
+    assert (side.backend, side.algorithm) == ("shm", "chain:segments=4")
+    assert side.env == (("NCCL_ALGO", "Ring,Tree"),)
+    assert side.differs == ("backend", "algorithm")
+    assert parse("", "--base") == Variant(text="")
+    assert parse("X='two words' Y=", "--base").env == (("X", "two words"), ("Y", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ring", "'ring' is not understood"),
+        ("backend:", "'backend:' is not understood"),
+        ("speed:high", "'speed:high' is not understood"),
+        ("algo:ring algo:tree", "algo is given twice"),
+        ("'unclosed", "No closing quotation"),
+        ("MY_TOKEN=abc", "settings are kept in the run's file"),
+        ("1X=2", "'1X=2' is not understood"),
+    ],
+)
+def test_what_is_not_understood_is_named_with_its_option(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, "--head")
+    assert words in caught.value.message and "--head" in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_side_replaces_backend_and_algorithm_and_says_each_case_once() -> None:
+    cases = [
+        Case(collective="all_reduce", backend=b, n=2, nbytes=8, op="sum") for b in ("gloo", "mpi")
+    ]
+    (only,) = applied(cases, parse("backend:shm algo:ring", "--head"))
+    assert only.label == "ring@shm"
+    assert applied(cases, parse("X=1", "--head")) == cases
+
+
+def test_settings_reach_the_ranks_and_the_description(tmp_path: Path) -> None:
+    home = settle(parse("NCCL_ALGO=Ring", "--head"), Build(""), "--head", tmp_path)
+    assert home.python == sys.executable
+    assert home.settings["NCCL_ALGO"] == "Ring"
+    assert home.described["variables"]["NCCL_ALGO"] == "Ring"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another virtual environment, which has nothing in it."""
+    folder = tmp_path_factory.mktemp("other") / "env"
+    venv.create(folder, with_pip=False, symlinks=True)
+    return folder
+
+
+def test_another_interpreter_gets_this_harness_and_its_own_packages(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CannotRun, match="has no torch, numpy, msgspec, psutil") as caught:
+        settle(parse(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
+    assert "-m pip install torch" in caught.value.hint
+    packages = next(other.glob("lib/python*/site-packages"))
+    (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    home = settle(parse(f"python:{other}", "--head"), Build(""), "--head", tmp_path)
+    assert home.python == str(other / "bin" / "python")
+    where = "import collbench; print(collbench.__file__)"
+    said = subprocess.run(
+        [home.python, "-c", where], env=home.settings, capture_output=True, text=True, check=True
+    )
+    assert Path(said.stdout.strip()).resolve() == Path(variants.__file__).parents[1].joinpath(
+        "__init__.py"
+    )
+    assert "collbench-alone" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("python:/nowhere/python", UsageError, "there is no interpreter"),
+        ("python:/bin/false", CannotRun, "cannot run collbench"),
+        ("LIB={tree}/lib.so", UsageError, "add git:REV"),
+        ("git:main X={tree}", UsageError, "needs a git repository"),
+        ("git:main", UsageError, "nothing uses it"),
+        ("LD_PRELOAD=/nowhere/lib.so", UsageError, "cannot be preloaded"),
+    ],
+)
+def test_a_side_that_cannot_be_is_refused(
+    text: str, error: type, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        settle(parse(text, "--base"), Build(""), "--base", tmp_path)
+    assert words in f"{caught.value.message} {caught.value.hint}"
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two commits of a file that says which one it is."""
+    folder = tmp_path / "my.library"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=main"], check=True)
+    for text in ("one", "two"):
+        (folder / "version").write_text(text)
+        subprocess.run(["git", "add", "version"], check=True)
+        subprocess.run(["git", *who, "commit", "--quiet", "-m", text], check=True)
+    return folder
+
+
+def test_revisions_are_built_apart_once_and_leave_the_repository_alone(
+    repository: Path, tmp_path: Path
+) -> None:
+    (repository / "version").write_text("not committed")
+    build = "echo built >> log && cp version copy"
+    homes = {
+        revision: settle(
+            parse(f"git:{revision} COPY={{tree}}/copy", "--base"), Build(build), "--base", tmp_path
+        )
+        for revision in ("main~1", "main", "main~1")
+    }
+    copies = {revision: Path(home.settings["COPY"]) for revision, home in homes.items()}
+    assert {revision: copy.read_text() for revision, copy in copies.items()} == {
+        "main~1": "one",
+        "main": "two",
+    }
+    assert copies["main~1"].with_name("log").read_text() == "built\n"
+    assert (
+        homes["main"].described["git"]["revision"] != homes["main~1"].described["git"]["revision"]
+    )
+    status = subprocess.run(
+        ["git", "status", "--short"], capture_output=True, text=True, check=True
+    )
+    assert status.stdout == " M version\n"
+    assert (
+        subprocess.run(
+            ["git", "worktree", "list"], capture_output=True, text=True, check=True
+        ).stdout.count("\n")
+        == 1
+    )
+
+
+def test_a_build_that_fails_says_where_and_is_tried_again(repository: Path, tmp_path: Path) -> None:
+    side = parse("git:main X={tree}", "--head")
+    with pytest.raises(CannotRun, match="ended with status 3"):
+        settle(side, Build("test -e ../allow || exit 3"), "--head", tmp_path)
+    (tmp_path / "home" / "builds" / "allow").touch()
+    assert Path(
+        settle(side, Build("test -e ../allow || exit 3"), "--head", tmp_path).settings["X"]
+    ).is_dir()
+
+
+def test_an_unknown_revision_hints_at_fetching(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no revision 'v9'") as caught:
+        settle(parse("git:v9 X={tree}", "--base"), Build(""), "--base", tmp_path)
+    assert "fetch-depth" in caught.value.hint
+
+
+def test_the_current_folder_is_neither_sides_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `ab` in a library's checkout would measure the checkout twice."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mylib.py").write_text("where = 'checkout'")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / "mylib.py").write_text("where = 'built'")
+    home = settle(parse(f"PYTHONPATH={tmp_path}/built", "--base"), Build(""), "--base", tmp_path)
+    ask = [home.python, "-c", "import mylib, collbench; print(mylib.where)"]
+    assert (
+        subprocess.run(ask, env=home.settings, capture_output=True, text=True, check=True).stdout
+        == "built\n"
+    )
+
+
+def test_a_hooks_git_variables_do_not_lead_into_the_users_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    settle(parse("git:main~1 X={tree}", "--base"), Build('test -z "$GIT_DIR"'), "--base", tmp_path)
+    monkeypatch.delenv("GIT_DIR")
+    head = subprocess.run(
+        ["git", "symbolic-ref", "HEAD"], capture_output=True, text=True, check=True
+    )
+    assert head.stdout == "refs/heads/main\n"
+
+
+def test_a_result_is_kept_until_it_is_gone_or_a_rebuild_is_asked_for(
+    repository: Path, tmp_path: Path
+) -> None:
+    side, log = parse("git:main X={tree}", "--base"), tmp_path / "log"
+
+    def built(again: bool = False) -> int:
+        tree = Path(settle(side, Build(f"echo >> {log}", again), "--base", tmp_path).settings["X"])
+        assert (tree / "version").read_text() == "two"
+        return log.read_text().count("\n")
+
+    assert [built(), built(), built(again=True)] == [1, 1, 2]
+    shutil.rmtree(next(path for path in (tmp_path / "home" / "builds").iterdir() if path.is_dir()))
+    assert built() == 3
+
+
+def test_submodules_are_there_when_the_build_begins(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")
+    part = tmp_path / "part"
+    subprocess.run(["git", "clone", "--quiet", str(repository), str(part)], check=True)
+    subprocess.run(["git", "submodule", "--quiet", "add", str(part), "part"], check=True)
+    subprocess.run(
+        ["git", *("-c", "user.name=t", "-c", "user.email=t@t"), "commit", "-qm", "part"], check=True
+    )
+    settle(parse("git:main X={tree}", "--base"), Build("test -e part/version"), "--base", tmp_path)
+
+
+def test_sides_that_come_to_the_same_are_refused(repository: Path, tmp_path: Path) -> None:
+    sides = {
+        "base": parse("git:main X={tree}", "--base"),
+        "head": parse("git:HEAD X={tree}", "--head"),
+    }
+    with pytest.raises(UsageError, match="come to the same"):
+        homes(sides, Build(""), tmp_path)
+    sides["head"] = parse("git:main~1 X={tree}", "--head")
+    assert homes(sides, Build(""), tmp_path)["head"].settings["X"]
+
+
+def test_a_relative_path_is_that_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python3").symlink_to(sys.executable)
+    with pytest.raises(CannotRun, match=str(tmp_path / "python3")):  # beside no packages
+        settle(parse("python:./python3", "--base"), Build(""), "--base", tmp_path)
+
+
+def test_hardware_is_what_this_process_sees_whatever_the_sides_interpreters_lack(
+    tmp_path: Path,
+) -> None:
+    described = settle(parse("NCCL_ALGO=Tree", "--base"), Build(""), "--base", tmp_path).described
+    here = environment.gather(Path.cwd())
+    assert {key for key in here if here[key] != described[key]} <= {"variables", "memory"}

@@ -1,0 +1,607 @@
+"""nccl-tests' text to the letter and its JSON field by field, both read back by code that shares
+nothing with ours."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collbench import __version__
+from collbench.core.errors import CannotRun, UsageError
+from collbench.records.derive import Derived
+from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.show import nccl, nccl_json
+from collbench.show.nccl import Options, Text
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+
+OURS = tuple(
+    f"# {word}"
+    for word in [
+        "collbench",
+        "implementation:",
+        "time:",
+        "iters:",
+        "note:",
+        "skipped:",
+        "failed:",
+        "not",
+    ]
+)
+SAMPLE = """\
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 1024(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid  41213 on     node01 device  0 [0000:0f:00] NVIDIA H200
+#
+#                                                              out-of-place                       in-place          \n\
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong \n\
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         \n\
+           8             2     float     sum      -1    28.41    0.00    0.00       0    27.90    0.00    0.00       0
+        8192          2048     float     sum      -1    30.07    0.27    0.48       0    29.55    0.28    0.49       0
+     8388608       2097152     float     sum      -1    72.30  116.03  203.04       0    71.90  116.67  204.17       0
+  8589934592    2147483648     float     sum      -1  32480.7  264.46  462.81       0  32466.1  264.58  463.02       0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 166.751 \n\
+#
+# Collective test concluded: all_reduce_perf
+#
+
+"""  # noqa: E501
+TIMES = {
+    8: (28410, 27900),
+    8192: (30070, 29550),
+    1 << 23: (72300, 71900),
+    1 << 33: (32480700, 32466100),
+}
+
+
+def a_case(**changes) -> Case:
+    base = {
+        "collective": "all_reduce",
+        "backend": "nccl",
+        "n": 8,
+        "nbytes": 1024,
+        "op": "sum",
+        "mode": "streaming",
+    }
+    return Case(**{**base, **changes})
+
+
+def a_run(**changes) -> Run:
+    policy = changes.pop("policy", Policy(iters=20, warmup=1))
+    suite = Suite(
+        name="s", axes=Axes(collectives=("all_reduce",), sizes=(8,), ranks=(8,)), policy=policy
+    )
+    base = {
+        "id": "r1",
+        "started": "2026-07-09T10:00:00+00:00",
+        "command": ["collbench", "all_reduce"],
+        "environment": {},
+    }
+    return Run(**{**base, **changes}, suite=suite, policy=policy)
+
+
+def a_row(case: Case, median: float) -> Derived:
+    algbw = case.moved / median
+    return Derived(
+        samples=1,
+        n_eff=1,
+        median=median,
+        lo=-math.inf,
+        hi=math.inf,
+        min=median,
+        mean=median,
+        max=median,
+        mad=0,
+        p95=None,
+        p99=None,
+        t_glob=None,
+        skew=None,
+        overhead=0,
+        algbw=algbw,
+        busbw=None if case.n == 1 else algbw * case.row.busbw(case.n),
+        severe_outliers=0,
+        late_rank=None,
+        modes=None,
+        flags=(),
+        gateable=True,
+    )
+
+
+def measured(case: Case, ns: int = 10000, **changes) -> tuple[Record, Derived]:
+    base = {"case": case, "status": "ok", "times_ns": [ns], "wrong": 0, "checked": 10}
+    return Record(**{**base, **changes}), a_row(case, ns / changes.get("inner", 1))
+
+
+def a_world(case: Case, **changes) -> World:
+    device = "cuda:{} [0000:0f:00] NVIDIA H200"
+    infos = [
+        RankInfo(rank=r, host="node01.a.org", pid=41213, cpus=[r], device=device.format(r))
+        for r in range(case.n)
+    ]
+    base = {
+        "index": 0,
+        "backend": case.backend,
+        "n": case.n,
+        "env": case.env,
+        "launcher": "local",
+        "ranks": infos,
+    }
+    base |= {"oversubscribed": False, "same_clock": True, "library": "NCCL 2.30.4"}
+    return World(**{**base, **changes})
+
+
+def written(
+    outcomes,
+    cases=None,
+    skips=(),
+    options=Options(),  # noqa: B008
+    run=None,
+    worlds=(),
+    end=None,
+) -> str:
+    out = io.StringIO()
+    text = Text(out, options)
+    text.begin(
+        run or a_run(), [record.case for record, _ in outcomes] if cases is None else cases, skips
+    )
+    for world in worlds:
+        text.world(world)
+    for outcome in outcomes:
+        text.record(*outcome)
+    text.end(end or End(exit=0, ended=""), None)
+    return out.getvalue()
+
+
+def scraped(text: str, stamped: bool = False) -> list[dict[str, float]]:
+    """What people's scripts do: skip comments, split on blanks, count from the right."""
+    rows = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = line.split()[:-2] if stamped else line.split()
+        assert len(fields) == 13, line
+        numbers = [math.nan if f == "N/A" else float(f) for f in fields[-8:]]
+        names = ("time", "algbw", "busbw", "wrong", "in_time", "in_algbw", "in_busbw", "in_wrong")
+        rows.append({"size": int(fields[0]), **dict(zip(names, numbers, strict=True))})
+    return rows
+
+
+def comments(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def test_the_sample_is_reproduced_to_the_letter() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in TIMES for place in (False, True)]
+    outcomes = [measured(case, TIMES[case.nbytes][case.in_place]) for case in cases]
+    text = written(outcomes, worlds=[a_world(cases[0])])
+    absent = tuple(
+        f"#  Rank  {rank}" for rank in range(1, 8)
+    )  # the sample, being invented, lists one of 8 devices
+    assert (
+        "".join(x for x in text.splitlines(keepends=True) if not x.startswith(OURS + absent))
+        == SAMPLE
+    )
+    assert text.startswith(f"# collbench version {__version__} nccl-headers=0 nccl-library=23004\n")
+    assert "# nccl-tests version" not in text
+    assert len(comments(text, "#  Rank")) == 8
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (9.999, 7, "  10.00"),
+        (28.41, 7, "  28.41"),
+        (12345.67, 7, "12345.7"),
+        (1234567.8, 7, "1234568"),
+        (9999.994, 7, "9999.99"),
+        (9999.996, 7, "10000.0"),
+        (999999.96, 7, "1000000"),
+        (9999999.4, 7, "9999999"),
+        (9999999.6, 7, "1.0e+07"),
+        (12345678, 7, "1.2e+07"),
+        (0, 6, "  0.00"),
+        (462.81, 6, "462.81"),
+        (999.996, 6, "1000.0"),
+        (12345.6, 6, " 12346"),
+        (1234567, 6, " 1e+06"),
+        (math.nan, 7, "    nan"),
+        (math.inf, 6, "   inf"),
+    ],
+)
+def test_numbers_take_the_most_decimals_that_fit(value: float, width: int, text: str) -> None:
+    assert nccl.number(value, width) == text.rjust(width)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"), [("alltoall", "all_to_all"), ("alltoallv", "all_to_allv"), ("scan", "scan")]
+)
+def test_programs_have_the_names_of_nccl_tests(name: str, ours: str) -> None:
+    case = a_case(collective=ours, op="none", splits="uniform" if ours == "all_to_allv" else "")
+    said = comments(written([measured(case)]), "# Collective")
+    assert said == [
+        f"# Collective test starting: {name}_perf",
+        f"# Collective test concluded: {name}_perf",
+    ]
+
+
+def test_lines_come_in_plan_order_as_soon_as_all_before_are_known() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16, 32) for place in (False, True)]
+    out = io.StringIO()
+    text = Text(out)
+    text.begin(a_run(), cases, [])
+    seen = []
+    for index in (5, 1, 2, 0, 4, 3):
+        text.record(*measured(cases[index]))
+        seen.append([row["size"] for row in scraped(out.getvalue())])
+    assert seen == [[], [], [], [8], [8], [8, 16, 32]]
+
+
+def test_a_half_that_did_not_run_keeps_the_number_of_columns_and_enters_no_average() -> None:
+    out, back = (
+        a_case(collective="all_to_all", op="none"),
+        a_case(collective="all_to_all", op="none", in_place=True),
+    )
+    text = written([measured(out, 100)], skips=[Skip(back, "all_to_all has no in-place form")])
+    (row,) = scraped(text)
+    assert row["time"] == 0.1
+    assert row["wrong"] == 0
+    assert all(math.isnan(row[name]) for name in ("in_time", "in_algbw", "in_busbw", "in_wrong"))
+    assert "Avg bus bandwidth    : 8.96 " in text
+    assert comments(text, "# skipped") == ["# skipped: all_to_all has no in-place form (cases: 1)"]
+
+
+def test_a_failed_half_is_told_below_its_line_and_a_failed_line_alone() -> None:
+    halves = [a_case(nbytes=8), a_case(nbytes=8, in_place=True)]
+    gone = (Record(case=halves[1], status="failed", note="rank 2 died\nTraceback"), None)
+    text = written([measured(halves[0]), gone])
+    assert len(scraped(text)) == 1
+    assert comments(text, "# failed") == ["# failed: 8 B in place: rank 2 died Traceback"]
+    text = written([(Record(case=halves[0], status="failed", note="x"), None), gone])
+    assert scraped(text) == []
+    assert len(comments(text, "# failed")) == 2
+
+
+def test_unchecked_data_is_one_column_narrower_as_in_nccl_tests() -> None:
+    text = written([measured(a_case(), wrong=None), measured(a_case(in_place=True))])
+    assert "    10.00    0.10    0.18    N/A    10.00    0.10    0.18       0\n" in text
+    (row,) = scraped(text)
+    assert math.isnan(row["wrong"]) and row["in_wrong"] == 0
+
+
+def test_wrong_data_is_counted_and_fails_the_footer() -> None:
+    outcomes = [
+        measured(a_case(), wrong=3, status="wrong"),
+        measured(a_case(nbytes=2048), wrong=1234567),
+    ]
+    outcomes += [measured(a_case(in_place=True))]
+    text = written(outcomes)
+    assert [row["wrong"] for row in scraped(text)] == [3, 1234570]
+    assert "# Out of bounds values : 2 FAILED\n" in text
+
+
+def test_time_stamps_end_the_row() -> None:
+    stamp = "2026-07-09T10:00:07+00:00"
+    text = written([measured(a_case(), started=stamp)], options=Options(timestamps=True))
+    local = datetime.fromisoformat(stamp).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    (line,) = [x for x in text.splitlines() if x and not x.startswith("#")]
+    assert line.endswith(f"N/A  {local}")
+    assert scraped(text, stamped=True)[0]["time"] == 10
+
+
+def test_every_implementation_gets_a_table_of_its_own_with_its_own_average() -> None:
+    env = (("NCCL_ALGO", "Ring"),)
+    changes = [
+        {},
+        {"algorithm": "ring"},
+        {"n": 4},
+        {"mode": "isolated"},
+        {"env": env},
+        {"dtype": "half"},
+        {"root": 2},
+    ]
+    outcomes = [measured(a_case(**change), 1024 * (1 + i)) for i, change in enumerate(changes)]
+    text = written(outcomes, worlds=[a_world(a_case(env=env), index=3)])
+    assert (
+        len(comments(text, "# Collective test starting"))
+        == len(comments(text, "# Collective test concluded"))
+        == 6
+    )
+    said = comments(text, "# implementation")
+    assert said[1] == "# implementation: ring@nccl, ranks 8, mode streaming"
+    assert (
+        said[4]
+        == "# implementation: nccl, ranks 8, mode streaming, env NCCL_ALGO=Ring, library NCCL"
+        " 2.30.4"
+    )
+    averages = [float(line.split(":")[1]) for line in comments(text, "# Avg")]
+    assert averages == pytest.approx(
+        [1.75, 1.75 / 2, 1.5 / 3, 1.75 / 4, 1.75 / 5, (1.75 / 6 + 1.75 / 7) / 2], rel=1e-4
+    )
+
+
+def test_one_rank_has_no_bus_bandwidth_but_a_number_and_a_word_about_it() -> None:
+    text = written([measured(a_case(n=1))])
+    assert scraped(text)[0]["busbw"] == 0
+    assert comments(text, "# note") and comments(text, "# Avg") == ["# Avg bus bandwidth    : 0 "]
+    assert not comments(written([measured(a_case())]), "# note")
+
+
+@pytest.mark.parametrize(("average", "time"), [(0, 20.0), (1, 25.0), (2, 18.0), (3, 32.0)])
+def test_average_says_what_is_made_of_the_ranks_times(average: int, time: float) -> None:
+    ranks = [[10000, 20000, 30000]] * 4 + [
+        [40000, 32000, 18000]
+    ] * 4  # means 25 26 24, fastest 10 20 18, slowest 40 32 30
+    record = {"per_rank": ranks, "times_ns": [40000, 32000, 30000]}
+    text = written(
+        [measured(a_case(nbytes=100_000), 32000, **record)], options=Options(average=average)
+    )
+    row = scraped(text)[0]
+    assert row["time"] == time
+    assert row["algbw"] == pytest.approx(100 / time, abs=0.005)
+    assert row["busbw"] == pytest.approx(175 / time, abs=0.005)
+    assert nccl.AVERAGES[average][0] in comments(text, "# time")[0]
+
+
+def test_inner_calls_divide_the_time() -> None:
+    outcome = measured(
+        a_case(), 40000, inner=4, per_rank=[[20000]] * 4 + [[40000]] * 4, submit_ns=[8000]
+    )
+    assert scraped(written([outcome]))[0]["time"] == 10
+    assert scraped(written([outcome], options=Options(average=2)))[0]["time"] == 5
+    assert scraped(written([outcome], options=Options(cpu_time=True)))[0]["time"] == 8
+
+
+def test_cpu_time_changes_the_time_column_only() -> None:
+    wall, cpu = (
+        written([measured(a_case(), submit_ns=[3000])], options=Options(cpu_time=c))
+        for c in (False, True)
+    )
+    assert (scraped(cpu)[0]["time"], scraped(cpu)[0]["busbw"]) == (3, scraped(wall)[0]["busbw"])
+    assert cpu.count("cputime") == 2 and "cputime" not in wall
+
+
+def test_names_are_those_of_nccl_tests() -> None:
+    fields = next(
+        x
+        for x in written([measured(a_case(op="premul_sum"))]).splitlines()
+        if not x.startswith("#")
+    ).split()
+    assert fields[2:5] == ["float", "mulsum", "-1"]
+
+
+def test_ranks_on_cpus_are_listed_as_devices() -> None:
+    info = RankInfo(rank=3, host="a.b.c", pid=7, cpus=[0, 1, 2, 8])
+    bare = RankInfo(rank=1, host="h", pid=7, cpus=[], device="cuda:5")
+    text = written(
+        [measured(a_case(backend="gloo"))], worlds=[a_world(a_case(backend="gloo"), ranks=[info])]
+    )
+    assert (
+        "#  Rank  3 Group  0 Pid      7 on          a device  3 [0000:00:00] CPU cores 0-2,8\n"
+        in text
+    )
+    assert "nccl-library=0" in text
+    (device,) = nccl.devices([bare], "NVIDIA H200")
+    assert (device["device"], device["device_hex"], device["device_info"]) == (
+        5,
+        "0000:00:00",
+        "NVIDIA H200",
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "step"),
+    [
+        ((8, 16, 32), "2(factor)"),
+        ((8, 24, 40), "16(bytes)"),
+        ((8,), "0(bytes)"),
+        ((8, 12, 18), "0(bytes)"),
+    ],
+)
+def test_the_step_is_read_off_the_sizes(sizes: tuple[int, ...], step: str) -> None:
+    assert f" step: {step} " in written([measured(a_case(nbytes=size)) for size in sizes])
+
+
+def test_a_run_cut_short_keeps_what_it_has_and_says_so() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16, 32) for place in (False, True)]
+    end = End(exit=130, ended="", note="interrupted")
+    text = written([measured(cases[2]), measured(cases[5])], cases=cases, end=end)
+    assert [row["size"] for row in scraped(text)] == [16, 32]
+    assert comments(text, "# not run") == ["# not run: 4 of the planned cases"]
+    assert text.endswith("# error: interrupted\n")
+    assert written([], cases=cases, end=end).startswith("# collbench version")
+
+
+def test_hostile_names_stay_on_their_line() -> None:
+    info = RankInfo(
+        rank=0, host="evil\n8 2 float sum -1 1 1 1 0 1 1 1 0", pid=1, cpus=[0], device="cpu"
+    )
+    text = written(
+        [measured(a_case())], worlds=[a_world(a_case(), ranks=[info], library="x\ny\x1b[31m")]
+    )
+    assert len(scraped(text)) == 1
+    assert "\x1b" not in text
+
+
+def a_document(**changes):
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
+    times = [1000 * (i + 1) for i in range(3)]
+    outcomes = [
+        measured(*each, per_rank=[[500]] * 4 + [[each[1]]] * 4)
+        for each in zip(cases, times, strict=False)
+    ]
+    run = a_run(environment={"variables": {"NCCL_ALGO": "Ring"}, "secret": "s3cret"})
+    end = End(exit=0, ended="2026-07-09T10:05:00+00:00")
+    return nccl_json.document(
+        run, [a_world(cases[0])], changes.pop("outcomes", outcomes), end, **changes
+    )
+
+
+def test_json_has_every_field_of_schema_3_with_its_type() -> None:
+    d = a_document()
+    assert list(d) == [
+        "version",
+        "start_time",
+        "args",
+        "env",
+        "nccl_version",
+        "config",
+        "results",
+        "out_of_bounds",
+        "average_bus_bandwidth",
+        "errors",
+        "end_time",
+        "collbench",
+    ]
+    assert (d["version"], d["nccl_version"]) == (3, 23004)
+    assert (d["args"], d["env"]) == (["collbench", "all_reduce"], ["NCCL_ALGO=Ring"])
+    assert datetime.fromisoformat(d["start_time"]).astimezone() == datetime.fromisoformat(
+        "2026-07-09T10:00:00+00:00"
+    )
+    assert datetime.fromisoformat(d["end_time"]).astimezone() == datetime.fromisoformat(
+        "2026-07-09T10:05:00+00:00"
+    )
+    assert "s3cret" not in json.dumps(d)
+    config = dict(d["config"])
+    assert config.pop("devices")[3] == {
+        "rank": 3,
+        "group": 0,
+        "pid": 41213,
+        "hostname": "node01",
+        "device": 3,
+        "device_hex": "0000:0f:00",
+        "device_info": "NVIDIA H200",
+    }
+    assert config == {
+        "nthreads": 1,
+        "ngpus": 8,
+        "minimum_bytes": 8,
+        "maximum_bytes": 16,
+        "step_factor": 2,
+        "warmup_iters": 1,
+        "iterations": 20,
+        "aggregated_iterations": 1,
+        "validation": 1,
+        "graph": 0,
+        "blocking_collectives": "false",
+        "per_iter_timing": "true",
+        "per_iter_skip": 0,
+        "parallel_init": "false",
+    }
+    assert d["out_of_bounds"] == {"count": 0, "okay": "true"}
+    mean = pytest.approx((0.014 + 0.007 + 0.028 / 3) / 3, abs=1e-6)
+    assert d["average_bus_bandwidth"] == {"bandwidth": mean, "okay": "unchecked"}
+    assert d["errors"] == []
+
+
+def test_json_results_hold_both_halves_and_null_where_one_is_missing() -> None:
+    first, second = a_document()["results"]
+    assert [first[name] for name in ("size", "count", "type", "redop", "root")] == [
+        8,
+        2,
+        "float",
+        "sum",
+        "    -1",
+    ]
+    assert (first["actual_iterations"], first["experiment_name"]) == (1, "")
+    assert first["out_of_place"] == {"time": 1.0, "alg_bw": 0.008, "bus_bw": 0.014, "nwrong": 0.0}
+    assert isinstance(first["out_of_place"]["nwrong"], float)
+    assert first["in_place"]["time"] == 2.0
+    assert second["in_place"] == {"time": None, "alg_bw": None, "bus_bw": None, "nwrong": None}
+    assert "in_place_per_iter" not in second and "out_of_place_per_iter" in second
+
+
+def test_per_iteration_statistics_by_hand() -> None:
+    times = [2000, 4000, 4000, 4000, 5000, 5000, 7000, 9000]  # mean 5000, population deviation 2000
+    record = Record(
+        case=a_case(),
+        status="ok",
+        times_ns=[2 * t for t in times],
+        inner=2,
+        per_rank=[[2]] * 4 + [[4]] * 4,
+    )
+    got = nccl_json.per_iteration(record)
+    assert got == {
+        "skipped_iterations": 0,
+        "min_us": 2.0,
+        "max_us": 9.0,
+        "avg_us": 5.0,
+        "p50_us": 5.0,
+        "p95_us": 9.0,
+        "p99_us": 9.0,
+        "stdev_us": 2.0,
+        "cv_pct": 40.0,
+        "times_us": [2, 4, 4, 4, 5, 5, 7, 9],
+        "per_process_max_times_us": [[0.001]] * 4 + [[0.002]] * 4,
+    }
+    hundred = nccl_json.per_iteration(
+        Record(case=a_case(), status="ok", times_ns=[1000 * t for t in range(100, 0, -1)])
+    )
+    assert (hundred["p50_us"], hundred["p95_us"], hundred["p99_us"]) == (51, 95, 99)
+    assert "per_process_max_times_us" not in hundred
+
+
+def test_json_names_implementations_only_where_there_are_several() -> None:
+    d = a_document(outcomes=[measured(a_case()), measured(a_case(algorithm="ring"))])
+    assert [r["experiment_name"] for r in d["results"]] == [
+        "all_reduce_perf, nccl, ranks 8, mode streaming",
+        "all_reduce_perf, ring@nccl, ranks 8, mode streaming",
+    ]
+    assert [r["algorithm"] for r in d["collbench"]["results"]] == ["native", "ring"]
+
+
+def test_json_tells_wrong_failed_and_one_rank() -> None:
+    gone = (Record(case=a_case(nbytes=64), status="failed", note="rank 1 died"), None)
+    d = a_document(outcomes=[measured(a_case(n=1), wrong=2, status="wrong"), gone])
+    assert d["out_of_bounds"] == {"count": 1, "okay": "false"}
+    assert d["results"][0]["out_of_place"]["bus_bw"] == 0.0
+    assert len(d["results"]) == 1 and "rank 1 died" in d["errors"][0]
+
+
+def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
+    record, row = measured(a_case())
+    broken = msgspec.structs.replace(row, median=0.0, algbw=math.inf, busbw=math.nan)
+    path = nccl_json.write(
+        tmp_path / "o.json", a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
+    )
+    content = path.read_text()
+    assert content.count("\n") == 1
+    half = json.loads(content, parse_constant=pytest.fail)["results"][0]["out_of_place"]
+    assert half == {"cpu_time": None, "alg_bw": None, "bus_bw": None, "nwrong": 0.0}
+
+
+def test_no_file_is_ever_overwritten(tmp_path: Path) -> None:
+    names = [nccl_json.write(tmp_path / "o.json", {"i": i}).name for i in range(3)]
+    assert names == ["o.json", "o.json.0", "o.json.1"]
+    assert [json.loads((tmp_path / name).read_text()) for name in names] == [
+        {"i": 0},
+        {"i": 1},
+        {"i": 2},
+    ]
+    with pytest.raises(CannotRun):
+        nccl_json.write(tmp_path / "missing" / "o.json", {})
+
+
+def test_document_writes_its_file_when_the_run_ends(tmp_path: Path) -> None:
+    reporter = nccl_json.Document(tmp_path / "o.JSON")
+    cases = [a_case(nbytes=8), a_case(nbytes=16)]
+    reporter.begin(a_run(), cases, [])
+    for case in reversed(cases):
+        reporter.record(*measured(case))
+    reporter.end(End(exit=0, ended=""), None)
+    assert [r["size"] for r in json.loads(reporter.written.read_text())["results"]] == [8, 16]
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out", "json"])
+def test_another_suffix_is_refused_before_anything_runs(name: str) -> None:
+    with pytest.raises(UsageError, match=r"\.json"):
+        nccl_json.Document(Path(name))

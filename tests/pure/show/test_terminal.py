@@ -1,0 +1,578 @@
+"""What people see: numbers in words, tables at every width, closing lines; and the formats for
+programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import factories
+import msgspec
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from collbench.core import text as text_
+from collbench.records.derive import Derived
+from collbench.records.types import End, FirstWrong, Record, RunFile, World
+from collbench.run import reporter as reporter_
+from collbench.run.reporter import PlanRow, Several
+from collbench.show import live
+from collbench.show import terminal as console
+from collbench.show import words as words_
+from collbench.show.document import Document
+from collbench.show.live import LiveTable, Status
+from collbench.show.programs import Csv, Json, Markdown
+from collbench.show.views import cases as cases_
+from collbench.show.words import FLAGS, clock
+from collbench.suite.case import Case, Skip
+
+EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
+
+
+a_case = partial(factories.case, nbytes=1024)
+
+
+a_run = partial(factories.run, name="r1", environment={}, command=["collbench", "all_reduce"])
+
+
+def a_row(case: Case, median: float = 10_000, **changes) -> Derived:
+    base = {
+        "samples": 20,
+        "n_eff": 20,
+        "median": median,
+        "lo": 0.99 * median,
+        "hi": 1.015 * median,
+        "min": 0.9 * median,
+        "mean": median,
+        "max": 1.2 * median,
+        "mad": 1,
+        "p95": None,
+        "p99": None,
+        "t_glob": None,
+        "skew": 300,
+        "overhead": 0,
+        "algbw": case.size / median,
+        "busbw": case.size / median * 1.5,
+        "severe_outliers": 0,
+        "late_rank": None,
+        "modes": None,
+        "flags": (),
+        "gateable": True,
+    }
+    return Derived(**{**base, **changes})
+
+
+def measured(case: Case, median: float = 10_000, row=None, **changes) -> tuple[Record, Derived]:
+    base = {
+        "case": case,
+        "status": "ok",
+        "world": 0,
+        "times_ns": [int(median)],
+        "wrong": 0,
+        "checked": 500,
+    }
+    return Record(**{**base, **changes}), a_row(case, median, **(row or {}))
+
+
+def a_world(host: str = "node01", **changes) -> World:
+    given = {"ranks": factories.ranks([host] * 4), "library": "gloo (torch 2.13)", **changes}
+    return factories.world(**given)
+
+
+SWEEP = [
+    a_case(nbytes=size, algorithm=a, in_place=p)
+    for a in ("native", "ring")
+    for size in (8, 1 << 20)
+    for p in (False, True)
+]
+OK = End(exit=0, ended="")
+
+
+def told(reporter, outcomes, cases=None, skips=(), world=None, end=OK, path=None, run=None) -> None:
+    reporter.begin(
+        run or a_run(),
+        [record.case for record, _ in outcomes] if cases is None else cases,
+        list(skips),
+    )
+    reporter.world(world or a_world())
+    for record, row in outcomes:
+        reporter.phase(record.case, "measuring", 0.5)
+        reporter.record(record, row)
+    reporter.end(end, path)
+
+
+def shown(outcomes, width: int = 100, terminal: bool = False, **more) -> str:
+    out = io.StringIO()
+    told(
+        LiveTable(
+            Console(file=out, width=width, height=30, force_terminal=terminal, highlight=False)
+        ),
+        outcomes,
+        **more,
+    )
+    return out.getvalue()
+
+
+def as_text(reporter, *arguments, **more) -> str:
+    out = io.StringIO()
+    told(reporter(out), *arguments, **more)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (8, "8 B"),
+        (1000, "1000 B"),
+        (1536, "1.5 KiB"),
+        (64 << 20, "64 MiB"),
+        (3 << 40, "3 TiB"),
+    ],
+)
+def test_sizes(nbytes: int, text: str) -> None:
+    assert text_.size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0.00 ns"),
+        (940, "940 ns"),
+        (999.6, "1.00 µs"),
+        (28_410, "28.4 µs"),
+        (812_000, "812 µs"),
+        (999_600, "1.00 ms"),
+        (9_996_000, "10.0 ms"),
+        (1.5e9, "1.50 s"),
+        (99.96e9, "100 s"),
+        (1234.5e9, "1234 s"),
+        (None, "-"),
+        (math.inf, "-"),
+        (math.nan, "-"),
+    ],
+)
+def test_durations(ns: float | None, text: str) -> None:
+    assert text_.duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "text"),
+    [
+        (99, 102, "±2.0%"),
+        (97, 101, "±3.0%"),
+        (85, 101, "±15%"),
+        (-math.inf, math.inf, "±∞"),
+        (100, 100, "±0.0%"),
+    ],
+)
+def test_intervals_show_the_larger_half(lo: float, hi: float, text: str) -> None:
+    assert words_.interval(a_row(a_case(), 100, lo=lo, hi=hi)) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "n/a"),
+        (0, "0"),
+        (0.00028, "0.0003"),
+        (0.0123, "0.012"),
+        (0.4767, "0.48"),
+        (9.999, "10.0"),
+        (462.81, "462.8"),
+        (1234.5, "1234"),
+    ],
+)
+def test_bandwidths(value: float | None, text: str) -> None:
+    assert text_.bandwidth(value) == text
+
+
+def test_the_tail_is_named_after_what_the_samples_allow() -> None:
+    assert words_.tail(a_row(a_case(), p95=11e3, p99=12e3)) == "p99 12.0 µs"
+    assert words_.tail(a_row(a_case(), p95=11e3)) == "p95 11.0 µs"
+    assert words_.tail(a_row(a_case())) == "max 12.0 µs"
+
+
+def test_clock() -> None:
+    assert [clock(s) for s in (0, 65, 3599.6, 7322)] == ["0:00", "1:05", "1:00:00", "2:02:02"]
+
+
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize("width", [40, 80, 100, 120, 160])
+def test_tables_fit_and_keep_what_matters(width: int, live: bool) -> None:
+    flags = {"flags": ("oversubscribed", "unconverged", "unsteady", "bimodal", "late:3")}
+    outcomes = [measured(case, 1e4 + i, row=flags if i % 2 else {}) for i, case in enumerate(SWEEP)]
+    table = console.grid(cases_.table("isolated", outcomes, SWEEP, live), width)
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    lines = out.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    heads = " ".join(lines[:2]).split()
+    assert {"size", "median", "±", "busbw"} <= set(heads) or width < 80
+    assert ("skew" in heads, "tail" in heads) == (width >= 100, width >= 80)
+    if width >= 80:  # only flags may be cut short, and only where a line must stay one line
+        assert all(line.rstrip().find("…") in (-1, len(line.rstrip()) - 1) for line in lines)
+        assert live or "…" not in out.getvalue()
+
+
+def test_a_count_of_wrong_elements_is_never_dropped() -> None:
+    outcomes = [measured(case, row={"flags": ("unconverged", "unsteady")}) for case in SWEEP]
+    bad = (msgspec.structs.replace(outcomes[0][0], wrong=7, status="wrong"), None)
+    for outcomes_, there in ((outcomes, False), ([bad, *outcomes[1:]], True)):
+        names = [
+            str(column.header)
+            for column in console.grid(cases_.table("isolated", outcomes_, SWEEP), 70).columns
+        ]
+        assert ("wrong" in names) is there
+
+
+def test_columns_only_for_what_varies_and_rows_in_plan_order() -> None:
+    text = shown([measured(case) for case in reversed(SWEEP)], cases=SWEEP)
+    body = text[text.index("───") :].splitlines()[1:]
+    rows = [
+        line.split()[:4] for line in body if line.startswith(("gloo", "ring@gloo")) and "µs" in line
+    ]
+    assert rows[:4] == [
+        ["gloo", "8", "B", "out"],
+        ["gloo", "8", "B", "in"],
+        ["gloo", "1", "MiB", "out"],
+        ["gloo", "1", "MiB", "in"],
+    ]
+    assert [row[0] for row in rows] == ["gloo"] * 4 + ["ring@gloo"] * 4
+    head = text[: text.index("───")]
+    assert "impl" in head and "type" not in head.split() and "4 ranks, float, sum" in head
+
+
+def test_modes_never_share_a_table() -> None:
+    cases = [
+        a_case(nbytes=size, mode=mode) for size in (8, 64) for mode in ("isolated", "streaming")
+    ]
+    text = shown([measured(case) for case in cases])
+    first, second = text.index("isolated: all_reduce"), text.index("streaming: all_reduce")
+    assert text.count("median") == 2 and first < second
+    assert text[first:second].count("10.0 µs") == 2
+    markdown = as_text(Markdown, [measured(case) for case in cases])
+    assert markdown.count("### ") == 2
+
+
+def test_nothing_shown_of_wrong_data_but_the_count() -> None:
+    text = shown(
+        [measured(a_case(), 77_000, status="wrong", wrong=3), measured(a_case(nbytes=2048))]
+    )
+    assert "77" not in text
+    assert "WRONG DATA in 1 of 2 cases" in text
+
+
+def test_an_infinite_interval_is_shown_as_such() -> None:
+    assert "±∞" in shown(
+        [measured(a_case(), row={"lo": -math.inf, "hi": math.inf, "flags": ("n<6",)})]
+    )
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_hostile_names_are_shown_literally(width: int, terminal: bool) -> None:
+    outcomes = [
+        measured(a_case(), row={"late_rank": 2, "flags": ("late:2",)}),
+        (Record(case=a_case(nbytes=8), status="failed", note=EVIL), None),
+    ]
+    skips = [Skip(a_case(nbytes=0), EVIL)]
+    text = shown(
+        outcomes, width, terminal, skips=skips, world=a_world(EVIL, library=EVIL), path=Path(EVIL)
+    )
+    assert text.count("[red]x[/]") >= 4
+    assert "\x1b[31m\n" not in text and "[31m # y" in text
+
+
+def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [measured(a_case(), row={"flags": ("skewed!",)})]
+    assert "\x1b[1;33mskewed!" in shown(outcomes, terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[1;33m" not in shown(outcomes, terminal=True) and "33m" not in shown(
+        outcomes, terminal=True
+    )
+    assert "\x1b" not in shown(outcomes)
+
+
+def test_the_live_view_shows_only_what_fits() -> None:
+    cases = [a_case(nbytes=8 * (i + 1)) for i in range(100)]
+    out = io.StringIO()
+    live = LiveTable(Console(file=out, width=80, height=24, force_terminal=True))
+    live.begin(a_run(), cases, [])
+    try:
+        live.world(a_world())
+        for case in reversed(cases):
+            live.record(*measured(case))
+        live.phase(cases[0], "checking", 0.25)
+        sheet = Console(file=io.StringIO(), width=80, height=24)
+        lines = sheet.render_lines(live._view())
+        words = ["".join(segment.text for segment in line).strip() for line in lines]
+        assert len(words) <= 24
+        assert words[-1] == "8 B, all_reduce, 4 ranks, gloo, float, sum, out of place: checking 25%"
+        assert "100/100" in words[-2]
+        sizes = [int(word.split()[0]) for word in words if " B  " in word and "µs" in word]
+        assert sizes == [8 * (i + 1) for i in range(len(sizes))] and len(sizes) > 10
+    finally:
+        live.close()
+        live.close()
+
+
+def test_progress_stays_silent_where_nobody_watches() -> None:
+    out = io.StringIO()
+    told(Status(Console(file=out)), [measured(a_case())])
+    told(Status(Console(file=out, force_terminal=True), watched=False), [measured(a_case())])
+    assert out.getvalue() == ""
+    told(
+        Status(Console(file=out, force_terminal=True, width=80), watched=True), [measured(a_case())]
+    )
+    assert "1/1" in out.getvalue() and "median" not in out.getvalue()
+
+
+def lines_of(outcomes, **more) -> dict[str, str]:
+    gathered = reporter_.Gathered()
+    told(gathered, outcomes, **more)
+    return {str(line): line.spans[0].tone for line in cases_.summary(gathered)}
+
+
+def test_summary_names_peak_and_floor_per_collective_and_mode() -> None:
+    outcomes = [
+        measured(case, median)
+        for case, median in zip(SWEEP, (900, 800, 9000, 8000, 700, 950, 7500, 9900), strict=True)
+    ]
+    outcomes += [
+        measured(a_case(mode="streaming", nbytes=8), 10),
+        measured(a_case(nbytes=64), 1, status="wrong", wrong=1),
+    ]
+    found = lines_of(outcomes)
+    assert (
+        "all_reduce, isolated: latency floor 700 ns ±1.5% at 8 B (ring@gloo, out of place); "
+        "peak busbw 209.7 GB/s ±1.5% at 1 MiB (ring@gloo, out of place)" in found
+    )
+    assert (
+        "all_reduce, streaming: latency floor 10.0 ns ±1.5% at 8 B; peak busbw 1.20 GB/s ±1.5%"
+        " at 8 B" in found
+    )
+    barrier = lines_of(
+        [measured(a_case(collective="barrier", op="none", nbytes=0), row={"busbw": None})]
+    )
+    assert "barrier, isolated: latency floor 10.0 µs ±1.5% at 0 B" in barrier
+
+
+def test_summary_explains_flags_that_occurred_and_no_others() -> None:
+    flags = ("late:3", "skewed!")
+    found = lines_of(
+        [
+            measured(a_case(), row={"flags": flags, "late_rank": 3}),
+            measured(a_case(nbytes=8), row={"flags": ("skewed",)}),
+        ]
+    )
+    assert f"skewed (2): {FLAGS['skewed']}" in found
+    assert f"late (1): {FLAGS['late']}" in found
+    assert not any(
+        line.startswith(flag) for line in found for flag in FLAGS if flag not in ("late", "skewed")
+    )
+    assert found["slowest: rank 3 on node01 came late in 1 of 2 cases"] == "notice"
+
+
+def test_summary_is_loud_about_wrong_data_and_tells_the_first() -> None:
+    first = FirstWrong(rank=2, index=17, got="3.0", expected="10.0", when="after")
+    found = lines_of(
+        [measured(a_case(), status="wrong", wrong=1200, checked=4000, first_wrong=first)]
+    )
+    assert found["WRONG DATA in 1 of 1 case"] == "bad"
+    (story,) = [line for line in found if "1,200 of 4,000 elements wrong" in line]
+    assert story.endswith("first at rank 2, element 17 (after): got 3.0, expected 10.0")
+    assert not any("none wrong" in line for line in found)
+
+
+def test_summary_counts_what_was_verified_skipped_failed_and_left() -> None:
+    cases = [a_case(nbytes=8 * (i + 1)) for i in range(9)]
+    outcomes = [
+        measured(cases[0]),
+        *((Record(case=case, status="failed", note="rank 1 died"), None) for case in cases[1:8]),
+    ]
+    skips = [Skip(a_case(), "no such thing")] * 3
+    end = End(exit=130, ended="", note="interrupted")
+    found = lines_of(outcomes, cases=cases, skips=skips, end=end, path=Path("/runs/r1.jsonl"))
+    assert {
+        "500 elements verified, none wrong",
+        "3 skipped: no such thing",
+        "FAILED in 7 of 8 cases",
+        "  … and 2 more",
+        "ended early, after 8 of 9 cases: interrupted",
+        "saved: /runs/r1.jsonl (collbench runs lists all)",
+    } <= set(found)
+    assert sum("rank 1 died" in line for line in found) == 5
+    assert any("collbench runs" in line for line in found)
+    assert "data was not verified" in lines_of([measured(a_case(), checked=0, wrong=None)])
+    assert "not saved" in lines_of([])
+
+
+def test_skips_found_on_the_way_count_too_and_have_no_line() -> None:
+    late = (Record(case=a_case(nbytes=8), status="skipped", note="needs 9 MiB"), None)
+    text = shown([late, measured(a_case())])
+    assert "1 skipped: needs 9 MiB" in text and "8 B  " not in text
+
+
+def test_json_is_one_object_with_derived_columns_in_plan_order() -> None:
+    outcomes = [
+        measured(case, row={"lo": -math.inf, "hi": math.inf, "flags": ("n<6",)})
+        for case in reversed(SWEEP)
+    ]
+    whole = json.loads(
+        as_text(Json, outcomes, cases=SWEEP, skips=[Skip(a_case(), "why")]),
+        parse_constant=pytest.fail,
+    )
+    assert whole["run"]["id"] == "r1"
+    assert [r["nbytes"] for r in whole["records"]] == [c.nbytes for c in SWEEP]
+    first = whole["records"][0]
+    assert (
+        first["implementation"],
+        first["median"],
+        first["lo"],
+        first["flags"],
+        first["wrong"],
+    ) == (
+        "gloo",
+        1e4,
+        None,
+        ["n<6"],
+        0,
+    )
+    assert (whole["skips"][0]["reason"], whole["end"]["exit"]) == ("why", 0)
+
+
+def test_csv_streams_a_line_per_record() -> None:
+    out = io.StringIO()
+    reporter = Csv(out)
+    case = a_case(env=(("A", "1"), ("B", "2,3")))
+    reporter.begin(a_run(), [case], [])
+    reporter.record(
+        *measured(case, row={"flags": ("n<6", "late:1"), "late_rank": 1, "busbw": 0.1536})
+    )
+    reporter.record(Record(case=a_case(), status="failed", note="=a\nb;+c"), None)
+    assert out.getvalue().count("\n") == 3
+    ok, failed = csv.DictReader(io.StringIO(out.getvalue()))
+    assert (ok["env"], ok["flags"], ok["busbw"], ok["implementation"]) == (
+        "A=1 B=2,3",
+        "n<6 late:1",
+        "0.1536",
+        "gloo",
+    )
+    assert (failed["status"], failed["note"], failed["median"]) == ("failed", "'=a b;'+c", "")
+
+
+def test_markdown_is_a_table_that_text_cannot_break() -> None:
+    outcomes = [
+        measured(SWEEP[0]),
+        measured(SWEEP[1]),
+        (Record(case=SWEEP[4], status="failed", note=EVIL), None),
+    ]
+    text = as_text(Markdown, outcomes)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    unescaped = {line.replace("\\|", "").count("|") for line in rows}
+    assert len(rows) == 5 and len(unescaped) == 1
+    assert "\\[red\\]x\\[/\\] \\|\\`\\*\\_" in rows[-1]
+
+
+def test_bimodal_rows_show_both_modes() -> None:
+    row = a_row(a_case(), modes=(10_000.0, 20_000.0), flags=("bimodal",))
+    assert words_.cells(measured(a_case())[0], row)["flags"] == "bimodal:10.0µs|20.0µs"
+
+
+def test_several_reporters_hear_the_same() -> None:
+    one, two = reporter_.Gathered(), reporter_.Gathered()
+    told(Several(one, two), [measured(a_case())], path=Path("x"))
+    assert (one.outcomes, one.worlds, one.path, one.ended) == (
+        two.outcomes,
+        two.worlds,
+        two.path,
+        two.ended,
+    )
+    assert len(one.outcomes) == 1 and one.path == Path("x")
+
+
+def printed(*blocks, width: int = 100) -> str:
+    return console.text(Document(title="", brief=blocks), width)
+
+
+def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> None:
+    def file(end: End | None, **changes) -> RunFile:
+        return RunFile(
+            run=a_run(**changes), worlds=[], records=[measured(a_case())[0]], end=end, path=Path()
+        )
+
+    ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
+    long = file(OK, name="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])
+    narrow = printed(cases_.saved([("@last", long)]), width=80).splitlines()[-1]
+    assert narrow.startswith("@last  20260709-100000-all_reduce-ab12") and narrow.endswith("…")
+    names = ("@last~3", "@last~2", "@last~1", "@last")
+    files = [
+        (n, file(end, name=f"r{i}", tag="[red]t[/]"))
+        for i, (n, end) in enumerate(zip(names, ends, strict=True))
+    ]
+    rows = [line.split() for line in printed(cases_.saved(files)).splitlines()[2:]]
+    assert [row[0] for row in rows] == list(names)
+    assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "cut", "short", "all_reduce"]
+    assert [" ".join(row[4:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", ""]
+
+
+def test_plans_show_memory_time_and_what_will_not_run() -> None:
+    rows = [
+        PlanRow(
+            case=a_case(nbytes=1 << 20),
+            moved=3 << 19,
+            bytes_per_rank=3 << 20,
+            rotation=5,
+            seconds=61.0,
+        ),
+        PlanRow(case=a_case(nbytes=1 << 30), skipped="needs [b]9[/] GiB"),
+    ]
+    text = printed(*cases_.plan(rows), width=80)
+    (line,) = [x for x in text.splitlines() if "61.0 s" in x]
+    assert line.endswith("1 MiB  1.5 MiB        3 MiB      5  61.0 s") and line.startswith(
+        "isolated"
+    )
+    assert text.splitlines()[0] == "all_reduce, 4 ranks, gloo, float, sum, out of place"
+    assert "needs [b]9[/] GiB" in text
+    assert text.splitlines()[-1] == "1 case, about 1:01, at most 3 MiB a rank; 1 skipped"
+
+
+def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console.finding("gloo [red]", "no", "x" * 200)
+    console.show(console.listing({"Things": [("name", "meaning"), ("a[b]", "c")]}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"gloo [red]          no    {'x' * 200}"
+    assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]
+
+
+def test_a_run_of_nothing_ends_quietly() -> None:
+    assert "nothing to run" in shown([])
+
+
+def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 cases, 2 were there when the run was resumed and 1 took the minute since."""
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    cases = [a_case(nbytes=8 << i) for i in range(4)]
+    out = io.StringIO()
+    status = Status(Console(file=out, width=120), watched=False)
+    status.begin(a_run(), cases, [])
+    for case in cases[:2]:
+        status.record(*measured(case))
+    status.phase(cases[2], "timing", 0.0)
+    status.record(*measured(cases[2]))
+    now[0] = 60.0
+    Console(file=out, width=120).print(status._view())
+    assert (
+        "3/4" in out.getvalue()
+        and "1:00 elapsed" in out.getvalue()
+        and "1:00 left" in out.getvalue()
+    )

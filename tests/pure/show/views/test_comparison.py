@@ -1,0 +1,477 @@
+"""What is made of a comparison: table, comment, JSON, JUnit, annotations, section. No runs:
+hand-made comparisons."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import factories
+import pytest
+from markdown_it import MarkdownIt
+
+from collbench.core.errors import Exit
+from collbench.judge.comparison import Aggregate, Comparison, Rules
+from collbench.judge.verdict import Judged, Side
+from collbench.records.types import Pairing, Run
+from collbench.show import markdown, programs, terminal
+from collbench.show.views import verdicts
+from collbench.show.views.comparison import document, section
+from collbench.suite.case import Case
+
+HOSTILE = (
+    "</script><script>alert(1)</script> | `x` @everyone &lt;b&gt; $x$ \x1b[31mred\n::error::x ' \""
+    " \\| a\\b --> %0A"
+)
+CASE = Case(collective="all_reduce", backend="gloo", n=4, nbytes=1 << 20, op="sum")
+
+
+def run(side: str, variant: str = "", tag: str = "") -> Run:
+    pairing = Pairing(experiment="e", side=side, variant=variant) if variant else None  # type: ignore[arg-type]
+    return factories.run(f"e-{side}", environment={}, pairing=pairing, tag=tag)
+
+
+def judged(
+    verdict: str, delta: float | None = 0.0, width: float = 0.01, case: Case = CASE, **more: Any
+) -> Judged:
+    base = Side(median=812e3, half=0.01, launches=12, samples=1200)
+    head = (
+        None
+        if delta is None
+        else Side(median=812e3 * (1 + delta), half=0.01, launches=12, samples=1200)
+    )
+    known = (
+        {}
+        if delta is None
+        else {"delta": delta, "lo": delta - width, "hi": delta + width, "p": 0.00049, "pairs": 12}
+    )
+    fields = {
+        "base": base,
+        "head": head,
+        "mde": 0.03,
+        "tau": 0.05,
+        "stage": 2,
+        "gates": True,
+        **known,
+        **more,
+    }
+    return Judged(key=case.key, case=case, verdict=verdict, **fields)  # type: ignore[arg-type]
+
+
+sized = factories.case
+
+
+def comparison(rows: list[Judged], **more: Any) -> Comparison:
+    fields = {
+        "base": run("base", "git:1a2b3c"),
+        "head": run("head", "git:4d5e6f"),
+        "paired": True,
+        "stages": (8, 12),
+        "differences": [],
+        "rows": rows,
+        "aggregates": [],
+        "rules": Rules(),
+        "exit": Exit.OK,
+        "reason": "",
+        **more,
+    }
+    return Comparison(**fields)
+
+
+def example() -> Comparison:
+    """A row of every verdict."""
+    rows = [
+        judged("SAME", 0.001, case=sized(4096)),
+        judged("REGRESSED", 0.114, 0.016, level=0.9975),
+        judged("IMPROVED", -0.2, case=sized(1 << 24)),
+        judged(
+            "SUSPECT",
+            0.07,
+            case=sized(1 << 16, algorithm="ring"),
+            stage=1,
+            pairs=8,
+            gates=False,
+            why="stage 2 did not confirm it",
+        ),
+        judged("SMALL", 0.02, case=sized(1 << 17)),
+        judged("INCONCLUSIVE", 0.03, 0.1, case=sized(1 << 18), mde=0.14),
+        judged("INVALID", 0.4, 0.2, case=sized(8, in_place=True), why="head: skewed!", gates=False),
+        judged("GONE", None, case=sized(1 << 22), why="head: skipped, no such algorithm"),
+    ]
+    aggregate = Aggregate(
+        collective="all_reduce",
+        sizes="to 64 KiB",
+        rows=4,
+        delta=0.002,
+        lo=-0.001,
+        hi=0.005,
+        worst=CASE.key,
+    )
+    return comparison(
+        rows, aggregates=[aggregate], exit=Exit.BAD, reason="1 row regressed, 1 row is gone"
+    )
+
+
+def printed(view: Comparison, width: int = 120, everything: bool = False) -> str:
+    return terminal.text(document(view, everything), width)
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Rows of cells of every table that a Markdown renderer finds, as shown; fails where it finds
+    raw HTML of ours."""
+    found: list[list[list[str]]] = []
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    for before, token in itertools.pairwise(tokens):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif before.type in ("th_open", "td_open"):
+            assert not [child for child in token.children or [] if child.type == "html_inline"]
+            found[-1][-1].append("".join(child.content for child in token.children or []))
+    return found
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_table_fits_and_shows_every_figure_in_full(width: int) -> None:
+    text = printed(example(), width)
+    assert len(text.splitlines()) < 40
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    for figure in ("+11.4%", "+13.0]", "905", "REGRESSED", "INCONCLUSIVE", "14%", "ring@gloo"):
+        assert figure in words
+    assert "…" not in text
+
+
+def test_the_table_lists_the_gravest_first_and_same_only_when_asked() -> None:
+    text = printed(example())
+    places = [
+        text.index(f" {verdict} ")
+        for verdict in verdicts.ORDER
+        if verdict in text.split("not shown")[0]
+    ]
+    assert places == sorted(places) and len(places) == 7
+    assert " 4 KiB" not in text and "not shown: 1 SAME" in text
+    everything = printed(example(), everything=True)
+    assert " 4 KiB" in everything and "not shown" not in everything
+
+
+def test_fingerprint_differences_come_before_the_verdict() -> None:
+    view = comparison([judged("INCOMPARABLE", 0.5)], differences=[("cpu.model", "EPYC", None)])
+    text = printed(view)
+    assert text.index("differs: cpu.model: EPYC → -") < text.index("1 incomparable")
+    assert "1 fingerprint difference" in text
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (judged("REGRESSED", 0.114, 0.016), "+11.4% [+9.8, +13.0]"),
+        (judged("SAME", -0.0025, 0.0185), "~ [-2.1, +1.6]"),
+        (judged("INCONCLUSIVE", 0.1, lo=-math.inf, hi=math.inf), "~ [-∞, +∞]"),
+        (judged("INCONCLUSIVE", 0.1, lo=None, hi=None), "+10.0%"),
+        (judged("GONE", None), "-"),
+    ],
+)
+def test_a_change_is_told_only_where_it_is_one(row: Judged, words: str) -> None:
+    assert verdicts.change(row) == words
+
+
+def test_a_side_with_too_few_launches_has_no_bounds() -> None:
+    row = judged(
+        "INCONCLUSIVE", 0.1, base=Side(median=1e6, half=math.inf, launches=2, samples=40), mde=None
+    )
+    shown = verdicts.shown(comparison([row]))[0]
+    assert (shown.base, shown.mde) == ("1.00 ms ±∞", "-")
+
+
+def test_rows_are_called_by_what_sets_them_apart() -> None:
+    cases = [
+        sized(8),
+        sized(8, in_place=True),
+        sized(8, mode="streaming"),
+        sized(8, env=(("A", "1"),)),
+    ]
+    view = comparison([judged("SAME", case=case) for case in cases])
+    assert list(verdicts.labels(view).values()) == [
+        "8 B isolated",
+        "in place 8 B isolated",
+        "8 B streaming",
+        "A=1 8 B isolated",
+    ]
+    barrier = Case(collective="barrier", backend="gloo", n=2, nbytes=0)
+    assert list(verdicts.labels(comparison([judged("SAME", case=barrier)])).values()) == ["barrier"]
+
+
+def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
+    base, head = (
+        Run(
+            **{f: getattr(run(side), f) for f in Run.__struct_fields__ if f != "pairing"},
+            pairing=Pairing(
+                experiment="e", side=side, variant=side, differs=("algorithm", "backend")
+            ),
+        )
+        for side in ("base", "head")
+    )
+    cases = [sized(8), sized(16, algorithm="ring")]
+    view = comparison([judged("SAME", case=case) for case in cases], base=base, head=head)
+    assert list(verdicts.labels(view).values()) == ["8 B", "16 B"]
+    assert "gloo" not in printed(view, everything=True)
+    assert all(
+        "backend" not in line.meta for line in section(verdicts.readable(view)).tables[0].lines
+    )
+
+
+def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None:
+    text = markdown.text(document(example(), marker="pr-gloo"))
+    lines = text.splitlines()
+    assert lines[0] == "<!-- collbench:pr-gloo -->"
+    assert lines[1].startswith("### collbench: ❌ 1 regressed · 1 gone · ")
+    assert lines[1].endswith(r"base git:1a2b3c → head git:4d5e6f")
+    assert "**1 row regressed, 1 row is gone**" in lines
+    inline, folded = tables(text)
+    assert [row[0] for row in inline[1:3]] == ["gloo 1 MiB", "gloo 4 MiB"]
+    assert inline[1][3:5] == ["+11.4% [+9.8, +13.0]", "3.0%"]
+    assert inline[1][5].startswith("REGRESSED p=0.00049 n=12")
+    assert (
+        inline[-1][0].startswith("geomean all_reduce")
+        and inline[-1][5] == "worst: gloo 1 MiB +11.4%"
+    )
+    assert [row[0] for row in folded[1:]] == ["gloo 4 KiB"]
+    assert text.index("<details>") < text.index("gloo 4 KiB") < text.index("</details>")
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "mark"),
+    [
+        (0, "SAME", "✅"),
+        (0, "IMPROVED", "✅"),
+        (0, "SUSPECT", "⚠️"),
+        (3, "INCOMPARABLE", "⚠️"),
+        (1, "REGRESSED", "❌"),
+        (7, "INVALID", "❌"),
+    ],
+)
+def test_the_mark_says_whether_to_look(code: int, verdict: str, mark: str) -> None:
+    view = comparison([judged(verdict)], exit=Exit(code), reason="so")
+    assert f": {mark} 1 {verdict.lower()}" in markdown.text(document(view)).splitlines()[1]
+
+
+def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:
+    found = [
+        judged(
+            verdict,
+            0.2,
+            case=sized(4 * i + 4, env=(("X", HOSTILE + "😀" * 200 + str(i)),)),
+            why=HOSTILE * 9,
+        )
+        for i in range(rows)
+    ]
+    many = [(HOSTILE, HOSTILE * 99, "😀" * 9999)] * 500
+    means = [
+        Aggregate(
+            collective=HOSTILE,
+            sizes=HOSTILE,
+            rows=1,
+            delta=0.1,
+            lo=0.0,
+            hi=math.inf,
+            worst=found[0].key,
+        )
+    ]
+    return comparison(
+        found,
+        differences=many,
+        aggregates=means * 500,
+        notes=[HOSTILE * 99] * 500,
+        exit=Exit.BAD,
+        reason=HOSTILE * 99,
+        base=run("base", HOSTILE * 99),
+        head=run("head", tag=HOSTILE),
+    )
+
+
+@pytest.mark.parametrize("verdict", ["REGRESSED", "SAME"])
+def test_a_comment_stays_below_githubs_limit_and_says_what_is_missing(verdict: str) -> None:
+    text = markdown.text(document(hostile(verdict), title=HOSTILE * 99))
+    assert 40_000 < len(text.encode()) < 60_000
+    (left,) = re.findall(r"^([\d,]+) more of these rows do not fit here", text, re.MULTILINE)
+    shown = len(re.findall(rf"\*\*{verdict}\*\*", text))
+    assert shown > 10 and shown + int(left.replace(",", "")) == 5000
+    assert ("</details>" in text) == (verdict == "SAME")
+
+
+def test_a_comment_shows_hostile_names_literally() -> None:
+    text = markdown.text(document(hostile(rows=2), title=HOSTILE))
+    assert "\x1b" not in text and "&lt;" not in text
+    assert not re.search(r"(?<![\w.])@everyone", text)  # nobody is mentioned
+    assert text.count("<!--") == 1 and "<script" not in text.replace(r"\<script", "")
+    (table,) = tables(text)
+    assert {len(row) for row in table} == {6}
+    assert "</script><script>alert(1)</script> | `x` @\u200beveryone &lt;b&gt; $x$" in table[1][0]
+
+
+def test_json_has_everything_and_only_finite_numbers() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    rows = [*example().rows, judged("INCONCLUSIVE", 0.5, lo=-math.inf, hi=math.nan, case=sized(32))]
+    view = comparison(rows, exit=Exit.NO_VERDICT, reason="so", differences=[("a", 1, None)])
+    found = json.loads(programs.as_json(document(view)), parse_constant=refuse)
+    assert found["counts"]["INCONCLUSIVE"] == 2 and sum(found["counts"].values()) == len(rows)
+    assert (found["exit"], found["stages"], found["differences"]) == (
+        3,
+        [8, 12],
+        [{"fact": "a", "base": 1, "head": None}],
+    )
+    assert found["base"]["pairing"]["variant"] == "git:1a2b3c"
+    regressed = next(row for row in found["rows"] if row["verdict"] == "REGRESSED")
+    assert regressed["delta"] == 0.114 and regressed["head"]["median"] == pytest.approx(904_568)
+    assert regressed["case"]["nbytes"] == 1 << 20 and regressed["label"] == "gloo 1 MiB"
+    assert found["rows"][-1]["lo"] is None and found["rows"][-1]["hi"] is None
+
+
+def test_junit_fails_what_fails_the_comparison_and_skips_what_has_no_verdict() -> None:
+    suite = ElementTree.fromstring(programs.junit(document(example()))).find("testsuite")
+    assert suite is not None
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == [
+        "8",
+        "2",
+        "0",
+        "3",
+    ]
+    outcomes = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert outcomes[CASE.key] == ["failure"]
+    assert outcomes[sized(8, in_place=True).key] == ["skipped"]
+    assert outcomes[sized(4096).key] == ["system-out"]
+    failure = suite.find("testcase/failure")
+    assert failure is not None and "+11.4% [+9.8, +13.0]" in failure.get("message", "")
+
+
+def test_junit_agrees_with_the_exit_code() -> None:
+    unpaired = comparison([judged("REGRESSED", 0.3, gates=False)], paired=False)
+    assert 'failures="0"' in programs.junit(document(unpaired)) and 'skipped="1"' in programs.junit(
+        document(unpaired)
+    )
+    doubtful = [judged("INCONCLUSIVE", 0.3, 0.5)]
+    assert 'errors="0"' in programs.junit(document(comparison(doubtful)))
+    for code in (Exit.NO_VERDICT, Exit.WRONG_DATA):
+        suite = ElementTree.fromstring(
+            programs.junit(document(comparison(doubtful, exit=code, reason="why")))
+        )[0]
+        assert (suite.get("tests"), suite.get("errors"), suite[-1][0].get("message")) == (
+            "2",
+            "1",
+            "why",
+        )
+
+
+def test_junit_is_xml_whatever_things_are_called() -> None:
+    text = programs.junit(document(hostile(rows=3)))
+    names = [
+        case.get("name") or "" for case in ElementTree.fromstring(text.encode()).iter("testcase")
+    ]
+    assert len(names) == 3 and "alert(1)</script>" in names[0] and "\x1b" not in text
+
+
+def test_annotations_are_githubs_commands_one_a_line() -> None:
+    row = judged(
+        "REGRESSED", 0.1, why="50% of a:b,c\r\n::error::no", case=sized(8, env=(("X", "1:2,3%"),))
+    )
+    (line,) = programs.commands(
+        document(comparison([row, judged("SAME")], exit=Exit.BAD, reason="so")).cases
+    )
+    command, _, message = line.removeprefix("::").partition("::")
+    assert command == "error title=collbench%3A X=1%3A2%2C3%25 8 B"
+    assert "\n" not in line and "\r" not in line
+    assert "+10.0%25" in message and "50%25 of a:b,c  ::error::no" in message
+
+
+def test_annotations_are_at_most_ten_of_a_kind() -> None:
+    errors = [judged("REGRESSED", 0.1, case=sized(4 * i)) for i in range(1, 31)]
+    warnings = [judged("SUSPECT", 0.1, gates=False, case=sized(1000 + 4 * i)) for i in range(10)]
+    lines = programs.commands(
+        document(comparison([*errors, *warnings], exit=Exit.BAD, reason="so")).cases
+    )
+    assert [line.split()[0] for line in lines] == ["::error"] * 10 + ["::warning"] * 10
+    assert lines[9].endswith("::21 more rows like these")
+    lines = programs.commands(
+        document(comparison(errors, exit=Exit.WRONG_DATA, reason="wrong results")).cases
+    )
+    assert (
+        len(lines) == 10
+        and lines[0].endswith("::wrong results")
+        and lines[9].endswith("::22 more rows like these")
+    )
+
+
+def test_annotations_say_why_there_is_no_verdict() -> None:
+    view = comparison([judged("INCOMPARABLE", 0.1)], exit=Exit.NO_VERDICT, reason="machines differ")
+    assert programs.commands(document(view).cases) == ["::error title=collbench::machines differ"]
+    assert programs.commands(document(comparison([judged("SAME")])).cases) == []
+
+
+def test_the_summary_of_a_step_is_added_to_and_never_overfilled(
+    tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "summary.md"
+    path.write_text("before\n")
+    environ = {"GITHUB_STEP_SUMMARY": str(path)}
+    programs.in_github(document(example(), title="title", marker="marker"), environ)
+    assert path.read_text().startswith("before\n<!-- collbench:marker -->\n### title: ❌")
+    path.write_text("x" * (1 << 20))
+    programs.in_github(document(example(), title="title", marker="marker"), environ)
+    assert path.stat().st_size == 1 << 20 and "is full" in capsys.readouterr().err
+    programs.in_github(
+        document(example(), title="title", marker="marker"), {"GITHUB_STEP_SUMMARY": str(tmp_path)}
+    )
+    assert "cannot write" in capsys.readouterr().err
+    programs.in_github(document(example(), title="title", marker="marker"), {})
+    assert capsys.readouterr().err == ""
+
+
+def test_the_section_plots_every_change_with_its_interval() -> None:
+    made = section(verdicts.readable(example()))
+    (figure,) = made.figures
+    drawn = [
+        trace for trace in figure.data if "error_x" in trace and trace.get("hoverinfo") == "text"
+    ]
+    assert sum(len(trace["y"]) for trace in drawn) == 7  # all but the row that is gone
+    at = drawn[0]["y"].index("gloo 1 MiB")
+    assert drawn[0]["x"][at] == pytest.approx(11.4)
+    assert drawn[0]["error_x"]["array"][at] == pytest.approx(1.6)
+    assert drawn[0]["error_x"]["arrayminus"][at] == pytest.approx(1.6)
+    bands = [trace for trace in figure.data if trace.get("hoverinfo") == "skip"]
+    assert {value for trace in bands for value in trace["error_x"]["array"]} == {5.0}
+    assert {trace["meta"].get("collective", "all_reduce") for trace in figure.data} == {
+        "all_reduce"
+    }
+    verdict_table, means = made.tables
+    assert [len(line.cells) for line in verdict_table.lines] == [len(verdict_table.heads)] * 8
+    assert verdict_table.lines[0].weight == "bad" and means.lines[0].cells[2] == "~ [-0.1, +0.5]"
+    json.dumps(figure.data, allow_nan=False)
+
+
+def test_the_section_draws_no_more_than_can_be_told_apart() -> None:
+    (figure,) = section(verdicts.readable(hostile())).figures
+    assert figure.title.endswith("60 of 5,000 rows")
+    assert len(figure.layout["yaxis"]["categoryarray"]) == 60
+    assert "<script" not in json.dumps(figure.data)
+    unknown = comparison([judged("REGRESSED", 0.5, lo=-math.inf, hi=None)])
+    json.dumps(section(verdicts.readable(unknown)).figures[0].data, allow_nan=False)
+
+
+@pytest.mark.parametrize("rows", [[], [judged("GONE", None)], [judged("NEW", None, base=None)]])
+def test_a_comparison_without_a_single_pair_is_shown_all_the_same(rows: list[Judged]) -> None:
+    view = comparison(rows, exit=Exit.NO_VERDICT, reason="nothing to compare")
+    assert (
+        printed(view)
+        and markdown.text(document(view))
+        and programs.junit(document(view))
+        and programs.as_json(document(view))
+    )
+    assert section(verdicts.readable(view)).figures == [] and section(verdicts.readable(view)).words

@@ -1,0 +1,826 @@
+"""What a report says of runs of every kind, and that it stays within bounds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import factories
+import msgspec
+import numpy as np
+import pytest
+
+import collbench
+from collbench.core.errors import Exit
+from collbench.judge.comparison import Comparison, Rules
+from collbench.records import derive
+from collbench.records.types import End, FirstWrong, Record, RunFile, ToolTime, World
+from collbench.show import figures
+from collbench.show import words as formats
+from collbench.show.document import FILTERS, Document, Section
+from collbench.show.views import run as sections
+from collbench.show.views import series
+from collbench.show.views.measured import pair_of
+from collbench.suite.case import Case
+
+NAMES = [
+    "summary",
+    "environment",
+    "bandwidth",
+    "distribution",
+    "implementations",
+    "efficiency",
+    "crossovers",
+    "skew",
+    "outliers",
+    "pairs",
+    "left-out",
+    "data",
+]
+SIZES = (8, 1 << 10, 1 << 20)
+ENDED = End(exit=0, ended="later")
+HOSTILE = "<script>alert('&')</script>\x1b[31m|%{x}\n"
+
+
+def run(
+    *records: Record, worlds: list[World] | None = None, end: End | None = ENDED, **more: Any
+) -> RunFile:
+    given = {"name": more.pop("id", "r1"), "environment": {"host": "h", "kernel": "k"}, **more}
+    return factories.run_file(records, worlds or [world()], end, **given)
+
+
+def world(index: int = 0, host: str = "h", n: int = 2, **more: Any) -> World:
+    return factories.world(index, n=n, ranks=factories.ranks([host] * n), **more)
+
+
+def case(collective: str = "all_reduce", nbytes: int = 1024, **more: Any) -> Case:
+    return factories.case(nbytes, collective, **{"n": 2, **more})
+
+
+def ok(where: Case | None = None, median: int = 1000, samples: int = 40, **more: Any) -> Record:
+    times = [median + (i % 7 - 3) * max(1, median // 200) for i in range(samples)]
+    return Record(
+        **(
+            {
+                "case": where or case(),
+                "status": "ok",
+                "world": 0,
+                "times_ns": times,
+                "checked": 8,
+                "wrong": 0,
+            }
+            | more
+        )
+    )
+
+
+def sweep(collective: str = "all_reduce", **more: Any) -> list[Record]:
+    return [ok(case(collective, size, **more), 1000 + size) for size in SIZES]
+
+
+def section(document: Document, name: str) -> Section:
+    return next(found for found in document.sections if found.name == name)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every string in a value, keys aside."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(texts(inner) for inner in value.values())
+    elif isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(texts(inner) for inner in value)
+
+
+def sound(document: Document) -> None:
+    """All sections stand in order with something to say, all figures are JSON that plotly can
+    draw."""
+    assert [found.name for found in document.sections if found.name != "comparison"] == NAMES
+    names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
+    assert len(names) == len(set(names))
+    for found in document.sections:
+        assert found.title and (found.words or found.figures or found.tables)
+        assert all(words == words.strip() and words for words in found.words)
+        for figure in found.figures:
+            json.dumps(figure.data, allow_nan=False), json.dumps(figure.layout, allow_nan=False)
+            assert figure.data and figure.words and re.fullmatch(r"[\w-]+", figure.name)
+            for trace in figure.data:
+                assert set(trace["meta"]) <= set(FILTERS)
+        for table in found.tables:
+            assert all(
+                len(line.cells) == len(table.heads) and set(line.meta) <= set(FILTERS)
+                for line in table.lines
+            )
+    json.dumps(document.data, allow_nan=False)
+
+
+PREDICTED = Record(case=case(), status="predicted", times_ns=[1000])
+FAILED = Record(case=case(), status="failed", note="peer is gone", world=0)
+WRONG = ok(
+    status="wrong",
+    wrong=3,
+    first_wrong=FirstWrong(rank=1, index=2, got="7", expected="8"),
+    note="bad data",
+)
+SKIPPED = Record(case=case(), status="skipped", note="no such thing")
+BARRIER = ok(case("barrier", 0))
+ALONE = ok(case(n=1))
+ODD: dict[str, list[RunFile]] = {
+    "no run": [],
+    "empty": [run()],
+    "no world": [run(SKIPPED, worlds=[])],
+    "skips only": [run(SKIPPED)],
+    "predicted only": [run(PREDICTED)],
+    "failed only": [run(FAILED)],
+    "wrong only": [run(WRONG)],
+    "one rank": [run(ALONE)],
+    "barrier": [run(BARRIER)],
+    "one sample": [run(ok(samples=1))],
+    "few samples": [run(ok(samples=4))],
+    "equal samples": [run(ok(times_ns=[1000] * 40))],
+    "cut short": [run(ok(), end=None)],
+    "mixed modes": [run(ok(), ok(case(mode="streaming")))],
+    "imported": [
+        run(
+            Record(case=case(), status="ok", told=ToolTime(time=1000.5)),
+            environment={},
+            imported="nccl-tests",
+        )
+    ],
+    "imported, own": [
+        run(Record(case=case(), status="ok", told=ToolTime(time=9.0, min=8.0)), imported="OSU"),
+        run(ok()),
+    ],
+    "strange environment": [
+        run(ok(), environment={"cpu": "one", "gpus": [], "memory": 3, "nics": {}})
+    ],
+    "uneven": [run(ok(case("all_to_allv", 4096, splits="zipf:1")))],
+    "same tag": [run(ok(), tag="t"), run(ok(), tag="t", id="r2")],
+    "all kinds": [run(ok(), PREDICTED, FAILED, WRONG, SKIPPED, BARRIER, ALONE)],
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_kind_of_run_has_all_sections(name: str) -> None:
+    sound(sections.document(ODD[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "says"),
+    [
+        ("no run", "notice", "nothing to report"),
+        ("empty", "notice", "nothing to report"),
+        ("skips only", "notice", "skipped"),
+        ("predicted only", "notice", "nothing was measured"),
+        ("failed only", "bad", "1 of 1 case failed"),
+        ("wrong only", "bad", "1 of 1 case gave wrong data"),
+        ("cut short", "notice", "cut short"),
+        ("imported", "notice", "imported from nccl-tests"),
+        ("few samples", "good", "all data verified, none wrong"),
+    ],
+)
+def test_verdicts(name: str, weight: str, says: str) -> None:
+    document = sections.document(ODD[name])
+    assert document.weight == weight and says in document.verdict
+
+
+def test_unverified_and_oversubscribed_runs_are_no_good_news() -> None:
+    unverified = sections.document([run(ok(checked=0, wrong=None))])
+    assert (
+        unverified.weight == "notice"
+        and "Data was not verified." in section(unverified, "summary").words
+    )
+    crowded = sections.document([run(ok(), worlds=[world(oversubscribed=True)])])
+    assert crowded.weight == "notice" and "not fit for claims" in crowded.verdict
+    assert any("not fit for claims" in words for words in section(crowded, "summary").words)
+
+
+def test_wrong_data_is_told_and_its_time_is_not() -> None:
+    document = sections.document([run(WRONG, *sweep(dtype="double"))])
+    assert any(
+        "rank 1, element 2: got 7, expected 8" in words
+        for words in section(document, "summary").words
+    )
+    assert all(
+        "float," not in trace["name"]
+        for f in section(document, "bandwidth").figures
+        for trace in f.data
+        if "name" in trace
+    )
+
+
+def test_curves_show_what_was_measured() -> None:
+    document = sections.document([run(*sweep(), *sweep(algorithm="ring"))])
+    busbw, algbw, time = section(document, "bandwidth").figures
+    assert [f.name for f in (busbw, algbw, time)] == [
+        f"all_reduce-isolated-{m}" for m in ("busbw", "algbw", "time")
+    ]
+    lines = {trace["name"]: trace for trace in time.data if "name" in trace}
+    assert set(lines) == {"gloo", "ring@gloo"}
+    assert lines["gloo"]["x"] == list(SIZES) and lines["gloo"]["y"] == pytest.approx(
+        [1000 + size for size in SIZES], rel=1e-5
+    )
+    assert lines["gloo"]["meta"] == {
+        "collective": "all_reduce",
+        "backend": "gloo",
+        "dtype": "float",
+        "ranks": "2",
+    }
+    rate = next(trace for trace in busbw.data if trace.get("name") == "gloo")
+    assert rate["y"] == pytest.approx(
+        [size / (1000 + size) for size in SIZES], rel=1e-5
+    )  # two ranks: the factor is 1
+    assert all(
+        words in rate["text"][1]
+        for words in ("1 KiB", "count 256", "N 40", "GB/s", "median", "max")
+    )
+
+
+def test_modes_never_share_a_figure() -> None:
+    streaming = [ok(case(nbytes=size, mode="streaming"), 3 * size + 50) for size in SIZES]
+    figures = section(sections.document([run(*sweep(), *streaming)]), "bandwidth").figures
+    lines = [
+        (f.name, [t["y"] for t in f.data if "name" in t])
+        for f in figures
+        if f.name.endswith("time")
+    ]
+    assert [(name, len(values)) for name, values in lines] == [
+        ("all_reduce-isolated-time", 1),
+        ("all_reduce-streaming-time", 1),
+    ]
+    assert lines[1][1][0] == pytest.approx([3 * size + 50 for size in SIZES], rel=1e-5)
+
+
+def test_launches_are_what_counts() -> None:
+    """Seven worlds: the median of their medians, bounded by launches, far wider than each launch's
+    own interval."""
+    medians = [1000, 1100, 1200, 1300, 1400, 1500, 1900]
+    file = run(
+        *(ok(median=m, world=i) for i, m in enumerate(medians)), worlds=[world(i) for i in range(7)]
+    )
+    (point,) = series.view([file]).points
+    walsh = sorted(math.sqrt(a * b) for a, b in itertools.combinations_with_replacement(medians, 2))
+    assert point.median == 1300 and point.launches == 7 and point.samples == 280
+    assert (point.lo, point.hi) == pytest.approx((walsh[2], walsh[-3]))  # K = 2 for 7 launches
+
+
+def test_cycles_of_a_launch_are_one_and_few_launches_claim_no_more_than_they_cover() -> None:
+    cycles = [ok(case(cycle=i), median) for i, median in enumerate([1000, 1040, 1100])]
+    (point,) = series.view([run(*cycles)]).points
+    own = [series.view([run(record)]).points[0] for record in cycles]
+    assert point.launches == 1 and point.median == 1040
+    assert (point.lo, point.hi) == (min(p.lo for p in own), max(p.hi for p in own))
+
+
+def test_invalid_times_are_shown_nowhere_and_counted_as_left_out() -> None:
+    broken = {"invalid": {"late start": 30}}
+    worlds = [world(0), world(1)]
+    records = [
+        ok(median=1000),
+        ok(median=7777, world=1, **broken),
+        ok(case(nbytes=4096), 8888, **broken),
+        Record(case=case(nbytes=8192), status="skipped", note="too large"),
+    ]
+    document = sections.document([run(*records, worlds=worlds)])
+    sound(document)
+    (point,) = series.view([run(*records, worlds=worlds)]).points
+    assert (point.median, point.launches) == (1000, 1)
+    assert "invalid!" in point.flags
+    left = section(document, "left-out")
+    assert left.words == ["2 invalid!, 1 skipped."]
+    rows = [(line.cells[0], line.cells[1], line.cells[3]) for line in left.tables[0].lines]
+    why = "more than a quarter of the samples had to be repeated"
+    assert rows == [("invalid!", why, "2"), ("skipped", "too large", "1")]
+    shown = list(texts(msgspec.to_builtins(document.sections)))
+    assert not any("8.89" in text or "7.78" in text for text in shown)
+
+
+def test_rounds_of_a_comparison_are_launches() -> None:
+    worlds = [world(i, stage=1, round=i // 2) for i in range(4)]
+    (point,) = series.view([run(*(ok(world=i) for i in range(4)), worlds=worlds)]).points
+    assert point.launches == 2
+
+
+def test_runs_stay_apart_and_are_named() -> None:
+    files = [
+        run(*sweep(), tag="before"),
+        run(*sweep(), id="r2", environment={"host": "h", "kernel": "newer"}),
+    ]
+    document = sections.document(files)
+    names = {
+        trace["name"] for trace in section(document, "bandwidth").figures[0].data if "name" in trace
+    }
+    assert names == {"before, gloo", "r2, gloo"}
+    apart = section(document, "environment").tables[0]
+    assert apart.name == "differences" and [line.cells for line in apart.lines] == [
+        ("kernel", "k", "newer")
+    ]
+    assert (
+        section(document, "implementations").tables == []
+    )  # runs are compared by compare, not as implementations
+    assert {row["run"] for row in document.data} == {"before", "r2"}
+
+
+def test_gpus_are_described_with_their_topology_once() -> None:
+    links = [["X", "NV4", "SYS"], ["NV4", "X", "SYS"], ["SYS", "SYS", "X"]]
+    devices = [{"name": "Fast GPU", "memory": 80 << 30, "cpus": "0-7", "numa": 0}] * 3
+    gpus = {"driver": "570.1", "cuda": "12.8", "devices": devices, "links": links}
+    rdma = {"mlx5_0:1": {"rate": "400 Gb/sec", "state": "4: ACTIVE", "path": "PIX", "gpus": [0, 1]}}
+    about = {"host": "h", "gpus": gpus, "rdma": rdma}
+    other = about | {"gpus": gpus | {"links": [["X", "SYS"], ["SYS", "X"]], "devices": devices[:2]}}
+    strange = about | {"gpus": {"links": [["X", "X"], ["X", "X"]], "devices": [1, 2]}, "rdma": [1]}
+    files = [
+        run(ok(), environment=e, id=f"r{i}") for i, e in enumerate([about, about, other, strange])
+    ]
+    facts, *topologies = section(sections.document(files), "environment").tables[1:-1]
+    told = {line.cells[0]: line.cells[1:] for line in facts.lines}
+    assert (
+        told["GPUs"][0] == "3 x Fast GPU (80 GiB), driver 570.1, CUDA 12.8"
+        and told["GPUs"][3] == "unknown"
+    )
+    assert told["GPU links"][:2] == ("SYS between 2 pairs, NV4 between 1 pair",) * 2
+    assert (
+        told["RDMA"][0] == "mlx5_0:1 (400 Gb/sec, PIX to GPU 0, 1)" and told["RDMA"][3] == "unknown"
+    )
+    assert [(table.name, len(table.lines)) for table in topologies] == [
+        ("topology-0", 3),
+        ("topology-2", 2),
+    ]
+    assert topologies[0].lines[2].cells == ("GPU 2", "SYS", "SYS", "X", "0-7", "0")
+
+
+def test_a_planted_late_rank_is_shown() -> None:
+    rng = np.random.default_rng(1)
+    records = []
+    for size in SIZES:
+        starts = [rng.integers(0, 20, 60).tolist(), (400 + rng.integers(0, 20, 60)).tolist()]
+        durations = [[1400] * 60, [1000] * 60]
+        records.append(ok(case(nbytes=size), 1400, 60, per_rank=durations, starts_ns=starts))
+    found = section(sections.document([run(*records, worlds=[world(host="slow-host")])]), "skew")
+    (heat,) = found.figures
+    (map_,) = heat.data
+    assert map_["y"] == ["rank 0", "rank 1"] and map_["x"] == ["8 B", "1 KiB", "1 MiB"]
+    assert all(value == pytest.approx(400 / 1400, rel=0.1) for value in map_["z"][1])
+    (line,) = found.tables[0].lines
+    assert (
+        line.cells[:3] == ("rank 1 of 2 (gloo)", "slow-host", "CPU 1")
+        and line.cells[-1] == "3 of 3"
+    )
+
+
+def test_a_slow_transfer_is_no_late_rank_where_clocks_tell() -> None:
+    rng = np.random.default_rng(1)
+    starts = rng.integers(0, 20, (2, 60)).tolist()
+    told = {"per_rank": [[1400] * 60, [1000] * 60]}
+    known, unknown = ok(per_rank=told["per_rank"], starts_ns=starts), ok(**told)
+    late, slow = (
+        section(sections.document([run(record, worlds=[world(host="there")])]), "skew").tables
+        for record in (unknown, known)
+    )
+    assert [(t.name, [line.cells[0] for line in t.lines]) for t in late] == [
+        ("late", ["rank 1 of 2 (gloo)"])
+    ]
+    assert [(t.name, [line.cells[:2] for line in t.lines]) for t in slow] == [
+        ("slow", [("rank 0 of 2 (gloo)", "there")])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "there"),
+    [
+        (ok(case("broadcast", root=0), per_rank=[[1000] * 40, [400] * 40]), world()),
+        (ok(per_rank=[[1000] * 40, [400] * 40]), world(oversubscribed=True)),
+    ],
+)
+def test_lateness_is_not_told_where_it_means_nothing(record: Record, there: World) -> None:
+    found = section(sections.document([run(record, worlds=[there])]), "skew")
+    assert not found.figures and not found.tables
+
+
+def test_outliers_are_drawn_in_the_order_measured() -> None:
+    times = [1000 + i % 9 for i in range(2000)]
+    times[700] = 9000
+    found = section(sections.document([run(ok(times_ns=times))]), "outliers")
+    (trace,) = found.figures[0].data
+    assert len(trace["x"]) <= 601 and trace["y"][trace["x"].index(700)] == pytest.approx(
+        9000 / 1004, rel=1e-3
+    )
+    assert found.tables[0].lines[0].cells[3:5] == ("1", "2,000")
+
+
+def test_percentiles_stand_only_where_samples_bound_them() -> None:
+    few = section(sections.document([run(*sweep())]), "distribution")
+    many = section(
+        sections.document([run(*(ok(case(nbytes=s), 1000 + s, 100) for s in SIZES))]),
+        "distribution",
+    )
+    filled = [[t for t in found.figures[1].data if t.get("fill")] for found in (few, many)]
+    assert [len(areas) for areas in filled] == [0, 1]  # 40 samples: neither; 100: p95, but no p99
+    cdf, *_ = many.figures[0].data
+    assert cdf["y"][-1] == 1 and cdf["y"] == sorted(cdf["y"]) and cdf["x"] == sorted(cdf["x"])
+
+
+def test_what_was_left_out_is_counted_by_reason() -> None:
+    skips = [Record(case=case(nbytes=size), status="skipped", note="no GPU") for size in SIZES]
+    found = section(sections.document([run(*skips, FAILED)]), "left-out")
+    cells = [line.cells for line in found.tables[0].lines]
+    assert [(c[0], c[1], c[3]) for c in cells] == [
+        ("failed", "peer is gone", "1"),
+        ("skipped", "no GPU", "3"),
+    ]
+    assert "8 B to 1 MiB" in cells[1][2]
+
+
+def test_missing_sendrecv_comes_with_the_command_that_measures_it() -> None:
+    found = section(sections.document([run(*sweep(n=2))]), "efficiency")
+    words = " ".join(found.words)
+    assert "sendrecv was not measured with gloo on 2 ranks, float, isolated" in words
+    assert (
+        "collbench sendrecv --backend gloo -g 2 -d float --mode isolated -b 8 -e 1048576" in words
+    )
+    assert not found.tables
+    both = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    assert [table.name for table in both.tables] == ["merits", "links"] and both.figures
+
+
+def test_pairs_are_found_by_their_note() -> None:
+    pairs = [
+        ok(case("sendrecv"), 1000 * (a + b), note=f"pair {a}-{b}") for a, b in ((0, 1), (1, 2))
+    ]
+    assert [pair_of(record) for record in pairs] == [(0, 1), (1, 2)] and pair_of(ok()) is None
+    pairs[1] = msgspec.structs.replace(pairs[1], case=case("sendrecv", 2048))
+    (figure,) = section(sections.document([run(*pairs)]), "pairs").figures
+    assert (
+        figure.data[0]["z"][0][1] == pytest.approx(1.024, rel=0.01)
+        and figure.data[0]["z"][0][0] is None
+    )
+
+
+def test_a_comparison_adds_its_section_and_rules_the_verdict() -> None:
+    base, head = run(ok()), run(ok(), id="r2")
+    given = Comparison(
+        base=base.run,
+        head=head.run,
+        paired=True,
+        stages=(8, 0),
+        differences=[],
+        rows=[],
+        aggregates=[],
+        rules=Rules(),
+        exit=Exit.BAD,
+        reason="1 row regressed",
+    )
+    document = sections.document([base, head], given)
+    sound(document)
+    assert "comparison" in [found.name for found in document.sections] and document.weight == "bad"
+
+
+def test_hostile_text_stays_text() -> None:
+    where = {"backend": HOSTILE, "env": (("X", HOSTILE),)}
+    records = [
+        *sweep(**where),
+        *sweep(algorithm="ring", **where),
+        *sweep("sendrecv", **where),
+        Record(case=case(**where), status="failed", note=HOSTILE),
+    ]
+    late = [ok(case(nbytes=s, **where), 1000, per_rank=[[1000] * 40, [400] * 40]) for s in SIZES]
+    worlds = [world(host=HOSTILE, library=HOSTILE), world(1, host=HOSTILE)]
+    about = {"tag": HOSTILE, "id": HOSTILE, "environment": {"host": HOSTILE, "kernel": HOSTILE}}
+    files = [run(*records, *late, worlds=worlds, **about), run(*records, worlds=worlds, id="r2")]
+    document = sections.document(files)
+    sound(document)
+    plain = [*document.runs, document.title, *(w for s in document.sections for w in s.words)]
+    plain += [
+        cell for s in document.sections for t in s.tables for line in t.lines for cell in line.cells
+    ]
+    assert any("<script>" in text for text in plain)  # escaping these is the page's
+    assert not any("\x1b" in text or "\n" in text for text in [*plain, *texts(document.data)])
+    for figure in (figure for found in document.sections for figure in found.figures):
+        for text in texts(
+            [{k: v for k, v in trace.items() if k != "meta"} for trace in figure.data]
+            + [figure.layout]
+        ):
+            assert not re.search(r"<(?!br>|/?b>|/?extra>)", text) and "\x1b" not in text
+            assert (
+                "%{x}" not in text
+                or "sample %{x}" in text
+                or "%{y}, %{x}" in text
+                or "<script" not in text
+            )
+
+
+def test_twenty_thousand_cases_stay_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "DATA", 4_000_000)
+    cases = [
+        case(c, size, n=n, algorithm=a, dtype=d, in_place=p)
+        for c, n, a, d, p, size in itertools.product(
+            ("all_reduce", "all_gather", "broadcast"),
+            (2, 4, 8, 16),
+            ("native", "ring", "recursive_doubling"),
+            ("float", "half", "double", "int32"),
+            (False, True),
+            [4096 * k for k in range(1, 71)],
+        )
+    ]
+    times = [[t, t + 1, t, t + 2, t, t + 1, t] for t in range(100, 1077)]
+    records = [
+        Record(case=c, status="ok", world=0, checked=1, wrong=0, times_ns=times[i % 977])
+        for i, c in enumerate(cases)
+    ]
+    document = sections.document([run(*records)])
+    assert len(records) > 20_000
+    sound(document)
+    assert len(msgspec.json.encode(document)) < 10_000_000
+    figures = [figure for found in document.sections for figure in found.figures]
+    assert max(len(figure.data) for figure in figures) <= 120
+    assert max(len(table.lines) for found in document.sections for table in found.tables) <= 500
+    assert any(
+        re.search(r"\d of \d+ lines shown; the rest is in the data", w)
+        for w in section(document, "bandwidth").words
+    )
+    assert "500 of" in section(document, "implementations").tables[0].note
+    assert (
+        len(document.data) < len(records)
+        and f"of {len(records):,}" in section(document, "data").words[0]
+    )
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "sendrecv"])
+def test_odd_sizes_and_times_are_no_error(collective: str) -> None:
+    odd = (0, 1, 3, 10**9, 10**18)
+    made = [
+        ok(case(collective, nbytes, algorithm=algorithm), times_ns=times)
+        for algorithm in ("native", "ring")
+        for nbytes, time in itertools.product(odd, odd)
+        for times in ([time], [time] * 20, [*odd, *odd], [time, *[time + 1] * 20])
+    ]
+    sound(sections.document([run(*made)]))
+
+
+def test_places_are_changed_between_sizes_that_move_data_only() -> None:
+    def at(algorithm: str, nbytes: int, median: int) -> Record:
+        return ok(case("all_reduce", nbytes, algorithm=algorithm), median)
+
+    made = [
+        at("native", 0, 100),
+        at("ring", 0, 900),
+        at("native", 64, 900),
+        at("ring", 64, 100),
+        at("native", 1024, 100),
+        at("ring", 1024, 900),
+    ]
+    (line,) = section(sections.document([run(*made)]), "crossovers").tables[0].lines
+    assert "64 B … 1 KiB" in line.cells
+
+
+def test_a_split_file_that_is_gone_leaves_bandwidth_unknown(tmp_path: Path) -> None:
+    matrix = tmp_path / "m.txt"
+    matrix.write_text("0 64\n64 0\n")
+    record = ok(case("all_to_allv", 128, splits=f"matrix:{matrix}"))
+    assert derive.derive(record).busbw == pytest.approx(0.064)  # type: ignore[union-attr]
+    matrix.unlink()
+    document = sections.document([run(record)])
+    sound(document)
+    assert any("no-splits" in line.cells for line in section(document, "summary").tables[1].lines)
+    assert (document.data[0]["flags"], document.data[0]["median"]) == ("no-splits", 1000)
+    assert "busbw" not in document.data[0] and "algbw" not in document.data[0]
+    assert formats.cells(record, derive.derive(record))["busbw"] == "n/a"
+    assert not collbench.frame(run(record)).empty
+
+
+def test_labels_are_short_and_told_apart() -> None:
+    stamped = [
+        run(ok(), id=f"20260101-00000{i}-smoke-{x}") for i, x in enumerate(("ab12", "cd34", "cd34"))
+    ]
+    assert series.view(stamped[:2]).labels == ["smoke-ab12", "smoke-cd34"]
+    assert series.view(stamped[1:]).labels == [file.run.id for file in stamped[1:]]
+    assert series.view([run(ok(), id="x", tag="mine"), stamped[0]]).labels == ["mine", "smoke-ab12"]
+
+
+def test_text_is_aligned_left_and_figures_right() -> None:
+    document = sections.document([run(*sweep(), *sweep(algorithm="ring"), *sweep("sendrecv"))])
+    tables = {table.name: table for found in document.sections for table in found.tables}
+    for name, heads in {
+        "best-of": ("at", "collective"),
+        "best": ("best", "which"),
+        "links": ("note", "from"),
+    }.items():
+        table = tables[name]
+        assert len(table.left) == len(table.heads)
+        assert all(
+            left for head, left in zip(table.heads, table.left, strict=True) if head in heads
+        )
+        assert not all(table.left)
+
+
+def test_axes_have_readable_ticks_wherever_values_lie() -> None:
+    for least, most in [(1.1e-5, 3e-5), (3.1, 3.3), (4.0, 4.0), (2, 30), (1, 9e5)]:
+        axis = figures.log_axis("busbw", [least, None, most], figures.number)
+        inside = [tick for tick in axis["tickvals"] if 0.9 * least <= tick <= 1.1 * most]
+        assert 1 <= len(inside) <= 12 and not any("e" in text for text in axis["ticktext"])
+        assert len(set(axis["ticktext"])) == len(axis["ticktext"])
+
+
+def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
+    made = (
+        ok(stop="budget"),
+        ok(case(nbytes=8), stop="converged"),
+        ok(case(nbytes=16), stop="max_n"),
+    )
+    verdict = sections.document([run(*made)])
+    assert verdict.weight == "notice" and verdict.verdict.endswith(
+        "; 2 not as precisely as asked for."
+    )
+
+
+def test_a_log_without_a_date_says_where_it_is_from() -> None:
+    file = run(ok(), imported="osu")
+    undated = msgspec.structs.replace(file, run=msgspec.structs.replace(file.run, started=""))
+    lines = section(sections.document([undated]), "environment").tables[0].lines
+    assert ("started", "imported from osu") in [line.cells for line in lines]
+
+
+def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]:
+    return [
+        line.cells
+        for found in section(document, where).tables
+        if found.name == name
+        for line in found.lines
+    ]
+
+
+def test_predictions_are_never_reported_as_measurements() -> None:
+    model = [
+        Record(
+            case=case(nbytes=size, backend="model"), status="predicted", times_ns=[1 + size // 1000]
+        )
+        for size in SIZES
+    ]
+    document = sections.document([run(*sweep(), *model)])
+    sound(document)
+    assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all data")
+    assert (
+        section(document, "summary").words[0]
+        == "3 records measured, 3 predicted by a model, in 1 run."
+    )
+    floors = table_of(document, "summary", "best-of")
+    assert [(cells[1], cells[4]) for cells in floors] == [
+        ("isolated", "8 B, gloo"),
+        ("isolated, predicted", "8 B, model"),
+    ]
+    names = [
+        figure.name
+        for figure in section(document, "bandwidth").figures
+        if figure.name.endswith("time")
+    ]
+    assert names == ["all_reduce-isolated-time", "all_reduce-isolated-predicted-time"]
+    assert (
+        not section(document, "implementations").tables
+        and not section(document, "crossovers").tables
+    )
+    cut = sections.document([run(*sweep(), *model, end=None)])
+    assert "3 cases measured, 3 predicted by a model before" in cut.verdict
+    rings = [
+        msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, algorithm="ring"))
+        for record in model
+    ]
+    found = table_of(sections.document([run(*sweep(), *model, *rings)]), "implementations", "best")
+    assert [cells[3] for cells in found] == ["isolated, predicted"] * 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "inner", "told"),
+    [
+        ("isolated", 1, True),
+        ("host", 1, True),
+        ("isolated", 8, True),
+        ("streaming", 20, False),
+    ],
+)
+def test_pipelined_calls_have_no_latency_to_tell(mode: Any, inner: int, told: bool) -> None:
+    """Short isolated calls are several to a sample, for the clock's sake; streaming ones
+    overlap."""
+    records = [msgspec.structs.replace(record, inner=inner) for record in sweep(mode=mode)]
+    document = sections.document([run(*records)])
+    assert (table_of(document, "summary", "best-of")[0][2] != "-") == told
+    said = any(
+        "mean of several calls" in words for words in section(document, "distribution").words
+    )
+    assert said == (inner > 1)
+
+
+def test_an_imported_mean_is_not_called_a_median() -> None:
+    told = [
+        Record(
+            case=case(nbytes=size), status="ok", told=ToolTime(time=1000.5 + size, ranks="slowest")
+        )
+        for size in SIZES
+    ]
+    document = sections.document([run(*told, environment={}, imported="osu")])
+    found = section(document, "bandwidth")
+    assert not any("edian" in words for words in found.words)
+    assert (
+        "Imported times are what the tool printed: mean over iterations, of the slowest rank."
+        in found.words
+    )
+    hover = next(trace["text"][0] for trace in found.figures[0].data if "text" in trace)
+    assert "mean over iterations, of the slowest rank 1.01 µs" in hover and "median" not in hover
+    assert document.data[0]["over"] == "mean over iterations, of the slowest rank"
+    words = " ".join(section(document, "efficiency").words)
+    assert "into one log" in words and "report both runs" not in words
+
+
+def test_every_time_and_bandwidth_is_in_a_table() -> None:
+    rows_ = table_of(sections.document([run(*sweep(), BARRIER)]), "bandwidth", "times")
+    assert rows_[1][:5] == ("all_reduce", "isolated", "gloo", "1 KiB", "2.02 µs") and rows_[1][
+        6:
+    ] == (
+        "0.51",
+        "0.51",
+        "",
+    )
+    assert rows_[3][0] == "barrier" and rows_[3][6:8] == ("-", "-") and len(rows_) == 4
+
+
+def test_sizes_that_are_not_drawn_are_said() -> None:
+    many = [ok(case(nbytes=8 * k), 1000 + k) for k in range(1, 61)]
+    document = sections.document([run(*many)])
+    for name in ("bandwidth", "distribution", "efficiency"):
+        assert (
+            "Of up to 60 sizes, each line is drawn at 48, evenly spread."
+            in section(document, name).words
+        )
+    assert not any(
+        "evenly spread" in words
+        for words in section(sections.document([run(*sweep())]), "bandwidth").words
+    )
+
+
+def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
+    def said(*algorithms: str, samples: int = 40, backends: tuple[str, ...] = ("gloo",)) -> Section:
+        made = [
+            ok(case(algorithm=a, backend=b), 1000 + 5 * place, samples)
+            for b in backends
+            for place, a in enumerate(algorithms)
+        ]
+        return section(sections.document([run(*made)]), "implementations")
+
+    few = said("native", "ring", samples=3)
+    assert [line.cells[6] for line in few.tables[0].lines] == ["gloo ? ring@gloo"]
+    assert any(
+        "gloo is surely the fastest in 0, another is surely faster in 0, intervals overlap in 0,"
+        " and in 1" in words
+        for words in few.words
+    )
+    assert any("beside what gloo chooses itself" in words for words in few.words)
+    both = said("native", backends=("gloo", "shm"))
+    assert not any("reference" in words for words in both.words)
+
+
+def test_pairs_of_runs_and_backends_stay_apart() -> None:
+    def pairs(backend: str, times: int) -> list[Record]:
+        made = [((0, 1), times), ((1, 2), 2 * times)]
+        return [
+            ok(case("sendrecv", backend=backend), time, note=f"pair {a}-{b}")
+            for (a, b), time in made
+        ]
+
+    files = [run(*pairs("gloo", 1000), *pairs("shm", 100)), run(*pairs("gloo", 10), id="r2")]
+    drawn = section(sections.document(files), "pairs").figures
+    assert [figure.data[0]["z"][0][1] for figure in drawn] == pytest.approx(
+        [1.024, 10.24, 102.4], rel=0.02
+    )
+    assert drawn[0].data[0]["z"][1][2] == pytest.approx(
+        0.512, rel=0.02
+    )  # of the same case, and yet its own
+    assert all(figure.data[0]["texttemplate"] for figure in drawn)
+
+
+@pytest.mark.parametrize("value", [[1, [2]], {"a": 1}, 7, "deep"])
+def test_facts_of_another_shape_are_no_error(value: Any) -> None:
+    if value == "deep":
+        value = []
+        for _ in range(900):
+            value = [value]
+    names = (
+        "host",
+        "cpu",
+        "gpus",
+        "nics",
+        "memory",
+        "libraries",
+        "variables",
+        "container",
+        "git",
+        "python",
+        "product",
+        "kernel",
+        "boot_id",
+    )
+    strange = run(ok(), environment=dict.fromkeys(names, value), id="r2")
+    sound(sections.document([strange, run(ok())]))

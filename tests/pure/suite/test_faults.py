@@ -1,0 +1,147 @@
+"""Faults planted on purpose: what may be asked for, what a rank then does, and that nothing hides
+it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import torch
+from factories import case, experiment, ratios
+
+from collbench.core.errors import UsageError
+from collbench.judge.comparison import Rules, compare
+from collbench.records import derive
+from collbench.run.backends import Call, why_not_so
+from collbench.run.rank.trial import Planted
+from collbench.show.words import FLAGS
+from collbench.suite import faults as inject
+from collbench.suite.case import Case
+from collbench.suite.faults import Fault, planted
+from collbench.suite.policy import Policy
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("", []),
+        ("slow-rank:3:20%", [Fault("slow-rank", 3, 0.2)]),
+        ("jitter:0:150%", [Fault("jitter", 0, 1.5)]),
+        ("late:1:5ms", [Fault("late", 1, 0.005)]),
+        ("corrupt:2, hang:0,drop:7", [Fault("corrupt", 2), Fault("hang", 0), Fault("drop", 7)]),
+    ],
+)
+def test_what_may_be_planted(text: str, faults: list[Fault]) -> None:
+    assert inject.faults(text) == faults
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slow-rank",
+        "slow-rank:3",
+        "slow-rank:x:20%",
+        "slow-rank:3:20",
+        "slow-rank:3:0%",
+        "slow-rank:3:-5%",
+        "late:1",
+        "late:1:20%",
+        "corrupt",
+        "corrupt:1:5",
+        "hang:-1",
+        "explode:1",
+        "slow-rank:3:20%,",
+        "jitter:1:1e9%",
+    ],
+)
+def test_what_may_not(text: str) -> None:
+    with pytest.raises(UsageError):
+        inject.faults(text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "why"),
+    [
+        (3, {}, "no rank 3 among 3"),
+        (4, {"agg_iters": 2}, "-m"),
+        (4, {"cpu_time": True}, "-C"),
+        (4, {"virtual": True}, "--virtual"),
+    ],
+)
+def test_where_nothing_can_be_planted(ranks: int, more: dict[str, int], why: str) -> None:
+    ring = Case(collective="all_reduce", backend="gloo", n=ranks, nbytes=8, op="sum")
+    with pytest.raises(UsageError, match=why):
+        inject.refuse([ring], Policy(inject="slow-rank:3:20%", **more))  # type: ignore[arg-type]
+    inject.refuse([ring], Policy(**more))  # type: ignore[arg-type]
+
+
+def test_neither_predictions_nor_graphs_take_faults() -> None:
+    case = Case(collective="all_reduce", backend="gloo", n=4, nbytes=8, op="sum")
+    assert not why_not_so(case, Policy(inject="drop:1"))
+    for changed in ({"backend": "model"}, {"backend": "nccl", "mode": "graph"}):
+        other = Case(
+            **{
+                "collective": "all_reduce",
+                "backend": "gloo",
+                "n": 4,
+                "nbytes": 8,
+                "op": "sum",
+                **changed,
+            }
+        )  # type: ignore[arg-type]
+        assert "planted" in why_not_so(other, Policy(inject="drop:1"))
+
+
+def took(*faults: Fault, call: Callable[[], object], times: int = 1) -> float:
+    made = Planted(list(faults), 1, lambda: None).within(Call(call, lambda: None), torch.zeros(4))
+    assert made.submit is None and made.waits
+    began = time.perf_counter()
+    for _ in range(times):
+        made.run()
+    return time.perf_counter() - began
+
+
+def test_slow_is_longer_by_the_share_and_late_is_not_in_the_call() -> None:
+    def nap() -> None:
+        time.sleep(0.02)
+
+    assert took(Fault("slow-rank", 0, 1.0), call=nap) >= 0.04
+    assert took(Fault("slow-rank", 0, 1.0), Fault("slow-rank", 0, 1.0), call=nap) >= 0.06
+    began = time.perf_counter()
+    Planted([Fault("late", 0, 0.03)], 1, lambda: None).tarry()
+    assert time.perf_counter() - began >= 0.03
+
+
+def test_a_flipped_bit_is_in_what_the_first_call_received() -> None:
+    for kind in (
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int8,
+        torch.int64,
+        torch.uint8,
+    ):
+        received = torch.ones(4, dtype=kind)
+        call = Planted([Fault("corrupt", 0)], 1, lambda: None).within(
+            Call(lambda: None, None), received
+        )
+        call.run()
+        assert received[0] != 1 and (received[1:] == 1).all()
+        call.run()
+        assert received[0] != 1  # once, not back
+    empty = torch.ones(0)
+    Planted([Fault("corrupt", 0)], 1, lambda: None).within(Call(lambda: None, None), empty).run()
+
+
+def test_a_planted_fault_marks_every_row_and_forbids_a_verdict() -> None:
+    assert "injected" in FLAGS and "injected" in derive.UNGATED
+    base, head = experiment({case(): ratios(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)})
+    run = msgspec.structs.replace(head.run, policy=Policy(inject="drop:1"))
+    assert "drop:1" in planted(run.policy.inject) and planted("") == ""
+    bad = msgspec.structs.replace(head, run=run)
+    assert "planted on purpose: --inject drop:1" in compare([base], [bad], Rules()).reason
+    marked = msgspec.structs.replace(head.records[0], injected="drop:1")
+    row = derive.derive(marked)
+    assert row and "injected" in row.flags and not row.gateable

@@ -1,0 +1,287 @@
+"""Sizes, sweeps, cases and skips; suites in files; splits; what fits in memory and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import factories
+import numpy as np
+import pytest
+
+from collbench.core import splits
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.run import plan
+from collbench.run.memory import RANK_BYTES, Room
+from collbench.suite import toml
+from collbench.suite.case import Case
+from collbench.suite.grammar import expand_envs, parse_duration, parse_size, sweep
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Override, Part, Suite, expand
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8", 8),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("3M", 3 << 20),
+        ("1G", 1 << 30),
+        ("1GiB", 1 << 30),
+        ("1GB", 1 << 30),
+        ("1.5g", 3 << 29),
+        ("1e6", 10**6),
+        ("8B", 8),
+        (" 2 K ", 2048),
+        ("2T", 2 << 40),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "K", "-8", "8Q", "1 2", "0x10", "8KK"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="not a size"):
+        parse_size(text)
+
+
+def test_durations() -> None:
+    assert [parse_duration(t) for t in ("90", "90s", "10m", "1.5h")] == [90, 90, 600, 5400]
+
+
+def test_sweeps() -> None:
+    assert sweep(8, 64) == (8, 16, 32, 64)
+    assert sweep(8, 60) == (8, 16, 32)
+    assert sweep(8, 30, factor=1.5) == (8, 12, 18, 27)
+    assert sweep(8, 29, step=10) == (8, 18, 28)
+    assert sweep(1, 4, factor=1.1) == (1, 2, 3, 4)  # always grows
+    assert len(sweep(8, 1 << 30)) == 28
+
+
+def test_envs_are_a_product() -> None:
+    assert expand_envs(["A=1,2", "B=x"]) == ((("A", "1"), ("B", "x")), (("A", "2"), ("B", "x")))
+    assert expand_envs([]) == ((),)
+
+
+case = partial(factories.case, nbytes=4096)
+
+
+def test_effective_sizes() -> None:
+    assert (case(nbytes=10).count, case(nbytes=10).size) == (2, 8)
+    gather = case(collective="all_gather", nbytes=1000, n=3, op="none")
+    assert (gather.count, gather.counts, gather.size) == (83, (83, 249), 996)
+    rounded = case(collective="all_gather", nbytes=1000, n=3, op="none", align=16)
+    assert (rounded.count, rounded.size) == (80, 960)
+
+
+def test_a_sweep_names_a_reason_for_everything_it_leaves_out() -> None:
+    axes = Axes(
+        collectives=("all_gather", "reduce", "all_to_all"),
+        sizes=(8, 64),
+        ranks=(4,),
+        roots=(0, 7),
+        dtypes=("float", "int32"),
+        ops=("sum", "bxor"),
+    )
+    cases, skips = expand(axes)
+    reasons = {skip.reason for skip in skips}
+    assert "8 B give a rank no float element; the smallest size is 16 B" in reasons
+    assert "root 7 does not exist among 4 ranks" in reasons
+    assert "bxor is defined on integers only, not float" in reasons
+    assert "all_to_all has no in-place form" in reasons
+    assert not {c.key for c in cases} & {s.case.key for s in skips}
+    assert {c.root for c in cases if c.collective == "all_gather"} == {-1}
+    assert {c.op for c in cases if c.collective == "all_gather"} == {"none"}
+
+
+def test_minimum_sizes_are_true() -> None:
+    for name, row in COLLECTIVES.items():
+        if name in ("barrier", "all_to_allv"):
+            continue
+        smallest = 4 * (4 if row.total else 1)
+        cases, _ = expand(
+            Axes(collectives=(name,), sizes=(smallest - 1, smallest), ranks=(4,), in_place=(False,))
+        )
+        assert [c.nbytes for c in cases] == [smallest]
+
+
+def test_splits() -> None:
+    assert (splits.matrix("uniform", 4, 1600, 4) == 100).all()
+    spread = splits.matrix("spread:1", 4, 1200, 4)
+    assert spread.diagonal().tolist() == [0] * 4
+    assert spread[0].tolist() == [0, 50, 100, 150]
+    assert (spread.sum(1) == 300).all() and (spread.sum(0) == 300).all()
+    assert (splits.matrix("spread:0", 4, 1600, 4) == splits.matrix("uniform", 4, 1600, 4)).all()
+    zipf = splits.matrix("zipf:1", 3, 1100, 1)
+    assert zipf[0].tolist() == [600, 300, 200]
+    assert splits.busiest(zipf) == 1200  # what two others send to rank 0
+
+
+@pytest.mark.parametrize(
+    "spec", ["spread:2", "zipf:-1", "zipf:x", "matrix:/nowhere", "triangle", "uniform:3"]
+)
+def test_bad_splits(spec: str) -> None:
+    with pytest.raises(UsageError):
+        splits.matrix(spec, 4, 1600, 4)
+
+
+def test_a_matrix_file_must_be_square_and_wide_enough(tmp_path: Path) -> None:
+    path = tmp_path / "m.txt"
+    path.write_text("4 8\n12 16\n")
+    assert splits.matrix(f"matrix:{path}", 2, 0, 4).tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(UsageError, match="2 x 2"):
+        splits.matrix(f"matrix:{path}", 3, 0, 4)
+
+
+def test_splits_read_files_only_and_of_bearable_size(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="it is no file"):
+        splits.matrix("matrix:/dev/zero", 2, 64, 4)
+    (tmp_path / "m").write_text("1 1\n1 1\n")
+    monkeypatch.setattr(splits, "MOST_BYTES", 7)
+    with pytest.raises(UsageError, match="more than"):
+        splits.matrix(f"matrix:{tmp_path / 'm'}", 2, 64, 4)
+    with pytest.raises(UsageError, match="too large"):
+        splits.matrix("uniform", 1 << 20, 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"cycles": 10**9}, "more than 1000000 cases"),
+        (
+            {"collectives": ("broadcast",), "ranks": (1 << 20,), "roots": (-1,)},
+            "more than 1000000 cases",
+        ),
+        ({"ranks": (10**8,)}, "100000000 ranks are more"),
+    ],
+)
+def test_sweeps_beyond_all_bounds_are_refused_before_they_are_made(
+    axes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        expand(Axes(**{"collectives": ("all_reduce",), "sizes": (8,), "ranks": (2,), **axes}))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="more than 100000 sizes"):
+        sweep(1, 100 << 20, step=1)
+
+
+def test_what_overrides_make_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collbench.suite.sweep.MOST_CASES", 20)
+    whole = Axes(collectives=("all_reduce",), sizes=(8, 16, 32), ranks=(2,))
+    every = Override(match=Part(), axes=Part(dtypes=("float", "double", "int8", "half")))
+    assert len(expand(whole)[0]) == 6
+    with pytest.raises(UsageError, match="more than 20 cases"):
+        Suite(name="x", axes=whole, overrides=(every,)).expand()
+
+
+def room(available: int, cache: int) -> Callable[[Case], Room]:
+    return lambda case: Room("on this host", available, cache, case.n, RANK_BYTES)
+
+
+def test_rotation_shrinks_before_a_size_is_given_up() -> None:
+    policy, mib = Policy(), 1 << 20
+    one = case(nbytes=64 * mib, n=2)
+    needs = 2 * (RANK_BYTES + plan.scratch_bytes(one))
+    pair = 2 * plan.buffer_bytes(one, policy)
+    cache = 64 * mib
+
+    def fitted(available: int) -> tuple[list[tuple[int, str]], list[str]]:
+        jobs, skips = plan.fit([one], policy, room(available, cache))
+        return [(j.rotation, j.cache) for j in jobs], [s.reason for s in skips]
+
+    assert fitted(needs + 9 * pair) == ([(2, "cold")], [])
+    assert fitted(needs + pair) == ([(1, "shrunk")], [])
+    jobs, reasons = fitted(needs + pair - 1)
+    assert jobs == []
+    assert f"needs {(needs + pair) >> 20:,} MiB" in reasons[0]
+    small = case(nbytes=8, n=2)
+    assert plan.fit([small], policy, room(1 << 40, cache))[0][0].cache == "small"
+    assert plan.fit([small], Policy(cache="hot"), room(1 << 40, cache))[0][0].rotation == 1
+    assert plan.fit([small], Policy(agg_iters=5), room(1 << 40, cache))[0][0].rotation % 5 == 0
+
+
+def test_worlds_group_and_shuffle_by_the_seed() -> None:
+    axes = Axes(collectives=("all_reduce",), sizes=sweep(8, 1 << 20), ranks=(2, 4), cycles=2)
+    jobs, _ = plan.fit(expand(axes)[0], Policy(), room(1 << 40, 1 << 20))
+    first, second = plan.worlds(jobs, Policy(seed=1))
+    assert (first.n, second.n) == (2, 4)
+    sizes = [j.case.nbytes for j in first.jobs]
+    assert sizes != sorted(sizes)
+    assert [j.case.cycle for j in first.jobs] == sorted(j.case.cycle for j in first.jobs)
+    assert first.jobs == plan.worlds(jobs, Policy(seed=1))[0].jobs
+    assert first.jobs != plan.worlds(jobs, Policy(seed=2))[0].jobs
+    assert plan.worlds(jobs, Policy(order="size"))[0].jobs == [j for j in jobs if j.case.n == 2]
+
+
+def test_a_budget_cuts_repetitions_or_says_that_it_cannot() -> None:
+    jobs, _ = plan.fit([case(nbytes=1 << 20, n=2)] * 10, Policy(), room(1 << 40, 1 << 20))
+    free = sum(plan.seconds(j, Policy(max_seconds=100, min_seconds=100)) for j in jobs)
+    cut = plan.within(jobs, Policy(max_seconds=100, min_seconds=100), 60)
+    assert sum(plan.seconds(j, cut) for j in jobs) <= 60 < free
+    with pytest.raises(UsageError, match="too short"):
+        plan.within(jobs, Policy(), 0.1)
+
+
+def test_time_limits_grow_with_the_case() -> None:
+    jobs, _ = plan.fit([case(nbytes=8), case(nbytes=1 << 30)], Policy(), room(1 << 40, 1 << 20))
+    assert plan.limit(jobs[:1], Policy()) < plan.limit(jobs, Policy())
+    assert plan.limit(jobs, Policy(timeout=3)) == 3
+
+
+def test_built_in_suites_load_and_expand() -> None:
+    assert {"smoke", "nccl-tests"} <= set(toml.built_in())
+    for name in toml.built_in():
+        cases, _ = expand(toml.load(name).axes)
+        assert cases
+    smoke = toml.load("smoke")
+    assert set(smoke.axes.collectives) == set(COLLECTIVES) - {"scan", "all_to_allv"}
+    assert smoke.policy.max_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("description = 1", "description"),
+        ("description = 'x'\n[axes]\ncollectives = ['all_reduce']\nranks = [2]", "sizes"),
+        (
+            (
+                "description = 'x'\n[axes]\ncollectives = ['all_reduce']\nranks = ['two']\nsizes ="
+                " ['8']"
+            ),
+            "ranks",
+        ),
+        (
+            "description = 'x'\n[axes]\ncollectives = ['all_reduce']\nranks = [2]\nsizes = ['8Q']",
+            "8Q",
+        ),
+        ("description = 'x'\n[axes]\n[policy]\nspeed = 3", "speed"),
+        ("not toml", "line 1"),
+    ],
+)
+def test_a_bad_suite_is_an_error_that_names_file_and_key(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        toml.load(str(path))
+    assert str(path) in caught.value.message and words in caught.value.message
+    with pytest.raises(UsageError, match="no suite"):
+        toml.load("nowhere")
+
+
+def test_counts_of_a_case_are_whole_numbers_of_elements() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        one = case(
+            collective="reduce_scatter",
+            nbytes=int(rng.integers(1, 1 << 24)),
+            n=int(rng.integers(1, 65)),
+            dtype="half",
+        )
+        assert one.count * one.n * 2 == one.size <= one.nbytes

@@ -1,0 +1,596 @@
+"""Suites: what each key of a file does, every mistake it can hold, and that a suite survives its
+run's file."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collbench.cli import options
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+from collbench.machine import environment
+from collbench.suite import toml
+from collbench.suite.case import Case
+from collbench.suite.sweep import Axes, Suite, expand
+
+SMALL = """
+description = "d"
+[axes]
+collectives = ["all_reduce", "all_to_all"]
+sizes = ["1K", "1M"]
+ranks = [2, 4]
+backends = "gloo"
+in_place = false
+"""
+
+
+def load(folder: Path, text: str) -> Suite:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return toml.load(str(path))
+
+
+def seen(suite: Suite, *fields: str) -> set[tuple[object, ...]]:
+    return {tuple(getattr(case, field) for field in fields) for case in suite.expand()[0]}
+
+
+def test_every_key_of_axes_reaches_the_cases(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        """
+        description = "all of it"
+        tags = ["a", "b"]
+        [axes]
+        collectives = ["allreduce", "bcast", "all_to_allv"]
+        sizes = { min = 8, max = "64", factor = 2 }
+        ranks = 2
+        backends = ["gloo", "shm"]
+        algorithms = ["native", "ring"]
+        dtypes = ["fp32", "half"]
+        ops = ["sum", "mulsum"]
+        roots = "all"
+        in_place = [true, false]
+        modes = ["host", "isolated"]
+        env = ["NCCL_ALGO=Ring,Tree", "X=1"]
+        splits = ["uniform", "zipf:1"]
+        align = 4
+        cycles = 2
+        [policy]
+        precision = "2%"
+        max_seconds = "1.5s"
+        timeout = "2m"
+        min_seconds = 0.1
+        sync = "barrier"
+        pin = false
+        """,
+    )
+    assert suite.axes == Axes(
+        collectives=("all_reduce", "broadcast", "all_to_allv"),
+        sizes=(8, 16, 32, 64),
+        ranks=(2,),
+        backends=("gloo", "shm"),
+        algorithms=("native", "ring"),
+        dtypes=("float", "half"),
+        ops=("sum", "premul_sum"),
+        roots=(-1,),
+        in_place=(True, False),
+        modes=("host", "isolated"),
+        envs=((("NCCL_ALGO", "Ring"), ("X", "1")), (("NCCL_ALGO", "Tree"), ("X", "1"))),
+        splits=("uniform", "zipf:1"),
+        align=4,
+        cycles=2,
+    )
+    policy = suite.policy
+    assert (policy.precision, policy.max_seconds, policy.timeout, policy.min_seconds) == (
+        0.02,
+        1.5,
+        120.0,
+        0.1,
+    )
+    assert (policy.sync, policy.pin, suite.tags, suite.description) == (
+        "barrier",
+        False,
+        ("a", "b"),
+        "all of it",
+    )
+    assert (
+        load(tmp_path, SMALL + "[policy]\niters = 7").policy.batch == 7
+    )  # as -n: in streaming mode, calls a sample
+
+
+def test_all_is_every_datatype_and_reduction(tmp_path: Path) -> None:
+    suite = load(tmp_path, SMALL + 'dtypes = "all"\nops = ["all"]')
+    assert suite.axes.dtypes == tuple(DTYPES)
+    assert len(suite.axes.ops) == 9
+
+
+def test_an_include_is_a_further_sweep_and_nothing_comes_twice(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        [[include]]
+        collectives = ["all_reduce", "barrier"]
+        sizes = ["1M", "2M"]
+        ranks = 2
+        """,
+    )
+    cases, _ = suite.expand()
+    assert len(cases) == len(set(cases)) == 8 + 2
+    assert [(c.collective, c.n, c.nbytes) for c in cases[8:]] == [
+        ("all_reduce", 2, 2 << 20),
+        ("barrier", 2, 0),
+    ]
+
+
+def test_an_override_replaces_axes_for_what_it_matches_and_the_later_one_wins(
+    tmp_path: Path,
+) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        dtypes = ["float", "half"]
+        [[override]]
+        match = { collectives = "all_to_all" }
+        sizes = "4K"
+        dtypes = "float"
+        [[override]]
+        match = { collectives = "all_to_all", ranks = 4 }
+        sizes = "8K"
+        """,
+    )
+    sizes = {
+        ("all_reduce", n, size, dtype)
+        for n, size, dtype in itertools.product((2, 4), (1024, 1 << 20), ("float", "half"))
+    }
+    sizes |= {("all_to_all", 2, 4096, "float"), ("all_to_all", 4, 8192, "float")}
+    assert seen(suite, "collective", "n", "nbytes", "dtype") == sizes
+    assert len(suite.expand()[0]) == 10
+
+
+def test_overrides_keep_cycles_modes_and_algorithms_of_other_collectives(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        algorithms = ["native", "pairwise"]
+        cycles = 2
+        [[override]]
+        match = { sizes = "1M", algorithms = "native" }
+        backends = "nccl"
+        """,
+    )
+    cases, skips = suite.expand()
+    assert [case.cycle for case in cases] == [0] * 12 + [1] * 12 and len(set(cases)) == 24
+    assert {(c.backend, c.mode) for c in cases} == {("gloo", "isolated"), ("nccl", "streaming")}
+    assert {c.algorithm for c in cases if c.backend == "nccl"} == {"native"}
+    assert {skip.reason for skip in skips} == {"pairwise: all_reduce has no algorithm 'pairwise'"}
+
+
+def test_an_exclude_leaves_out_in_silence_or_as_a_skip_with_its_reason(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        [[exclude]]
+        collectives = "all_to_all"
+        min_size = "64K"
+        ranks = 4
+        [[exclude]]
+        collectives = "all_to_all"
+        min_size = "64K"
+        reason = "known to take an hour"
+        """,
+    )
+    cases, skips = suite.expand()
+    assert len(cases) == 6
+    assert [(s.case.collective, s.case.n, s.case.nbytes, s.reason) for s in skips] == [
+        ("all_to_all", 2, 1 << 20, "known to take an hour")
+    ]
+    with pytest.raises(UsageError, match="mine is empty"):
+        load(tmp_path, SMALL + "[[exclude]]\nmax_size = '1G'").expand()
+
+
+@pytest.mark.parametrize(
+    ("match", "left"),
+    [
+        ('env = "A=1"', {(), (("A", "2"), ("B", "x"))}),
+        ('env = ["B=x", "A=2"]', {(), (("A", "1"), ("B", "x"))}),
+        ('env = "B=x"', {()}),
+        ('env = "B=y"', {(), (("A", "1"), ("B", "x")), (("A", "2"), ("B", "x"))}),
+    ],
+)
+def test_settings_match_among_others(tmp_path: Path, match: str, left: set[object]) -> None:
+    suite = load(tmp_path, SMALL + f'[[include]]\nenv = ["A=1,2", "B=x"]\n[[exclude]]\n{match}')
+    assert {env for (env,) in seen(suite, "env")} == left
+
+
+@pytest.mark.parametrize(
+    ("word", "left"),
+    [
+        ("chain", {"binomial", "native"}),
+        ("chain:segments=2", {"binomial", "native", "chain:segments=4", "chain"}),
+        (
+            "tree",
+            {"chain", "chain:segments=2", "chain:segments=4", "native"},
+        ),  # what binomial is called too
+        ("native", {"chain", "chain:segments=2", "chain:segments=4", "binomial"}),
+    ],
+)
+def test_algorithms_match_by_name_alias_and_parameters(
+    tmp_path: Path, word: str, left: set[str]
+) -> None:
+    text = SMALL.replace('["all_reduce", "all_to_all"]', '"broadcast"')
+    suite = load(
+        tmp_path,
+        f"""{text}
+        algorithms = ["native", "tree", "chain", "chain:segments=2", "chain:segments=4"]
+        [[exclude]]
+        algorithms = "{word}"
+        """,
+    )
+    assert {algorithm for (algorithm,) in seen(suite, "algorithm")} == left
+
+
+def test_thresholds_only_raise_what_is_judged(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        [[threshold]]
+        match = { max_size = "4K" }
+        tau = "15%"
+        [[threshold]]
+        match = { collectives = "all_to_all" }
+        tau = 0.2
+        """,
+    )
+    (small, large), (both, other) = (
+        [c for c in suite.expand()[0] if c.collective == name and c.n == 2]
+        for name in ("all_reduce", "all_to_all")
+    )
+    assert [suite.tau(case, 0.1) for case in (small, large, both, other)] == [0.15, 0.1, 0.2, 0.2]
+    assert suite.tau(other, 0.3) == 0.3
+    assert load(tmp_path, SMALL + "[[threshold]]\ntau = '50%'").tau(small, 0.1) == 0.5
+
+
+HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "said", "hint"),
+    [
+        ("= 3", "", "line 1", ""),
+        ("x = " + "[" * 5000 + "]" * 5000, "", "recursion", ""),
+        ("x = " + "9" * 5000, "", "digits", ""),
+        (HEAD + "ranks = 1048577", ": [axes], ranks", "more than 1048576", ""),
+        (HEAD + "[policy]\nseed = 0xffffffffffffffffffff", ": [policy], seed", "more than", ""),
+        (
+            HEAD.replace("'8'", "{ min = 1, max = '100M', step = 1 }"),
+            ": [axes], sizes",
+            "more than 100000 sizes",
+            "",
+        ),
+        ("[axes]\ncollectives = 'all_reduce'\nsizes = 8", "", "there is no description", ""),
+        ("description = 'x'", "", "there is no axes", ""),
+        ("description = 'x'\naxes = 3", ", axes", "expected a table, not 3", ""),
+        ("description = ''\n", ", description", "expected text", ""),
+        ("descripton = 'x'\n", ", descripton", "no such key", "did you mean description?"),
+        ("tags = [1]\n", ", tags", "expected a name", ""),
+        ("description = 'x'\n[axes]\nsizes = 8", ": [axes], collectives", "none", ""),
+        (HEAD + "rank = 2", ": [axes], rank", "no such key", "did you mean ranks?"),
+        (HEAD + "ranks = [0]", ": [axes], ranks", "whole number from 1 up, not 0", ""),
+        (HEAD + "ranks = [true]", ": [axes], ranks", "whole number", ""),
+        (HEAD + "ranks = []", ": [axes], ranks", "at least one", ""),
+        (HEAD + "backends = 'gloo,shm'", ": [axes], backends", "as a list", ""),
+        (HEAD + 'backends = "\\u001b[31m"', ": [axes], backends", r"not '\x1b[31m'", ""),
+        (
+            HEAD + "dtypes = ['flot']",
+            ": [axes], dtypes",
+            "unknown datatype 'flot'",
+            "did you mean float?",
+        ),
+        (HEAD + "ops = 'xyz'", ": [axes], ops", "unknown reduction", "one of sum"),
+        (
+            HEAD + "modes = 'isolate'",
+            ": [axes], modes",
+            "one of isolated",
+            "did you mean isolated?",
+        ),
+        (HEAD + "in_place = 1", ": [axes], in_place", "true or false, not 1", ""),
+        (HEAD + "roots = [-1]", ": [axes], roots", "from 0 up, not -1", ""),
+        (HEAD + "align = 'wide'", ": [axes], align", "'wide' is not a size", ""),
+        (HEAD + f"align = {1 << 62}", ": [axes], align", "more than", ""),
+        (HEAD + 'dtypes = "\\u202ehalf"', ": [axes], dtypes", r"a name in quotes", ""),
+        (HEAD + "[[exclude]]\nalgorithms = '\u202e'", ": [[exclude]] 1, algorithms", "a name", ""),
+        (HEAD + "cycles = 0", ": [axes], cycles", "from 1 up", ""),
+        (HEAD + "env = 'A'", ": [axes], env", "not NAME=VALUE", ""),
+        (HEAD + "env = ['MY_TOKEN=x']", ": [axes], env", "kept in the run's file", ""),
+        (HEAD + "splits = 'triangle'", ": [axes], splits", "does not know 'triangle'", "zipf"),
+        (HEAD + "algorithms = 'rign'", ": [axes], algorithms", "no algorithm 'rign'", "ring"),
+        (HEAD + "algorithms = 'ring:a=1'", ": [axes], algorithms", "not a parameter", ""),
+        (HEAD.replace("'8'", "{ min = 8 }"), ": [axes], sizes", "min, max", ""),
+        (HEAD.replace("'8'", "{ min = 8, max = 4 }"), ": [axes], sizes", "larger than", ""),
+        (
+            HEAD.replace("'8'", "{ min = 8, max = 64, factr = 2 }"),
+            ": [axes], sizes, factr",
+            "no such",
+            "factor?",
+        ),
+        (
+            HEAD.replace("'8'", "{ min = 8, max = 64, factor = 1 }"),
+            ": [axes], sizes, factor",
+            "above 1",
+            "",
+        ),
+        (
+            HEAD.replace("'8'", "{ min = 8, max = 64, factor = 2, step = 8 }"),
+            ": [axes], sizes",
+            "exclude",
+            "",
+        ),
+        (HEAD.replace("'8'", "1.5"), ": [axes], sizes", "a size such as", ""),
+        (
+            HEAD.replace("all_reduce", "all_redcue"),
+            ": [axes], collectives",
+            "unknown",
+            "did you mean all_reduce?",
+        ),
+        (HEAD + "[policy]\nprecision = '200%'", ": [policy], precision", "not a share", ""),
+        (HEAD + "[policy]\nprecision = 2", ": [policy], precision", "a share such as", ""),
+        (HEAD + "[policy]\nmax_seconds = 'soon'", ": [policy], max_seconds", "not a duration", ""),
+        (HEAD + "[policy]\ntimeout = inf", ": [policy], timeout", "a duration above 0", ""),
+        (HEAD + "[policy]\niters = 0", ": [policy], iters", "from 1 up", ""),
+        (
+            HEAD + "[policy]\niters = 5\nmax_seconds = 1",
+            ": [policy], max_seconds",
+            "iters fixes",
+            "",
+        ),
+        (
+            HEAD + "[policy]\nsync = 'windows'",
+            ": [policy], sync",
+            "one of auto",
+            "did you mean window?",
+        ),
+        (HEAD + "[policy]\nblocking = true", ": [policy], blocking", "one of 0, 1", ""),
+        (
+            HEAD + "[policy]\nmax_second = 1",
+            ": [policy], max_second",
+            "no such",
+            "did you mean max_seconds?",
+        ),
+        (HEAD + "[exclude]\nranks = 2", ", exclude", "each under [[exclude]]", ""),
+        (
+            HEAD + "[[exclude]]\nranks = 2\n[[exclude]]\nmin_size = 'big'",
+            ": [[exclude]] 2, min_size",
+            "a size",
+            "",
+        ),
+        (
+            HEAD + "[[exclude]]\nmin_sizes = 8",
+            ": [[exclude]] 1, min_sizes",
+            "no such key",
+            "min_size?",
+        ),
+        (HEAD + "[[exclude]]\nreason = 'x'", ": [[exclude]] 1", "leaves everything out", ""),
+        (
+            HEAD + "[[exclude]]\nmin_size = 9\nmax_size = 8",
+            ": [[exclude]] 1, min_size",
+            "larger than max_size",
+            "",
+        ),
+        (
+            HEAD + "[[exclude]]\nalgorithms = 'rign'",
+            ": [[exclude]] 1, algorithms",
+            "no collective",
+            "mean ring?",
+        ),
+        (HEAD + "[[include]]\nsizes = 'x'", ": [[include]] 1, sizes", "not a size", ""),
+        (HEAD + "[[include]]\nmatch = 3", ": [[include]] 1, match", "no such key", ""),
+        (
+            HEAD + "[[override]]\nsizes = 8",
+            ": [[override]] 1, match",
+            "there is none",
+            "for example",
+        ),
+        (
+            HEAD + "[[override]]\nmatch = { ranks = 2 }",
+            ": [[override]] 1",
+            "nothing is replaced",
+            "",
+        ),
+        (
+            HEAD + "[[override]]\nmatch = { rank = 2 }\nsizes = 8",
+            ": [[override]] 1, match, rank",
+            "no such",
+            "ranks?",
+        ),
+        (HEAD + "[[override]]\nmatch = 2\nsizes = 8", ": [[override]] 1, match", "a table", ""),
+        (
+            HEAD + "[[override]]\nmatch = {}\ncollectives = 'scan'",
+            ": [[override]] 1, collectives",
+            "no such",
+            "",
+        ),
+        (
+            HEAD + "[[override]]\nmatch = {}\nalgorithms = 'x'",
+            ": [[override]] 1, algorithms",
+            "no algorithm",
+            "",
+        ),
+        (HEAD + "[[threshold]]\nmatch = {}", ": [[threshold]] 1, tau", "there is none", ""),
+        (HEAD + "[[threshold]]\ntau = 'all'", ": [[threshold]] 1, tau", "not a share", ""),
+    ],
+)
+def test_a_mistake_is_told_with_file_key_and_what_was_expected(
+    tmp_path: Path, text: str, where: str, said: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text)
+    assert caught.value.message.startswith(f"{tmp_path / 'mine.toml'}{where}: ")
+    assert said in caught.value.message and hint in caught.value.hint
+    assert caught.value.hint and "\n" not in caught.value.message
+
+
+def test_names_that_are_no_suite_and_files_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        toml.load("smok")
+    assert (caught.value.message, caught.value.hint) == ("no suite 'smok'", "did you mean smoke?")
+    with pytest.raises(UsageError, match="no suite"):
+        toml.load(str(tmp_path))
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"binary\.toml: .*utf-8"):
+        toml.load(str(path))
+
+
+def test_a_file_here_does_not_stand_for_a_built_in_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoke", "other", "other.toml"):
+        Path(name).write_text(SMALL)
+    assert toml.load("smoke") == toml.built_in()["smoke"]
+    assert toml.load("./smoke") == msgspec.structs.replace(toml.load("./other"), name="smoke")
+    assert toml.load("other.toml").name == "other"
+    with pytest.raises(UsageError, match="no suite 'other'") as found:
+        toml.load("other")
+    assert found.value.hint == "write ./other for the file here"
+
+
+def test_suites_beside_the_package_are_taken_in_a_checkout_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "foreign.toml").write_text(SMALL)
+    monkeypatch.setattr(toml, "PACKAGE", tmp_path / "collbench")
+    assert toml.built_in() == {}
+    (tmp_path / "pyproject.toml").touch()
+    assert list(toml.built_in()) == ["foreign"]
+
+
+def test_what_a_suite_leaves_open_is_what_the_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SMALL.replace("ranks = [2, 4]\n", "").replace('backends = "gloo"\n', "")
+    suite = load(
+        tmp_path,
+        text + '[[include]]\nbackends = "shm"\nsizes = "8K"\n[[include]]\nranks = 3\nsizes = "9K"',
+    )
+
+    def machine(gpus: int, cores: int) -> set[tuple[object, ...]]:
+        monkeypatch.setattr(environment, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(environment, "core_count", lambda: cores)
+        return {(c.backend, c.n) for c in options.changed(suite).expand()[0] if c.nbytes != 1024}
+
+    assert machine(0, 1) == {("gloo", 2), ("shm", 2), ("gloo", 3)}
+    assert machine(8, 6) == {("nccl", 8), ("shm", 6), ("nccl", 3)}
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert machine(8, 6) == {("nccl", 5), ("shm", 5), ("nccl", 3)}
+
+
+def test_the_command_line_replaces_and_narrows_every_sweep(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        [policy]
+        max_seconds = 9
+        [[include]]
+        collectives = "broadcast"
+        backends = "shm"
+        algorithms = "binomial"
+        [[override]]
+        match = { collectives = "all_to_all" }
+        ranks = 8
+        sizes = "2K"
+        [[exclude]]
+        ranks = 3
+        reason = "never mind"
+        """,
+    )
+    told = options.changed(
+        suite, ngpus="3,5", backend="model", only="bcast,alltoall", max_time="1m"
+    )
+    cases, skips = told.expand()
+    assert {(c.collective, c.backend, c.n, c.nbytes) for c in cases} == {
+        ("all_to_all", "model", 5, 2048),
+        ("broadcast", "model", 5, 1024),
+        ("broadcast", "model", 5, 1 << 20),
+    }
+    assert {(s.case.collective, s.case.n) for s in skips} == {("all_to_all", 3), ("broadcast", 3)}
+    assert told.policy.max_seconds == 60 and options.changed(suite).policy.max_seconds == 9
+    assert (told.values("backends"), told.values("ranks")) == (("model",), (3, 5))
+    with pytest.raises(UsageError, match="--only scan"):
+        options.changed(suite, only="scan")
+    with pytest.raises(UsageError, match="mine fixes the repetitions"):
+        options.changed(load(tmp_path, SMALL + "[policy]\niters = 5"), max_time="1s")
+
+
+def test_a_suite_survives_its_runs_file_and_old_files_are_still_read(tmp_path: Path) -> None:
+    suite = load(
+        tmp_path,
+        SMALL
+        + """
+        [[include]]
+        env = "A=1,2"
+        [[override]]
+        match = { ranks = 2 }
+        sizes = "3K"
+        [[exclude]]
+        env = "A=2"
+        reason = "because"
+        [[threshold]]
+        tau = "15%"
+        """,
+    )
+    again = msgspec.json.decode(msgspec.json.encode(suite), type=Suite)
+    assert again == suite and again.expand() == suite.expand()
+    old = b'{"name":"x","axes":{"collectives":["barrier"],"sizes":[8],"ranks":[2]},"policy":{}}'
+    assert len(msgspec.json.decode(old, type=Suite).expand()[0]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(toml.built_in()))
+def test_built_in_suites_say_what_they_are_for_and_leave_little_out(name: str) -> None:
+    suite = options.changed(toml.load(name), ngpus="4" if name != "pr" else "")
+    cases, skips = suite.expand()
+    assert suite.description.endswith(".") and suite.tags
+    assert len(skips) <= len(cases) / 10, [skip.reason for skip in skips]
+    for backend in ("nccl", "shm"):  # what a GPU's owner asks for
+        assert options.changed(toml.load(name), backend=backend).expand()[0]
+
+
+def test_guidelines_pair_collectives_at_the_same_vector() -> None:
+    """For MEASURING's inequalities: equal sizes, and each collective of a pair with all of them."""
+    cases, _ = options.changed(toml.load("guidelines"), ngpus="4").expand()
+    by_name = {
+        name: {c.size for c in cases if c.collective == name}
+        for name in {c.collective for c in cases}
+    }
+    assert set(by_name) == {
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "reduce_scatter",
+        "all_gather",
+        "gather",
+        "scatter",
+    }
+    assert len({frozenset(sizes) for sizes in by_name.values()}) == 1
+    assert set(by_name) <= set(COLLECTIVES)
+
+
+def test_expanding_axes_alone_is_the_plain_product() -> None:
+    cases, skips = expand(
+        Axes(collectives=("all_reduce",), sizes=(8, 16, 8), ranks=(2,), in_place=(False,))
+    )
+    assert [(c.nbytes, c.n) for c in cases] == [(8, 2), (16, 2)] and skips == []
+    assert all(isinstance(case, Case) for case in cases)
