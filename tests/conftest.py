@@ -12,12 +12,18 @@ import pytest
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 LONG = ("ranks", "lab", "cli", "browser")  # folders whose files take longest, in this order
+REAL = ("ranks", "lab", "browser")  # whose tests share this machine's cores with whatever runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, so that no worker of several has one left when the others are done."""
+    """Long files first, so that no worker of several has one left when the others are done. A test
+    of real ranks that fails is run again, up to twice, which pytest's summary tells of; one of pure
+    code is not."""
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(LONG)))
+    for item in items:
+        if item.path.parent.name in REAL:
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
 @pytest.fixture(autouse=True)

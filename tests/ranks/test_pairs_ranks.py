@@ -22,7 +22,7 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand
 
-SHORT = ["-n", "6", "--no-save", "-T", "30"]
+SHORT = ["-n", "12", "--no-save", "-T", "30"]
 
 
 def collbench(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
