@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
 from collbench.run.session import Order
 from collbench.show import live, nccl, nccl_json, programs
-from collbench.suite import fields, grammar
+from collbench.suite import arrivals, fields, grammar
 from collbench.suite.case import Mode
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
@@ -51,7 +51,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     swept = {
         "collectives": (name,),
         "sizes": _sizes(*(values[row] for row in SIZES)),
-        "modes": _modes(values["modes"], replays, policy.blocking),
+        "modes": _modes(values["modes"], replays, policy.blocking, values["arrivals"]),
         "groups": _groups(values["groups"], launcher),
     }
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
@@ -126,6 +126,7 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "share": grammar.parse_share,
     "seconds": grammar.parse_duration,
     "rule": groups.spelled,
+    "arrival": arrivals.spelled,
 }
 
 
@@ -143,8 +144,15 @@ def _refuse(policy: Policy, budget: float | None) -> None:
         )
 
 
-def _modes(modes: tuple[Mode, ...], replays: int, blocking: int) -> tuple[Mode, ...]:
-    """The modes named, or those that -G and -z stand for."""
+def _modes(
+    modes: tuple[Mode, ...], replays: int, blocking: int, arrivals: Sequence[str]
+) -> tuple[Mode, ...]:
+    """The modes named, or those that -G and -z stand for; --arrival names them in its own way."""
+    if arrivals and (modes or replays or blocking):
+        raise UsageError(
+            "--arrival says how ranks come to a call, and so do --mode, -G and -z",
+            "give one of them",
+        )
     if replays:
         if modes and modes != ("graph",):
             raise UsageError(
@@ -180,7 +188,7 @@ def _settled(axes: Axes, launcher: str, ray: Where | None) -> Axes:
     if ray:
         return ray.settle(axes)
     member = join.detect(launcher)
-    return axes.settled(member.n if member else 0)
+    return axes.settled(member.n, member.local_n) if member else axes.settled()
 
 
 def where(launcher: str, address: str, placement: str) -> Where | None:

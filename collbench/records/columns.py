@@ -96,6 +96,21 @@ COLUMNS = (
     Column("host", "number", "ns", "median by the host's clock, beside a device's", "derived.host"),
     Column("device", "number", "ns", "median by the device's clock", "derived.device"),
     Column("skew", "number", "ns", "last start minus first, a sample", "derived.skew"),
+    Column("arrival", "text", "", "how ranks came apart on purpose, or empty", "case.arrival"),
+    Column(
+        "control",
+        "number",
+        "ns",
+        "median in the other cadence: as called for isolated, aligned for host",
+        "derived.control",
+    ),
+    Column(
+        "absorbed",
+        "number",
+        "",
+        "share of ranks' coming apart that cost nothing",
+        "derived.absorbed",
+    ),
     Column(
         "clock_error",
         "number",

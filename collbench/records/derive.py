@@ -64,6 +64,10 @@ NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all t
     "no valid sample"
 )
 
+SENSITIVE = "arrival-sensitive"
+
+ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
+
 INVALID = "invalid!"  # over a quarter of the samples replaced: the time is shown nowhere
 
 FEWEST_SAMPLES, FEW = 6, "n<6"
@@ -79,6 +83,8 @@ UNGATED = (
     FEW,
     "skewed!",
     "overhead!",
+    SENSITIVE,
+    "apart",
 )
 
 
@@ -91,10 +97,14 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     on the row. ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however
     many calls it has. ``host`` and ``device`` are medians by either clock, where there is a device;
     ``median`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
-    ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
-    busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
-    clocks of several hosts. ``slow_rank`` leaves last though nobody came late: of ranks on one
-    clock. Ranks are the world's, whatever groups there are.
+    ``control`` is the median in the other cadence: of calls as a program makes them where the case
+    aligns ranks, else of aligned ones; ``sensitive``: it is another time. Where ranks come apart on
+    purpose, ``median`` counts from the last one's arrival, ``skew`` is how far apart they came, and
+    ``absorbed`` the share of it that did not prolong the call. ``wirebw`` is what goes through each
+    GPU's port the busier way, where that is known not to be busbw. ``clock_error`` is that of
+    ``t_glob``, ``skew`` and ``lateness`` where they rest on the clocks of several hosts.
+    ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
+    whatever groups there are.
     """
 
     samples: int
@@ -125,6 +135,9 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     wirebw: float | None = None
     clock_error: float = 0.0
     slow_rank: int | None = None
+    control: float | None = None
+    sensitive: bool = False
+    absorbed: float | None = None
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -150,7 +163,9 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     late, slow, lateness = _ranks(record, world)
     modes = stats.modes(ordered)
     overhead = record.overhead_ns / record.inner
+    control, sensitive = _control(record, median, lo, hi)
     flags = _flags(record, world, median, skew, overhead, late, modes)
+    flags += (SENSITIVE,) if sensitive and record.case.mode != "host" else ()
     host, device = _clocks(record, median)
     algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
@@ -183,7 +198,30 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         wirebw=_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
         slow_rank=slow,
+        control=control,
+        sensitive=sensitive,
+        absorbed=_absorbed(record, control),
     )
+
+
+def _control(record: Record, median: float, lo: float, hi: float) -> tuple[float | None, bool]:
+    """The median in the other cadence, and whether it is another time: far from ``median``, which
+    is between ``lo`` and ``hi``, and with an interval of its own that does not touch that one."""
+    if not record.control_ns:
+        return None, False
+    times = np.asarray(record.control_ns, dtype=float) / record.inner
+    control, least, most = stats.median_interval(np.sort(times), stats.n_eff(times))
+    far = max(control, median) > ARRIVAL_MATTERS * min(control, median)
+    return control, far and (least > hi or most < lo) and not record.case.arrival
+
+
+def _absorbed(record: Record, control: float | None) -> float | None:
+    """1 - (T - T0) / spread, where T is from the first arrival to the last end and T0 the time of
+    calls whose ranks arrive together."""
+    if not (record.case.arrival and record.glob_ns and record.skew_ns and control):
+        return None
+    spread = stats.median(record.skew_ns)
+    return 1 - (stats.median(record.glob_ns) - control) / spread if spread else None
 
 
 def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None, tuple[float, ...]]:
@@ -193,7 +231,7 @@ def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None,
     starts = np.asarray(record.starts_ns, dtype=float)
     synchronising, timed = record.case.row.synchronising, bool(record.starts_ns)
     late = slow = None
-    if synchronising and world and not world.oversubscribed:
+    if synchronising and world and not world.oversubscribed and not record.case.arrival:
         late = stats.straggler(per_rank, starts)
         slow = stats.dawdler(per_rank, starts) if late is None and timed else None
     late, slow = (place if place is None else record.case.members[place] for place in (late, slow))
@@ -281,7 +319,8 @@ def _flags(
     gate."""
     dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
-    apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
+    alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
+    apart = 0.0 if alone else (skew or 0) / record.inner / least
     found = {
         "injected": bool(record.injected),
         "predicted": record.status == "predicted",
@@ -299,6 +338,7 @@ def _flags(
         _graded("invalid", dropped, 0.25): dropped > 0.05,
         "bimodal": modes is not None,
         f"late:{late}": late is not None,
+        "apart": bool(record.case.arrival),
         "+copy": record.copies_first,
         "few-buffers": record.cache == "shrunk",
     }

@@ -224,6 +224,7 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
         lo, hi = min(row.lo for row in each), max(row.hi for row in each)
     factor = first.median / median
     clock = {} if first.device is None else {fit[0].record.clock: median}
+    controls = [row.control for row in each if row.control is not None]
     return msgspec.structs.replace(
         first,
         samples=sum(row.samples for row in each),
@@ -243,6 +244,7 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
         modes=next((row.modes for row in each if row.modes), None),
         severe_outliers=sum(row.severe_outliers for row in each),
         flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
+        control=stats.median(controls) if controls else None,
         **clock,
     )
 

@@ -304,12 +304,15 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
 
 
 def _standing(run: Run, records: list[Record]) -> list[Record]:
-    """All but failed records whose case was measured again; of an interleaved comparison, where
-    every launch counts, all."""
+    """All but failed records whose case was measured again, and those in whose place another
+    stands; of an interleaved comparison, where every launch counts, all."""
     failed = {
         record.case for record in records if record.status == "failed" and run.pairing is None
     }
     latest = {record.case: record for record in records if record.case in failed}
+    instead = {(r.case, r.world): r for r in records if r.again}
+    if instead:
+        records = [r for r in records if instead.get((r.case, r.world), r) is r]
     return [
         record
         for record in records

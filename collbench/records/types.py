@@ -139,11 +139,12 @@ class World(_Line, frozen=True, tag="world"):
     state at the start; ``hosts`` are told of where there are several; ``counters`` are errors that
     each one's network ports had counted. ``clock_error_ns``: how well the clocks of its hosts were
     known at the start; ``clock_hidden_ns``: by how much they may differ beyond, should a path take
-    longer one way than the other (global_clock.py). 0 where there is one clock. ``virtual``: all
-    ranks are virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share
-    a GPU; ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved
-    comparison, worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired
-    with the other side's; elsewhere both are 0 and every world is a launch of its own.
+    longer one way than the other (clocks.py); 0 where there is one clock. ``cramped``: ranks have
+    fewer cores than threads that must run, their own and the library's. ``virtual``: all ranks are
+    virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a GPU;
+    ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved comparison,
+    worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired with the
+    other side's; elsewhere both are 0 and every world is a launch of its own.
     """
 
     index: int
@@ -166,6 +167,7 @@ class World(_Line, frozen=True, tag="world"):
     counters: dict[str, dict[str, Whole]] = {}
     clock_error_ns: Whole = 0
     clock_hidden_ns: Whole = 0
+    cramped: bool = False
 
 
 class FirstWrong(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,10 +215,13 @@ class Record(_Line, frozen=True, tag="record"):
     them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
     often the kernel took a rank off its core while measuring; ``copies_first`` says that the timed
     call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
-    the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
-    ``clock`` says whether ``times_ns`` are a host's or a device's. The other one's: ``host_ns`` of
-    some further calls, one by one, from call to completion; ``device_ns`` of the same samples; both
-    on the slowest rank. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst
+    the same loop around a call that does nothing. ``seconds`` is what the case took, all told;
+    ``again``: it was measured twice, and this takes the place of the first record in its world,
+    whose samples it holds too. ``clock`` says whether ``times_ns`` are a host's or a device's. The
+    other one's: ``host_ns`` of some further calls, one by one, from call to completion;
+    ``device_ns`` of the same samples; both on the slowest rank. ``control_ns`` are some samples in
+    the other cadence: of ranks that come as a program's do where the case aligns them, and aligned
+    in mode host. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst
     meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
     rounded: one where they agree. ``injected`` says which faults were planted (inject.py). ``told``
     marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by
@@ -238,6 +243,7 @@ class Record(_Line, frozen=True, tag="record"):
     clock: Literal["host", "device"] = "host"
     host_ns: list[Whole] = []
     device_ns: list[Whole] = []
+    control_ns: list[Whole] = []
     inner: Positive = 1
     setup_ns: int = 0
     warmup: int = 0
@@ -255,6 +261,7 @@ class Record(_Line, frozen=True, tag="record"):
     bits: list[str] = []
     first_wrong: FirstWrong | None = None
     seconds: float = 0.0
+    again: bool = False
     injected: str = ""
     told: ToolTime | None = None
     chose: Choice | None = None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from collbench.core import algorithms, groups
-from collbench.core.errors import UsageError
 from collbench.core.schedule import fan_in
 from collbench.machine import environment
 from collbench.records.types import Cache
@@ -39,7 +38,9 @@ class Job(msgspec.Struct, frozen=True):
     """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
 
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
-    the policy and of what calls take: paired launches need that.
+    the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
+    spent on its samples, where that is not the policy's; ``least`` of them are taken however long
+    they take. ``control``: with a few in the other cadence.
     """
 
     case: Case
@@ -48,6 +49,9 @@ class Job(msgspec.Struct, frozen=True):
     samples: int | None = None
     warmup: int | None = None
     inner: int | None = None
+    seconds: float | None = None
+    least: int = 1
+    control: bool = True
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -165,22 +169,32 @@ def memory_per_rank(job: Job, policy: Policy) -> int:
 
 
 def seconds(job: Job, policy: Policy) -> float:
-    """A rough guess of what a job takes, shown by --dry-run and used by --budget; measuring
-    corrects it."""
-    case = job.case
-    bound = case.row.bound(case.n)
-    crowding = max(1.0, case.world / max(1, environment.core_count()))
-    most = policy.resolved(crowding > 1).max_seconds or 0.0
-    call = bound.alpha * GUESS_ALPHA * crowding + bound.beta * case.moved / GUESS_RATE * crowding
+    """A rough guess of what a job takes, as --dry-run shows it; measuring corrects it."""
+    call = call_seconds(job.case)
+    most = policy.resolved(_crowding(job.case) > 1).max_seconds or 0.0
     if policy.iters is not None:
         measuring = policy.iters * call * 1.3
     else:
         measuring = min(most, max(policy.min_seconds, 150 * call))
     warming = policy.warmup * call if policy.warmup is not None else min(2.0, max(0.05, 30 * call))
-    checking = (
-        4 * job.rotation * buffer_bytes(case, policy) / 2e9 * crowding if policy.check else 0.0
-    )
-    return 0.02 + call + warming + measuring + checking
+    return fixed_seconds(job, policy) + warming + measuring
+
+
+def call_seconds(case: Case) -> float:
+    """A rough guess of what a call takes."""
+    bound = case.row.bound(case.n)
+    alone = bound.alpha * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+    return alone * _crowding(case)
+
+
+def fixed_seconds(job: Job, policy: Policy) -> float:
+    """A rough guess of what a job takes beside warming up and measuring."""
+    filled = job.rotation * buffer_bytes(job.case, policy) / 2e9 * _crowding(job.case)
+    return 0.02 + call_seconds(job.case) + (4 * filled if policy.check else 0.0)
+
+
+def _crowding(case: Case) -> float:
+    return max(1.0, case.world / max(1, environment.core_count()))
 
 
 def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
@@ -234,23 +248,3 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
 def _calls(case: Case, policy: Policy) -> int:
     """Calls between two signs of life."""
     return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
-
-
-def within(jobs: Sequence[Job], policy: Policy, budget: float) -> Policy:
-    """The policy whose repetitions fit the whole sweep into ``budget`` seconds."""
-    fixed = Policy(
-        **{**msgspec.structs.asdict(policy), "max_seconds": 0.0, "min_seconds": 0.0, "iters": None}
-    )
-    least = sum(seconds(job, fixed) for job in jobs)
-    left = (budget - least) / max(1, len(jobs))
-    if left < 0.01:
-        raise UsageError(
-            f"--budget {budget:g}s is too short: {len(jobs)} cases take about {least:.0f} s without"
-            " any repetition",
-            "give more time, or fewer sizes (-f 4)",
-        )
-    shrunk = {
-        "max_seconds": left if policy.max_seconds is None else min(policy.max_seconds, left),
-        "min_seconds": min(policy.min_seconds, left),
-    }
-    return msgspec.structs.replace(policy, **shrunk)

@@ -98,6 +98,9 @@ class Gathered(Reporter):
         self.worlds[world.index] = world
 
     def record(self, record: Record, row: Derived | None) -> None:
+        """Keep it; in the place of the one before where the case was measured again."""
+        if record.again:
+            self.arrived = [each for each in self.arrived if each[0].case != record.case]
         self.arrived.append((record, row))
 
     def end(self, end: End, path: Path | None) -> None:

@@ -27,6 +27,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.ray import Cluster, Where
 from collbench.run.launch.world import Listener
+from collbench.run.pacing import Budget, Passes
 from collbench.run.plan import Job, Plan
 from collbench.run.reporter import PlanRow, Reporter
 from collbench.suite import faults
@@ -92,8 +93,6 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     jobs, no_room = fitted(
         [case for case in leading if case not in never and case not in done], suite.policy, at
     )
-    if order.budget is not None and jobs:
-        suite = msgspec.structs.replace(suite, policy=plan.within(jobs, suite.policy, order.budget))
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
     shown = {case for job in jobs for case in job.case.siblings} | {
@@ -234,6 +233,17 @@ class _Session:
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._interrupts = Interrupts()
+        self._pace = self._paced()
+
+    def _paced(self) -> Passes | Budget | None:
+        """What decides how long cases are measured, where that is not fixed or left to whoever
+        names them."""
+        order, policy = self._order, self._prepared.suite.policy
+        if order.further or policy.iters or isinstance(self._ranks, Predicted):
+            return None
+        if order.budget is not None:
+            return Budget(order.budget, policy, self._dropped)
+        return Passes(policy)
 
     def begin(self) -> None:
         """What there is before anything is measured: the plan, and what a run to be resumed has
@@ -252,6 +262,8 @@ class _Session:
             self._prepared.suite.policy,
             bool(self._order.further),
         )
+        if self._pace:
+            plans = [self._pace.first(current) for current in plans]
         self._writer = (
             resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
         )
@@ -292,6 +304,13 @@ class _Session:
     def _hear(self, line: World | Record) -> None:
         if isinstance(line, Record) and line.case in self._stand:
             return  # a group's, measured again for the sake of those whose records had been cut off
+        if self._pace and isinstance(line, World):
+            self._pace.begun(line)
+        elif self._pace and isinstance(line, Record):
+            heard = self._pace.heard(line)
+            if heard is None:
+                return
+            line = heard
         with self._interrupts.held():
             self._keep(line)
             self._tell(line)
@@ -307,7 +326,13 @@ class _Session:
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
 
+    def _dropped(self, job: Job, reason: str) -> None:
+        for case in job.case.siblings:
+            self._hear(Record(case=case, status="skipped", note=reason))
+
     def _go_on(self) -> list[Job]:
+        if self._pace:
+            return self._pace.further()
         cases = self._order.further() if self._order.further else ()
         return fitted([case for case in cases if case.group == 0], self._prepared.suite.policy)[0]
 

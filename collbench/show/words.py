@@ -26,6 +26,7 @@ AXES = (
     "op",
     "root",
     "splits",
+    "arrival",
     "cycle",
     "place",
 )
@@ -34,6 +35,9 @@ AXES = (
 OPTIONAL = (
     "device",
     "host",
+    "as called",
+    "aligned",
+    "absorbed",
     "wirebw",
     "ran",
 )  # columns of tables for people, where a line has something to say
@@ -74,6 +78,11 @@ FLAGS = {
     "bimodal": "times fall into two groups: the median may be a time that never occurs",
     "late": "this rank came last far more often than chance explains; the others wait for it",
     "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
+    "arrival-sensitive": (
+        "ranks that start together, as here, take another time than a program's, which come as they"
+        " may: `as called`; --mode host measures that"
+    ),
+    "apart": ("ranks came apart on purpose (--arrival): times count from the last one's arrival"),
     "imported": (
         "read from another tool's log, which tells less than samples do: never decides a comparison"
     ),
@@ -171,6 +180,7 @@ def along(case: Case) -> dict[str, str]:
         "op": "" if case.op == "none" else case.op,
         "root": "" if case.root < 0 else str(case.root),
         "splits": case.splits,
+        "arrival": case.arrival,
         "cycle": str(case.cycle + 1),
         "place": "in" if case.in_place else "out",
     }
@@ -192,7 +202,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     }
     flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
     shown = row if record.status != "wrong" else None
-    place, more = along(record.case), optional(shown)
+    place, more = along(record.case), optional(shown, record.case.mode)
     unknown = (
         shown.clock_error
         if shown and shown.skew is not None and shown.skew < shown.clock_error
@@ -206,6 +216,9 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "±": interval(shown) if shown else "-",
         "device": more["device"],
         "host": more["host"],
+        "as called": more["as called"],
+        "aligned": more["aligned"],
+        "absorbed": more["absorbed"],
         "tail": tail(shown) if shown else "-",
         "N": str(shown.samples or "-") if shown else "-",
         "min": duration(shown.min) if shown else "-",
@@ -219,7 +232,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     }
 
 
-def optional(row: Derived | None) -> dict[str, str]:
+def optional(row: Derived | None, mode: str) -> dict[str, str]:
     """What few rows have something to say of, by the names of OPTIONAL; times are by the clock that
     made no median."""
     times = {"device": row.device, "host": row.host} if row else {}
@@ -228,6 +241,10 @@ def optional(row: Derived | None) -> dict[str, str]:
         for name, time in times.items()
         if time is not None and row and time != row.median
     }
+    if row and row.sensitive:
+        said["as called" if mode == "isolated" else "aligned"] = duration(row.control)
+    if row and row.absorbed is not None:
+        said["absorbed"] = f"{row.absorbed:.0%}"
     if row and row.wirebw is not None:
         said["wirebw"] = bandwidth(row.wirebw)
     return {name: said.get(name, "") for name in OPTIONAL} | {

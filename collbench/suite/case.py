@@ -42,7 +42,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests
     prints them. ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of
-    a world, with ranks and roots of their own. All groups are measured at once, each a case."""
+    a world, with ranks and roots of their own. All groups are measured at once, each a case.
+    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py)."""
 
     collective: str
     backend: str
@@ -61,6 +62,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     groups: str = ""
     group: Whole = 0
     of: Positive = 1
+    arrival: str = ""
 
     def __post_init__(self) -> None:
         if (
@@ -160,6 +162,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             *(f"{k}={v}" for k, v in self.env),
         ]
         parts += [f"{self.groups} {self.group}"] if self.groups else []
+        parts += [self.arrival]
         return "/".join(p for p in parts if p)
 
     @property

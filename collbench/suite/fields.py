@@ -31,6 +31,7 @@ Kind = Literal[
     "collective",
     "dtype",
     "op",
+    "arrival",
     "split",
     "setting",  # NAME=V1,V2
     "rule",  # of groups of ranks
@@ -172,7 +173,16 @@ FIELDS: tuple[Field, ...] = (
         (
             "isolated (ranks aligned before each call), streaming (nccl-tests' back-to-back"
             " cadence), graph (calls captured in a CUDA graph), host (calls as a program makes"
-            " them); a list. Default: streaming on nccl, else isolated."
+            " them); a list. Default: streaming on nccl; host where ranks have fewer cores than"
+            " threads that must run; else isolated."
+        ),
+    ),
+    Field("axes", "arrivals", "arrival", default=(), many=True).option(
+        "--arrival",
+        (
+            "How ranks come to a call, instead of --mode: aligned (isolated), natural (host),"
+            " one-late:50us (one by turns so late) or random:100us (each by up to so much); a list."
+            " Times are then those after the last arrival."
         ),
     ),
     Field("axes", "envs", "setting", default=((),), many=True, case="env").option(
@@ -200,12 +210,12 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "precision", "share").option(
         "--precision",
         (
-            "Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % if"
-            " oversubscribed."
+            "Stop when the median's 95 % interval is this narrow: 1%. Default 2 %, 5 % where"
+            " ranks have fewer cores than threads that must run."
         ),
     ),
     Field("policy", "max_seconds", "seconds").option(
-        "--max-time", "Longest time spent measuring one case. Default 10s, 5s if oversubscribed."
+        "--max-time", "Longest time spent measuring one case. Default 2s."
     ),
     Field("command", "budget", "seconds").option(
         "--budget", "Fit the whole sweep into this time, by fewer repetitions: 10m."

@@ -6,6 +6,8 @@ import msgspec
 
 from collbench.suite.case import Positive
 
+MOST_SECONDS = 2.0  # of samples of a case, so that a sweep ends while a person watches
+
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a
@@ -41,9 +43,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     inject: str = ""
 
     def resolved(self, crowded: bool) -> Policy:
-        """With the defaults that depend on whether ranks must share cores: then nothing measured is
-        fit for claims, and is known well enough sooner."""
-        most = self.max_seconds if self.max_seconds is not None else (5.0 if crowded else 10.0)
+        """With the defaults that depend on whether there are too few cores for all threads that
+        must run: then times scatter with the scheduler, and are known well enough sooner."""
+        most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
         least = min(
             self.min_seconds, most / 4
         )  # else a short limit would leave no time to converge

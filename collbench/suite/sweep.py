@@ -15,8 +15,8 @@ from collbench.core.collectives import OPS, Collective, collective, dtype, reduc
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
-from collbench.suite import fields
-from collbench.suite.case import MODES, MOST_RANKS, Case, Mode, Setting, Skip
+from collbench.suite import arrivals, fields
+from collbench.suite.case import MOST_RANKS, Case, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 
 MOST_CASES = 1_000_000  # of a suite
@@ -91,7 +91,8 @@ class Threshold(_Part, frozen=True):
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Lists whose product is the sweep. An empty ``modes`` means each backend's default, -1 among
     roots every root; empty ``backends`` and ``ranks`` are what the machine has. ``groups`` divides
-    the ranks, if it is not empty.
+    the ranks, if it is not empty. ``arrivals`` stand for modes (arrivals.py). ``per_host`` are the
+    ranks that a launcher has put on a host, 0 where all are on one.
     """
 
     collectives: tuple[str, ...]
@@ -109,13 +110,23 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     align: int = 1
     cycles: int = 1
     groups: str = ""
+    arrivals: tuple[str, ...] = ()
+    per_host: int = 0
 
-    def settled(self, launched: int = 0) -> Axes:
+    def settled(self, launched: int = 0, per_host: int = 0) -> Axes:
         """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started,
-        if any."""
+        if any, so many on a host."""
         backends = self.backends or default_backends()
         ranks = self.ranks or ((launched,) if launched else default_ranks(backends))
-        return msgspec.structs.replace(self, backends=backends, ranks=ranks)
+        per_host = per_host or self.per_host
+        return msgspec.structs.replace(self, backends=backends, ranks=ranks, per_host=per_host)
+
+    def cadences(self, backend: str, n: int) -> list[tuple[Mode, str]]:
+        """Modes, each with the pattern of arrival, of cases among n ranks."""
+        if self.arrivals:
+            return [arrivals.cadence(name) for name in self.arrivals]
+        modes = self.modes or (default_mode(backend, self.per_host or n),)
+        return [(mode, "") for mode in modes]
 
 
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -175,9 +186,18 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return cases, skips
 
 
-def default_mode(backend: str) -> Mode:
-    """nccl is measured in nccl-tests' cadence, everything else one synchronised call at a time."""
-    return "streaming" if backend == "nccl" else "isolated"
+LIBRARY_THREADS = {"gloo": 1}  # that must run beside a rank's own thread
+
+
+def default_mode(backend: str, sharing: int) -> Mode:
+    """nccl is measured in nccl-tests' cadence, everything else one aligned call at a time; but as a
+    program calls it where the ``sharing`` ranks of a host have fewer cores than threads that must
+    run, as ranks that start all at once then wait for cores in a way that no program's do."""
+    if backend == "nccl":
+        return "streaming"
+    threads = sharing * (1 + LIBRARY_THREADS.get(backend, 0))
+    crowded = sharing > 1 and backend != "model" and threads > environment.core_count()
+    return "host" if crowded else "isolated"
 
 
 def default_backends() -> tuple[str, ...]:
@@ -213,7 +233,11 @@ def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Ite
     kept: dict[str, Any] = {
         axis: (getattr(case, field),) for axis, field in FIELDS.items() if axis != "collectives"
     }
-    kept |= {"ranks": (case.world,), "modes": axes.modes and kept["modes"]}
+    kept |= {
+        "ranks": (case.world,),
+        "modes": (axes.modes or axes.arrivals) and kept["modes"],
+        "arrivals": (case.arrival,) if case.arrival else (),
+    }
     for other in _product(msgspec.structs.replace(axes, **{**kept, **changes, "cycles": 1})):
         if (other.collective, other.groups, other.group) == (
             case.collective,
@@ -236,7 +260,7 @@ def _product(axes: Axes) -> Iterator[Case]:
         for rule in groups.rounds(axes.groups, n)
     ]
     each = (
-        _within(axes, row, found, axes.modes or MODES[:1])
+        _within(axes, row, found, axes.cadences("model", len(found)))
         for row, (_, found) in itertools.product(rows, divided)
     )
     swept = sum(math.prod(map(len, lists)) for lists in each)
@@ -244,8 +268,9 @@ def _product(axes: Axes) -> Iterator[Case]:
         raise _too_many()
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
     for cycle, row, (rule, found), env, backend in worlds:
-        for group, algorithm, mode, kind, op, root, split, size, in_place in itertools.product(
-            *_within(axes, row, found, axes.modes or (default_mode(backend),))
+        cadences = axes.cadences(backend, len(found) * len(found[0]))
+        for group, algorithm, how, kind, op, root, split, size, in_place in itertools.product(
+            *_within(axes, row, found, cadences)
         ):
             yield Case(
                 collective=row.name,
@@ -257,7 +282,8 @@ def _product(axes: Axes) -> Iterator[Case]:
                 op=reduction(op),
                 root=root,
                 in_place=in_place,
-                mode=mode,
+                mode=how[0],
+                arrival=how[1],
                 env=env,
                 splits=split,
                 align=axes.align,
@@ -269,15 +295,15 @@ def _product(axes: Axes) -> Iterator[Case]:
 
 
 def _within(
-    axes: Axes, row: Collective, among: Groups, modes: tuple[Mode, ...]
+    axes: Axes, row: Collective, among: Groups, cadences: Sequence[tuple[Mode, str]]
 ) -> tuple[Sequence[Any], ...]:
-    """What varies within a collective on some groups of ranks: group, algorithm, mode, datatype,
-    reduction, root, split, size, placement."""
+    """What varies within a collective on some groups of ranks: group, algorithm, mode and arrival,
+    datatype, reduction, root, split, size, placement."""
     empty = not row.moves_data
     return (
         range(len(among)),
         spelled(axes, row.name),
-        modes,
+        cadences,
         axes.dtypes[:1] if empty else axes.dtypes,
         axes.ops if row.reduces else ("none",),
         (-1,) if not row.rooted else range(len(among[0])) if -1 in axes.roots else axes.roots,

@@ -18,7 +18,7 @@ from msgspec import Meta
 from collbench.core import algorithms, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
-from collbench.suite import fields
+from collbench.suite import arrivals, fields
 from collbench.suite.fields import Field
 from collbench.suite.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
 from collbench.suite.policy import Policy
@@ -340,6 +340,7 @@ KINDS: dict[str, Kind] = {
     "op": _known(reduction, OPS),
     "algorithm": NAME._replace(parse=_algorithm),
     "rule": NAME._replace(parse=groups.spelled),
+    "arrival": NAME._replace(parse=arrivals.spelled),
 }
 
 

@@ -19,11 +19,11 @@ import torch.distributed as dist
 
 from collbench.core.errors import CollbenchError, first_line
 from collbench.run import backends
+from collbench.run.rank.buffers import allocate, prepare
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import GraphSampler
 from collbench.run.rank.gpu import Cuda
 from collbench.run.rank.measure import Sync, nothing
-from collbench.run.rank.trial import allocate, prepare
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

@@ -22,8 +22,8 @@ from collbench.run.launch import join
 from collbench.run.launch.connection import Store
 from collbench.run.launch.environments import Membership
 from collbench.run.rank import worker
+from collbench.run.rank.buffers import allocate
 from collbench.run.rank.measure import Sampler, Sync
-from collbench.run.rank.trial import allocate
 from collbench.suite.case import Case
 
 # collective, bytes, alignment, blocks: without alignment, small calls on a small machine are steady
@@ -49,7 +49,7 @@ def measure(member: Membership, store: Store) -> None:
     place = worker.Place(*member[1:], launcher=member.launcher)
     control = worker.connect(place, store)
     board = join.shared_board(member, control)
-    worker.settle(place, control, wanted=True)
+    worker.settle(place, control, 1)
     backend = backends.find("gloo")
     backend.open(place.rank, place.n, place.local_rank)
     found = []

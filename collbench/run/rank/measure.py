@@ -16,12 +16,22 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collbench.records import stats
+from collbench.records.derive import FEWEST_SAMPLES
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
 from collbench.run.rank.clocks import WINDOW_NS, GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.gpu import Guard, Stream
 from collbench.suite.policy import Policy
+
+CONTROL_CALLS, CONTROL_SHARE = 20, 0.05  # in the other cadence, and of the samples taken
+
+
+CONTROL_SETTLES = 3  # calls of the control that are not counted
+
+
+CONTROL_MOST = 0.25  # of the time a case took: where it does not suffice for a few, there is none
+
 
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
 
@@ -119,8 +129,9 @@ class Samples(NamedTuple):
         return np.asarray(self.ends - self.starts)
 
     @property
-    def typical(self) -> float:
-        return float(np.median(self.durations.max(axis=0)))
+    def times(self) -> np.ndarray:
+        """What each sample took: on its slowest rank."""
+        return np.asarray(self.durations.max(axis=0))
 
     def plus(self, other: Samples) -> Samples:
         pairs = (self.starts, other.starts), (self.ends, other.ends), (self.device, other.device)
@@ -132,6 +143,9 @@ class Samples(NamedTuple):
     def only(self, chosen: np.ndarray) -> Samples:
         starts, ends, device = (of[:, chosen] for of in (self.starts, self.ends, self.device))
         return Samples(starts, ends, self.late[chosen], self.switches, device)
+
+
+Times = Callable[[Samples], np.ndarray]
 
 
 class Sampler:
@@ -257,6 +271,7 @@ class Measured(NamedTuple):
     overhead_ns: int
     clock: Literal["host", "device"]
     host_ns: list[int]
+    control: Samples | None
 
 
 class Protocol:
@@ -264,6 +279,8 @@ class Protocol:
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
+    ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
+    ``times`` says what samples took, if not Samples.times.
     """
 
     def __init__(
@@ -275,13 +292,17 @@ class Protocol:
         mode: str,
         job: Job | None = None,
         guard: Guard | None = None,
+        other: Sync | None = None,
+        times: Times | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._other = policy, other
+        self._times: Times = times or (lambda samples: samples.times)
         self._guard, self._throttled = guard, 0
         self._control = control
         self._sync = sync
         self._make = make
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
+        self._least = job.least if job else 1
         self._precision, self._most_seconds = policy.precision, policy.max_seconds
         calls = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}.get(
             mode, 0
@@ -310,6 +331,7 @@ class Protocol:
         on_measure()
         samples, stop = self._measure(sampler, typical)
         overhead = self._overhead(sampler)
+        control = self._in_other_cadence(sampler, samples)
         alone = sampler.alone(typical / sampler.inner)
         if samples is None:
             return None, sampler
@@ -332,6 +354,7 @@ class Protocol:
                 overhead,
                 sampler.timed_by,
                 alone,
+                control,
             ),
             sampler,
         )
@@ -347,12 +370,13 @@ class Protocol:
             samples = sampler.take(block, self._sync)
             done += block
             if samples is not None:
-                seen = np.concatenate([seen, samples.durations.max(axis=0)])
+                seen = np.concatenate([seen, self._times(samples)])
                 late += int(samples.late.sum())
                 elapsed = time.perf_counter() - begun
                 steady = stats.steady(seen)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
-                spent = elapsed >= WARM_CAP_S or done >= WARM_CAP_N
+                cap = max(WARM_MIN_S, min(WARM_CAP_S, self._most_seconds / 2))
+                spent = elapsed >= cap or done >= WARM_CAP_N
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
         typical = float(np.median(seen[-10:])) if len(seen) else first_ns
@@ -391,7 +415,7 @@ class Protocol:
     def _next_block(self, kept: Samples, elapsed: float, second: int) -> tuple[int, int]:
         """Size of the next block, or 0 and the reason to stop."""
         policy = self._policy
-        times = kept.durations.max(axis=0)[~kept.late.astype(bool)]
+        times = self._times(kept)[~kept.late.astype(bool)]
         n, tried = len(times), len(kept.late) + self._throttled
         if self._iters is not None:
             missing = self._iters - n
@@ -408,12 +432,34 @@ class Protocol:
         ):  # of very short samples even that many may take less than min_seconds
             narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
-        if elapsed >= self._most_seconds:
+        if elapsed >= self._most_seconds and n >= self._least:
             return 0, STOPS.index("budget")
-        left = int((self._most_seconds - elapsed) / elapsed * tried)
+        left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
 
     def _overhead(self, sampler: Sampler) -> int:
         """Median ns between the clock reads of a sample whose calls do nothing."""
         samples = sampler.idle().take(50, Sync("none", self._control, None))
         return int(np.median(samples.durations[0])) if samples is not None else 0
+
+    def _in_other_cadence(self, sampler: Sampler, samples: Samples | None) -> Samples | None:
+        """Some calls as a program makes them where the case's are aligned, or aligned where they
+        are not; at rank 0, and None where there is no time for a few."""
+        if self._other is None:
+            return None
+        count = 0
+        if samples is not None:
+            taken = len(samples.late)
+            least = CONTROL_CALLS if self._iters is None else min(CONTROL_CALLS, self._iters)
+            most = int(CONTROL_MOST * self._most_seconds * 1e9 / max(np.median(samples.times), 1))
+            count = min(max(least, int(CONTROL_SHARE * taken)), most)
+            count = count + CONTROL_SETTLES if count >= min(FEWEST_SAMPLES, least) else 0
+        (count,) = self._control.decide([count])
+        if not count:
+            return None
+        control = sampler.take(count, self._other)
+        if control is None:
+            return None
+        kept = ~control.late.astype(bool)
+        kept[:CONTROL_SETTLES] = False
+        return control.only(kept)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import PER_RANK_SAMPLES, FirstWrong
 from collbench.run.rank.clocks import GlobalClock
-from collbench.run.rank.measure import Measured
+from collbench.run.rank.measure import Measured, Samples
 from collbench.run.rank.payload import show
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -19,8 +21,25 @@ THROTTLED = "nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
 Fields = dict[str, Any]
 
 
+def case_times(
+    case: Case, samples: Samples, common: GlobalClock | None, ranks: Sequence[int] | None = None
+) -> np.ndarray:
+    """What each sample took these ranks, all unless told: from start to end on the slowest of them;
+    where some come late on purpose, from the last one's start to the last one's end."""
+    mine = slice(None) if ranks is None else list(ranks)
+    durations = samples.durations[mine]
+    if not case.arrival:
+        return np.asarray(durations.max(axis=0))
+    starts = (common.converted(samples.starts) if common else samples.starts)[mine]
+    return np.asarray((starts + durations).max(axis=0) - starts.max(axis=0))
+
+
 def measured_well(
-    measured: Measured, common: GlobalClock | None, ranks: Sequence[int], policy: Policy
+    case: Case,
+    measured: Measured,
+    common: GlobalClock | None,
+    ranks: Sequence[int],
+    policy: Policy,
 ) -> Fields:
     """Those that hold times, of the ranks of a group. Starts, skew and T_glob exist only where
     ranks' clocks are one, or the ``common`` one is good enough for such times; and times of each
@@ -31,7 +50,7 @@ def measured_well(
     per_rank = 0 if policy.virtual else PER_RANK_SAMPLES
     fields: Fields = {
         "status": "ok",
-        "times_ns": durations.max(axis=0).tolist(),
+        "times_ns": case_times(case, samples, common, ranks).tolist(),
         "per_rank": durations[:, :per_rank].tolist() if per_rank else [],
         "inner": measured.inner * policy.agg_iters,
         "warmup": measured.warmup,
@@ -43,11 +62,17 @@ def measured_well(
         "preempted": int(samples.switches[mine].sum()),
         "clock": measured.clock,
     }
+    if measured.control is not None:
+        fields["control_ns"] = measured.control.durations[mine].max(axis=0).tolist()
     if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
         fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]
     if device.any():
         fields["device_ns"] = device.max(axis=0).tolist()
-    if per_rank and measured.clock == "host" and not (common and common.why_not(samples.typical)):
+    if (
+        per_rank
+        and measured.clock == "host"
+        and not (common and common.why_not(np.median(samples.times)))
+    ):
         starts = (common.converted(samples.starts) if common else samples.starts)[mine]
         after = starts - starts.min(axis=0)
         fields["starts_ns"] = after[:, :per_rank].tolist()

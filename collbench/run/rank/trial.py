@@ -22,16 +22,23 @@ from collbench.records.derive import without_effect
 from collbench.records.types import Choice, GpuState
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase
-from collbench.run.plan import PAGE, Job
-from collbench.run.rank import check, payload
+from collbench.run.plan import Job
+from collbench.run.rank import check
+from collbench.run.rank.buffers import Slot, allocate, prepare
 from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Stream, Watch
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, clock, nothing
-from collbench.run.rank.outcome import Fields, measured_well, nothing_valid, wrong_somewhere
-from collbench.suite.case import Case
+from collbench.run.rank.outcome import (
+    Fields,
+    case_times,
+    measured_well,
+    nothing_valid,
+    wrong_somewhere,
+)
+from collbench.suite import arrivals
 from collbench.suite.faults import Fault, faults
 from collbench.suite.policy import Policy
 
@@ -54,59 +61,6 @@ class Bench(NamedTuple):
     scheme: str
     common: GlobalClock | None
     watch: Watch | None = None
-
-
-class Buffers(NamedTuple):
-    """One slot's views: what the call reads and writes, and in place the one buffer behind both."""
-
-    send: torch.Tensor
-    recv: torch.Tensor
-    whole: torch.Tensor | None
-
-
-Slot = list[Buffers]  # one entry for each rank that this process holds
-
-
-def allocate(
-    backend: Backend, case: Case, held: Sequence[int], unalign: int, slots: int
-) -> list[Slot]:
-    """Page-aligned buffers (shifted by ``unalign`` elements), in place as views of one; contents
-    are undefined."""
-    kind = getattr(torch, case.type.torch)
-    placements = [payload.in_place_offsets(case, rank) if case.in_place else None for rank in held]
-    lengths = [[placement.total] if placement else list(case.counts) for placement in placements]
-    strides = [
-        [-(-(length + unalign) * kind.itemsize // PAGE) * PAGE for length in mine]
-        for mine in lengths
-    ]
-    raw = backend.allocate(sum(map(sum, strides)) * slots + PAGE)
-    at = -raw.data_ptr() % PAGE
-    found: list[Slot] = []
-    for _ in range(slots):
-        found.append([])
-        for placement, mine, steps in zip(placements, lengths, strides, strict=True):
-            views = []
-            for length, stride in zip(mine, steps, strict=True):
-                start = at + unalign * kind.itemsize
-                views.append(raw[start : start + length * kind.itemsize].view(kind))
-                at += stride
-            if placement:
-                send, recv = (
-                    views[0][o : o + c] for o, c in zip(placement, case.counts, strict=False)
-                )
-                views = [send, recv, *views]
-            found[-1].append(Buffers(views[0], views[1], views[2] if placement else None))
-    return found
-
-
-def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
-    """A call on the buffers of a slot: this rank's, or all ranks' where they are virtual."""
-    if virtual:
-        return backend.prepare_all(case, [each.send for each in slot], [each.recv for each in slot])
-    if not slot:  # a rank that is in no group
-        return Call(nothing, None)
-    ((send, recv, _),) = slot
-    return backend.prepare(case, send, recv)
 
 
 class Seen(NamedTuple):
@@ -139,6 +93,11 @@ class Trial:
         self._policy = bench.policy
         if job.warmup is not None:
             self._policy = msgspec.structs.replace(bench.policy, warmup=job.warmup)
+        if job.seconds is not None:
+            least = min(bench.policy.min_seconds, job.seconds / 4)
+            self._policy = msgspec.structs.replace(
+                self._policy, max_seconds=job.seconds, min_seconds=least
+            )
         device, planned = bench.backend.device, faults(self._policy.inject)
         mine = [fault for fault in planned if fault.rank == self._rank]
         self._planted = Planted(mine, self._policy.seed, bench.backend.finish) if mine else None
@@ -189,7 +148,15 @@ class Trial:
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = Protocol(
-            self._policy, self._control, sync, self._sampler, self._case.mode, self._job, guard
+            self._policy,
+            self._control,
+            sync,
+            self._sampler,
+            self._case.mode,
+            msgspec.structs.replace(self._job, inner=1) if self._case.arrival else self._job,
+            guard,
+            self._other_cadence(),
+            lambda samples: case_times(self._case, samples, self._common),
         )
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         if self._common:
@@ -220,7 +187,7 @@ class Trial:
         notes = [seen.notes[0], effect, *seen.notes[1:]]
         return {
             **fields,
-            **measured_well(measured, self._common, ranks, self._policy),
+            **measured_well(case, measured, self._common, ranks, self._policy),
             "setup_ns": int(seen.firsts[list(ranks)].max()),
             "checked": self._totals[number],
             "chose": chose,
@@ -247,7 +214,7 @@ class Trial:
         """What was not done, and is not known."""
         if self._common is None:
             return []
-        why = self._common.why_not(measured.samples.typical)
+        why = self._common.why_not(float(np.median(measured.samples.times)))
         window = sync.refused if measured.scheme == "barrier" else ""
         return [window and f"no window: {window}", why and f"no T_glob: {why}"]
 
@@ -292,13 +259,16 @@ class Trial:
         )
         return (
             self._bench.backend.stream
-            if mode == "graph" or (mode == "isolated" and not waits)
+            if mode == "graph" or (mode == "isolated" and not waits and not self._case.arrival)
             else None
         )
 
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
-        after = self._planted.tarry if self._planted else nothing
+        tarries = [self._planted.tarry] if self._planted else []
+        if self._case.arrival:
+            tarries.append(Pattern(self._case.arrival, self._control, self._policy.seed).tarry)
+        after = partial(_each, tarries) if tarries else nothing
         if self._clock():
             return Sync("device", self._control, board, backend.align, after=after)
 
@@ -308,6 +278,17 @@ class Trial:
 
         scheme = "none" if self._case.mode == "host" else self._bench.scheme
         return Sync(scheme, self._control, board, meet, self._common, after)
+
+    def _other_cadence(self) -> Sync | None:
+        """How ranks start in the calls that are the case's control: as a program's do where the
+        case aligns them, aligned where it does not or has some come late. None where the job wants
+        no control, or a device's clock would have to be set beside a host's."""
+        mode = self._case.mode
+        if self._bench.backend.stream or mode not in ("isolated", "host") or not self._job.control:
+            return None
+        scheme = self._bench.scheme if mode == "host" or self._case.arrival else "none"
+        after = self._planted.tarry if self._planted else nothing
+        return Sync(scheme, self._control, self._bench.board, nothing, self._common, after)
 
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)
@@ -427,6 +408,28 @@ class Trial:
             if wrong := self._check(fresh, "after timing, on fresh buffers"):
                 return wrong
         return []
+
+
+def _each(actions: Sequence[Callable[[], object]]) -> None:
+    for action in actions:
+        action()
+
+
+class Pattern:
+    """Has ranks of a group that were told to start together come apart: one of them late, by turns
+    (``one-late:50us``), or each by a time drawn anew (``random:100us``)."""
+
+    def __init__(self, arrival: str, own: Control, seed: int) -> None:
+        self._kind, self._spread = arrivals.parsed(arrival)
+        self._own, self._turn = own, 0
+        self._rng = np.random.default_rng([seed, own.rank])
+
+    def tarry(self) -> None:
+        self._turn += 1
+        if self._kind == "random":
+            wait(self._spread * self._rng.random())
+        elif self._turn % self._own.n == self._own.rank:
+            wait(self._spread)
 
 
 FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive

@@ -32,13 +32,15 @@ from collbench.run.launch.world import Asked, Channel, Failure, Said
 from collbench.run.memory import ON_GPUS
 from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
+from collbench.run.rank.buffers import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import clock
 from collbench.run.rank.outcome import Fields
-from collbench.run.rank.trial import Bench, Trial, allocate, prepare
+from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
+from collbench.suite.sweep import LIBRARY_THREADS
 
 Emit = Callable[[World | Record], None]
 
@@ -76,11 +78,21 @@ def connect(place: Place, store: Any) -> Control:
     return Control(place.rank, place.n)
 
 
-def settle(place: Place, control: Control, wanted: bool) -> tuple[list[int], bool]:
-    """Give each rank of a machine cores of its own if there are enough and nobody has bound it yet.
+class Cores(NamedTuple):
+    """The CPUs this rank may use; whether any machine has more ranks than cores for them
+    (``oversubscribed``), or fewer than threads of theirs that must run (``cramped``)."""
 
-    Containers of one kernel share its cores, whatever hosts they take themselves for. Returns the
-    CPUs this rank may use, and whether any machine has more ranks than cores for them.
+    cpus: list[int]
+    oversubscribed: bool
+    cramped: bool
+
+
+def settle(place: Place, control: Control, threads: int, bind: bool) -> Cores:
+    """Give each rank of a machine cores of its own if there are enough for the ``threads`` of each
+    that must run and nobody has bound it yet: one bound to a single core waits there for the
+    library's thread, up to a timer tick, while other cores are idle.
+
+    Containers of one kernel share its cores, whatever hosts they take themselves for.
     """
     cpus = environment.usable_cpus()
     cores = cpus[: environment.core_count()]
@@ -92,11 +104,15 @@ def settle(place: Place, control: Control, wanted: bool) -> tuple[list[int], boo
     }
     counts = Counter(machine for machine, _ in everyone)
     share = len(cores) // counts[here]
-    if wanted and share and len(shared[here]) == len(cores):
+    if bind and threads <= share and len(shared[here]) == len(cores):
         at = sum(machine == here for machine, _ in everyone[: place.rank]) * share
         os.sched_setaffinity(0, cores[at : at + share])
-    crowded = any(counts[machine] > len(shared[machine]) for machine in counts)
-    return sorted(os.sched_getaffinity(0)), crowded
+    ranks = [(counts[machine], len(shared[machine])) for machine in counts]
+    return Cores(
+        cpus=sorted(os.sched_getaffinity(0)),
+        oversubscribed=any(count > there for count, there in ranks),
+        cramped=any(count * threads > there for count, there in ranks),
+    )
 
 
 class Worker:
@@ -127,15 +143,15 @@ class Worker:
         place, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
-        cpus, crowded = settle(
-            place, self._control, self._policy.pin and plan.backend not in ON_GPUS
-        )
+        threads = 1 + LIBRARY_THREADS.get(plan.backend, 0)
+        on_cpus = plan.backend not in ON_GPUS
+        cores = settle(place, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
         self._open(place)
         took = clock() - began
         watch, states = self._watch()
         common = self._common()
-        world = self._describe(cpus, crowded, took, states, common)
+        world = self._describe(cores, took, states, common)
         if place.rank == 0:
             self._emit(world)
         self._bench = self._benched(world, common, watch)
@@ -170,7 +186,7 @@ class Worker:
         rank, board = self.place.rank, self._board
         if stream:
             assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
-        policy = self._policy.resolved(world.oversubscribed)
+        policy = self._policy.resolved(world.cramped)
         return Bench(
             rank, self._held, self._backend, self._control, board, policy, scheme, common, watch
         )
@@ -236,8 +252,7 @@ class Worker:
 
     def _describe(
         self,
-        cpus: list[int],
-        crowded: bool,
+        cores: Cores,
         init_ns: int,
         states: list[GpuState],
         common: GlobalClock | None,
@@ -246,12 +261,17 @@ class Worker:
         host, device, numa = (
             socket.gethostname(),
             str(self._backend.device),
-            environment.numa_of(cpus[0]),
+            environment.numa_of(cores.cpus[0]),
         )
         whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [
             RankInfo(
-                rank=whole[rank], host=host, pid=os.getpid(), cpus=cpus, device=device, numa=numa
+                rank=whole[rank],
+                host=host,
+                pid=os.getpid(),
+                cpus=cores.cpus,
+                device=device,
+                numa=numa,
             )
             for rank in self._held
         ]
@@ -266,7 +286,8 @@ class Worker:
             env=self._plan.env,
             launcher=place.launcher,
             ranks=ranks,
-            oversubscribed=crowded,
+            oversubscribed=cores.oversubscribed,
+            cramped=cores.cramped and self._plan.backend not in ON_GPUS,
             same_clock=common is None or common.exact,
             library=self._backend.library,
             init_ns=max(inits),

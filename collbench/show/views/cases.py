@@ -19,6 +19,7 @@ from collbench.show.words import (
     PLACES,
     along,
     axes,
+    by_mode,
     cells,
     clock,
     columns,
@@ -74,7 +75,7 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
             + (" ranks" if name == "ranks" else "")
         )
     policy = run.policy
-    limits = policy.resolved(any(world.oversubscribed for world in worlds.values()))
+    limits = policy.resolved(any(world.cramped for world in worlds.values()))
     precision = f"precision ±{limits.precision:.0%}"
     how = [
         " and ".join(dict.fromkeys(case.mode for case in cases)),
@@ -208,7 +209,13 @@ def summary(told: Gathered) -> list[Words]:
     occurred mean, what was left out and why, what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
-    lines += [*_trouble(told), *_best(told.outcomes), *_late(told), *_legend(told.outcomes)]
+    lines += [
+        *_trouble(told),
+        *_best(told.outcomes),
+        *_late(told),
+        *arrivals(told.outcomes, told.worlds),
+    ]
+    lines += _legend(told.outcomes)
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
@@ -280,6 +287,35 @@ def _late(told: Gathered) -> Iterable[Words]:
         yield toned(
             f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of"
             f" {counted(of, 'case')}",
+            "notice",
+        )
+
+
+def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterable[Words]:
+    """One sentence for each mode in which it matters how ranks come to a call: by how much at most,
+    why, and which of the two times a program sees."""
+    for mode, members in by_mode(outcomes):
+        found = [
+            (record, row, row.control / row.median)
+            for record, row in members
+            if row and row.sensitive and row.control
+        ]
+        if not found:
+            continue
+        record, row, ratio = max(found, key=lambda each: max(each[2], 1 / each[2]))
+        world = worlds.get(record.world)
+        alone = "as a program calls it" if mode == "isolated" else "with aligned ranks"
+        why = (
+            "ranks have fewer cores than threads that must run"
+            if world and world.cramped
+            else "the library answers to ranks that start together in another way"
+        )
+        hint = "; --mode host measures what a program sees" if mode == "isolated" else ""
+        yield toned(
+            f"{len(found)} of {counted(len(members), 'case')} in mode {mode} depend on how ranks"
+            f" arrive: {plain(record.case.label)} takes {duration(row.median)} at"
+            f" {_point(record.case, ['place'])}, and {duration(row.control)} {alone}"
+            f" ({max(ratio, 1 / ratio):.1f}x), as {why}{hint}",
             "notice",
         )
 

@@ -74,7 +74,7 @@ def bandwidths(view: View) -> Section:
 
 
 def _times(points: Sequence[tuple[Series, Point]]) -> Table:
-    told = [optional(point.first) for _, point in points]
+    told = [optional(point.first, point.case.mode) for _, point in points]
     names = [name for name in OPTIONAL if any(one[name] for one in told)]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
     figures = ("size", "time", "±", "algbw, GB/s", "busbw, GB/s")
@@ -106,7 +106,7 @@ def _origins(points: Sequence[Point]) -> list[str]:
 def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
     one, point = item
     rates = (bandwidth(point.algbw), bandwidth(point.busbw)) if point.size else ("-", "-")
-    more = [optional(point.first)[name] for name in names]
+    told = optional(point.first, point.case.mode)
     cells = (
         point.case.collective,
         point.case.mode,
@@ -115,7 +115,7 @@ def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
         duration(point.median),
         plus_minus(point),
         *rates,
-        *more,
+        *(told[name] for name in names),
         " ".join(point.flags),
     )
     return Line(cells, one.meta)

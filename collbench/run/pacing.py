@@ -1,0 +1,242 @@
+"""What a run's time goes to: a coarse table first, then narrower rows, widest first; and a budget,
+which is planned again after every case.
+
+A case may be measured twice in its world. The second record holds the samples of both, and takes
+the place of the first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.records import stats
+from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.types import PER_RANK_SAMPLES, Record, World
+from collbench.run import plan
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+COARSE = 0.1  # of the time a case may take, so much is spent on it at first
+
+AT_ONCE = 0.25  # where preparing takes more of that time than this, a case is measured but once
+
+START_SECONDS = 1.5  # of a world, until one has been seen to start
+
+SPARE = 0.03  # of a budget is kept for what ends a run
+
+SLACK = 1.3  # by how much a case may take longer than the like of it has
+
+LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
+
+SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns", "control_ns")
+
+BY_RANK = ("per_rank", "starts_ns")
+
+
+class Passes:
+    """Two passes over the cases of each world, the second over those whose interval is not as
+    narrow as asked for."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._most = policy.resolved(False).max_seconds or 0.0
+        self._coarse: dict[Case, Record] = {}
+        self._jobs: dict[Case, Job] = {}
+        self._enough = 0.0
+
+    def begun(self, world: World) -> None:
+        """Whose cases are heard of from now on."""
+        self._enough = self._policy.resolved(world.cramped).precision or 0.0
+
+    def first(self, current: Plan) -> Plan:
+        """The plan with its coarse pass."""
+        jobs = [self._begun(job) for job in current.jobs]
+        return msgspec.structs.replace(current, jobs=jobs, open=True)
+
+    def _begun(self, job: Job) -> Job:
+        if plan.fixed_seconds(job, self._policy) > AT_ONCE * self._most:
+            return job
+        job = msgspec.structs.replace(job, seconds=COARSE * self._most)
+        self._jobs[job.case] = job
+        return job
+
+    def heard(self, record: Record) -> Record | None:
+        """The record as it is to be kept; None where an earlier one stands."""
+        first = self._coarse.pop(record.case, None)
+        if first is None:
+            if record.case in self._jobs and record.status == "ok":
+                self._coarse[record.case] = record
+            return record
+        if record.status == "ok":
+            return together(first, record, self._enough)
+        return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
+
+    def further(self) -> list[Job]:
+        """The second pass of the world that has just ended its first: widest intervals first."""
+        wide = {case: r for case, r in self._coarse.items() if r.stop in ("budget", "max_n")}
+        leading = sorted((case for case in wide if case.group == 0), key=lambda c: -width(wide[c]))
+        jobs = [
+            msgspec.structs.replace(
+                self._jobs[case],
+                seconds=(1 - COARSE) * self._most,
+                inner=wide[case].inner // self._policy.agg_iters,
+                control=False,
+            )
+            for case in leading
+        ]
+        self._coarse = wide
+        return jobs
+
+
+def width(record: Record) -> float:
+    """Half of the median's interval, relative to it."""
+    times = np.asarray(record.times_ns, dtype=float)
+    median, lo, hi = stats.median_interval(np.sort(times), stats.n_eff(times))
+    return max(hi - median, median - lo) / median if median else 0.0
+
+
+def together(first: Record, second: Record, enough: float) -> Record:
+    """One record of both visits' samples, converged where its interval is narrow ``enough``. Where
+    warm-up had not settled by the first, or ranks were aligned in another way, its samples only
+    warmed up."""
+    fields: dict[str, object] = {
+        "again": True,
+        "started": first.started,
+        "setup_ns": first.setup_ns,
+        "seconds": first.seconds + second.seconds,
+        "checked": first.checked + second.checked,
+        "control_ns": first.control_ns,
+    }
+    alike = (first.sync, first.inner, first.clock) == (second.sync, second.inner, second.clock)
+    if not (first.steady and alike and bool(first.glob_ns) == bool(second.glob_ns)):
+        return msgspec.structs.replace(second, **fields)
+    fields |= {name: getattr(first, name) + getattr(second, name) for name in SAMPLES}
+    for name in BY_RANK:
+        pairs = zip(getattr(first, name), getattr(second, name), strict=True)
+        fields[name] = [(mine + more)[:PER_RANK_SAMPLES] for mine, more in pairs]
+    causes = {*first.invalid, *second.invalid}
+    fields["invalid"] = {
+        cause: first.invalid.get(cause, 0) + second.invalid.get(cause, 0) for cause in causes
+    }
+    fields["preempted"] = first.preempted + second.preempted
+    fields["gpus"] = second.gpus if any(gpu.throttle for gpu in second.gpus) else first.gpus
+    both = msgspec.structs.replace(second, **fields)
+    return msgspec.structs.replace(both, stop="converged") if width(both) <= enough else both
+
+
+class Cost(NamedTuple):
+    """Seconds that a case takes beside its samples, and a call of it."""
+
+    fixed: float
+    call: float
+
+    @property
+    def least(self) -> float:
+        return self.fixed + FEWEST_SAMPLES * self.call
+
+
+class Budget:
+    """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
+    Where that does not suffice for a few samples of all that are to come, the costliest are
+    dropped, which ``drop`` is told with the reason."""
+
+    def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job, str], None]) -> None:
+        self._seconds, self._policy, self._drop = seconds, policy, drop
+        self._until = time.monotonic() + seconds * (1 - SPARE)
+        self._most = policy.resolved(False).max_seconds or 0.0
+        self._ahead: list[list[Job]] = []  # of this world and those to come
+        self._seen: dict[str, Cost] = {}
+        self._ratios: dict[bool, list[float]] = {False: [], True: []}  # seen to guessed
+        self._start, self._ended = START_SECONDS, 0.0
+        self._out: dict[Case, Job] = {}
+
+    def begun(self, world: World) -> None:
+        """A world's ranks have met; what that took is seen once they ask for a job."""
+
+    def first(self, current: Plan) -> Plan:
+        """The plan without its jobs, which come one by one."""
+        self._ahead.append(list(current.jobs))
+        return msgspec.structs.replace(current, jobs=[], open=True)
+
+    def heard(self, record: Record) -> Record:
+        """Learns what such cases take."""
+        job = self._out.pop(record.case, None)
+        if job is not None and record.status == "ok":
+            times = np.asarray(record.times_ns, dtype=float) / 1e9
+            call = float(np.median(times))
+            seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
+            self._seen[_like(record.case)] = seen
+            guess = plan.call_seconds(job.case) + plan.fixed_seconds(job, self._policy)
+            self._ratios[_large(job)].append((seen.fixed + call) / guess)
+        return record
+
+    def further(self) -> list[Job]:
+        """The next job of the world that asks; none where there is time for no other."""
+        now = time.monotonic()
+        if self._ended:  # which is when the world before had done its last
+            self._start, self._ended = now - self._ended, 0.0
+        share = self._shared_out(now)
+        mine = self._ahead[0]
+        if not mine:
+            self._ahead.pop(0)
+            self._ended = now
+            return []
+        job = mine.pop(0)
+        seconds = min(self._most, FEWEST_SAMPLES * self._cost(job).call + share)
+        job = msgspec.structs.replace(job, seconds=seconds, least=FEWEST_SAMPLES)
+        self._out[job.case] = job
+        return [job]
+
+    def _shared_out(self, now: float) -> float:
+        """Seconds for each case beyond the few samples that it must have; drops those for which
+        there is no time."""
+        costs = {
+            (world, place): self._cost(job).least * SLACK
+            for world, jobs in enumerate(self._ahead)
+            for place, job in enumerate(jobs)
+        }
+        left = self._until - now
+        dropped = set()
+        while costs:
+            spare = left - sum(costs.values()) - self._start * (len({w for w, _ in costs} - {0}))
+            if spare >= 0:
+                break
+            worst = max(costs, key=lambda place: (costs[place], place))
+            self._told(self._ahead[worst[0]][worst[1]], costs.pop(worst), max(0.0, left))
+            dropped.add(worst)
+        for number, jobs in enumerate(self._ahead):
+            jobs[:] = [job for place, job in enumerate(jobs) if (number, place) not in dropped]
+        return spare / len(costs) if costs else 0.0
+
+    def _told(self, job: Job, takes: float, left: float) -> None:
+        self._drop(
+            job,
+            f"dropped for --budget {self._seconds:g}s: it takes about {takes:.1f} s, and"
+            f" {left:.1f} s were left for it and others",
+        )
+
+    def _cost(self, job: Job) -> Cost:
+        """What was seen of the case in an earlier cycle; else a guess, made as wrong as those of
+        its kind were."""
+        seen = self._seen.get(_like(job.case))
+        if seen is not None:
+            return seen
+        own, other = self._ratios[_large(job)], self._ratios[not _large(job)]
+        factor = float(np.median(own)) if own else max(1.0, *other) if other else 1.0
+        fixed, call = plan.fixed_seconds(job, self._policy), plan.call_seconds(job.case)
+        return Cost(factor * fixed, factor * call)
+
+
+def _like(case: Case) -> str:
+    """What a case has in common with that of another cycle."""
+    return case.key
+
+
+def _large(job: Job) -> bool:
+    return job.case.nbytes >= LARGE

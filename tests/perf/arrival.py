@@ -1,0 +1,227 @@
+"""What a program sees against what collbench says: bare loops of the same calls, the default mode,
+host and isolated, in turns.
+
+The bare loops are the plainest torch.distributed (or mpi4py) programs: they load, connect, warm up
+and time each call, pinned to nothing. A median is of the slowest rank of each call; what is shown
+are medians over turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from collbench.core.text import duration, size
+
+SIZES = (8, 4096, 256 << 10, 4 << 20)
+SIDES = ("bare loop", "default", "host", "isolated")
+NEAR = 0.25
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--bare", nargs=3, metavar=("WHAT", "RANK", "N"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.bare:
+        what, rank, n = given.bare
+        bare_mpi() if what == "mpi" else bare_gloo(what, int(rank), int(n))
+        return
+    text = report(given.turns, given.ranks)
+    if given.output:
+        given.output.write_text(text)
+    print(text)
+
+
+def report(turns: int, ranks: list[int]) -> str:
+    lines = [
+        "| implementation | n | size | bare loop | default | mode | host | isolated"
+        " | default over bare | flags |",
+        "|---|--:|--:|--:|--:|---|--:|--:|--:|---|",
+    ]
+    near = total = 0
+    for n in ranks:
+        for what in ("gloo", "ring@gloo", "recursive_doubling@gloo", "mpi"):
+            found: dict[str, dict[int, list[float]]] = {s: {b: [] for b in SIZES} for s in SIDES}
+            flags: dict[int, list[str]] = {nbytes: [] for nbytes in SIZES}
+            modes: dict[int, str] = {}
+            for turn in range(turns):
+                for place in range(len(SIDES)):
+                    side = SIDES[(turn + place) % len(SIDES)]
+                    measured = loop(what, n) if side == "bare loop" else ours(what, n, side)
+                    for nbytes, row in measured.items():
+                        found[side][nbytes].append(row["median"])
+                        if side == "default":
+                            flags[nbytes] += row["flags"]
+                            modes[nbytes] = row["mode"]
+                            if row.get("control"):
+                                flags[nbytes].append(f"as control {duration(row['control'])}")
+            for nbytes in SIZES:
+                middle = {side: statistics.median(found[side][nbytes]) for side in SIDES}
+                ratio = middle["default"] / middle["bare loop"]
+                close = abs(ratio - 1) <= NEAR
+                near, total = near + close, total + 1
+                often = [
+                    f for f in dict.fromkeys(flags[nbytes]) if flags[nbytes].count(f) * 2 > turns
+                ]
+                cells = [what, str(n), size(nbytes), duration(middle["bare loop"])]
+                cells += [duration(middle["default"]), modes[nbytes]]
+                cells += [duration(middle["host"]), duration(middle["isolated"])]
+                cells += [f"{ratio:.2f}{'' if close else ' !'}", " ".join(often)]
+                lines.append("| " + " | ".join(cells) + " |")
+                print(lines[-1], file=sys.stderr, flush=True)
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
+    return (
+        "# What a program sees, and what collbench says\n\n"
+        f"all_reduce, float, max, in place; {cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%F}."
+        f" Medians of {turns} turns, in each of which a bare loop (torch.distributed or mpi4py,"
+        " pinned to nothing), the default, `--mode host` and `--mode isolated` follow each other."
+        f" {near} of {total} defaults are within {NEAR:.0%} of the bare loop; the others are marked"
+        " !. Flags are those of most turns' default. Made by `python tests/perf/arrival.py`.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def ours(what: str, n: int, side: str) -> dict[int, dict[str, Any]]:
+    """Rows of a collbench run, by size."""
+    algorithm, _, backend = what.rpartition("@")
+    command = [sys.executable, "-m", "collbench", "all_reduce", "-g", str(n), "--backend", backend]
+    command += ["--sizes", ",".join(map(str, SIZES)), "--place", "in", "-o", "max", "--no-save"]
+    command += ["--max-time", "0.5s", "--format", "json"]
+    command += ["--algo", algorithm] if algorithm else []
+    command += ["--mode", side] if side != "default" else []
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["records"]
+    return {row["nbytes"]: row for row in rows if row["median"]}
+
+
+def loop(what: str, n: int) -> dict[int, dict[str, Any]]:
+    """Medians of a bare loop, by size."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**os.environ, "MEET": str(Path(folder) / "meet"), "OMP_NUM_THREADS": "1"}
+        me = [sys.executable, str(Path(__file__).resolve()), "--bare"]
+        if what == "mpi":
+            mpirun = str(Path(sys.executable).parent / "mpirun")
+            start = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+            commands = [[*start, "-n", str(n), *me, "mpi", "0", str(n)]]
+        else:
+            commands = [[*me, what, str(rank), str(n)] for rank in range(n)]
+        running = [
+            subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, text=True)
+            for command in commands
+        ]
+        texts = [process.communicate()[0] for process in running]
+    (text,) = (text for text in texts if text.strip())
+    return {int(nbytes): {"median": median} for nbytes, median in json.loads(text).items()}
+
+
+def calls(nbytes: int) -> int:
+    return max(20, min(500, (64 << 20) // nbytes))
+
+
+def bare_gloo(what: str, rank: int, n: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{os.environ['MEET']}", rank=rank, world_size=n
+    )
+    medians = {}
+    for nbytes in SIZES:
+        data = torch.ones(nbytes // 4)
+        scratch = torch.empty_like(data)
+        run = {"gloo": native, "ring@gloo": ring, "recursive_doubling@gloo": doubling}[what]
+        for _ in range(20):
+            run(data, scratch, rank, n)
+        times = []
+        for _ in range(calls(nbytes)):
+            begin = time.perf_counter_ns()
+            run(data, scratch, rank, n)
+            times.append(time.perf_counter_ns() - begin)
+        everyone: list[Any] = [None] * n
+        dist.all_gather_object(everyone, times)
+        medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
+    if rank == 0:
+        print(json.dumps(medians), flush=True)
+    dist.destroy_process_group()
+
+
+def native(data, scratch, rank, n):  # type: ignore[no-untyped-def]
+    import torch.distributed as dist
+
+    dist.all_reduce(data, dist.ReduceOp.MAX)
+
+
+def doubling(data, scratch, rank, n):  # type: ignore[no-untyped-def]
+    import torch
+    import torch.distributed as dist
+
+    distance = 1
+    while distance < n:
+        sent = dist.isend(data, rank ^ distance)
+        dist.irecv(scratch, rank ^ distance).wait()
+        sent.wait()
+        torch.maximum(data, scratch, out=data)
+        distance *= 2
+
+
+def ring(data, scratch, rank, n):  # type: ignore[no-untyped-def]
+    import torch
+    import torch.distributed as dist
+
+    blocks, room = data.tensor_split(n), scratch.tensor_split(n)
+    ahead, behind = (rank + 1) % n, (rank - 1) % n
+    for step in range(n - 1):
+        out, into = (rank - step) % n, (rank - step - 1) % n
+        sent = dist.isend(blocks[out], ahead)
+        dist.irecv(room[into], behind).wait()
+        sent.wait()
+        torch.maximum(blocks[into], room[into], out=blocks[into])
+    for step in range(n - 1):
+        sent = dist.isend(blocks[(rank - step + 1) % n], ahead)
+        dist.irecv(blocks[(rank - step) % n], behind).wait()
+        sent.wait()
+
+
+def bare_mpi() -> None:
+    import numpy as np
+    from mpi4py import MPI
+
+    world, medians = MPI.COMM_WORLD, {}
+    for nbytes in SIZES:
+        data = np.ones(nbytes // 4, dtype=np.float32)
+        for _ in range(20):
+            world.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
+        times = []
+        for _ in range(calls(nbytes)):
+            begin = time.perf_counter_ns()
+            world.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
+            times.append(time.perf_counter_ns() - begin)
+        everyone = world.allgather(times)
+        medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
+    if world.rank == 0:
+        print(json.dumps(medians), flush=True)
+
+
+if __name__ == "__main__":
+    main()
