@@ -23,7 +23,7 @@ LAYERS = {
     "suite": 690,  # what is asked for
     "records": 1_970,  # what came out
     "run": 6_460,  # how it is measured
-    "judge": 3_110,  # what it means
+    "judge": 3_150,  # what it means
     "show": 3_540,  # how it is told
     "cli": 1_860,  # how it is asked for
 }

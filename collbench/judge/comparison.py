@@ -27,6 +27,8 @@ from collbench.judge.verdict import (
     close,
     false_alarms,
 )
+from collbench.machine import environment
+from collbench.machine.environment import Difference
 from collbench.records import paired
 from collbench.records.rows import Row, case_time
 from collbench.records.types import Run, RunFile, joined
@@ -77,14 +79,14 @@ class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole verdict. ``differences`` are facts by which the machines' fingerprints differ:
-    (key, base, head)."""
+    """The whole verdict. ``differences`` are facts by which the fingerprints differ for the
+    backends of any row."""
 
     base: Run
     head: Run
     paired: bool
     stages: tuple[int, int]
-    differences: list[tuple[str, Any, Any]]
+    differences: list[Difference]
     rows: list[Judged]
     aggregates: list[Aggregate]
     rules: Rules
@@ -105,19 +107,25 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         raise UsageError(
             "base and head have no row in common", "compare runs of the same suite and ranks"
         )
-    differences, apart = sides.machines(bases, heads, in_pairs)
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
-    terms = _terms(
-        rules, bases, heads, in_pairs, "" if rules.across_machines else apart, pairs, under_way
+    last = max(
+        (place for pair in pairs for side in pair.sides.values() for place in side.launches),
+        default=(0, 0),
     )
-    left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, terms.last)))
-    kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, terms.last)), key=_order)
+    left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, last)))
+    kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, last)), key=_order)
+    runs = [file.run for file in (*bases, *heads)]
+    unknown = sides.unknown(runs)
+    backends = set[str]().union(*(pair.backends for pair in kept))
+    differences = [] if unknown else sides.differences(runs, backends)
+    terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
     rows = [_judge(terms, pair) for pair in kept]
     stages = [
         len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
         for stage in (1, 2)
     ]
-    code, reason = close(_outcome(terms, kept, rows))
+    apart = terms.all_apart(kept)
+    code, reason = close(_outcome(terms, kept, rows, apart))
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -129,7 +137,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         rules=rules,
         exit=code,
         reason=reason,
-        notes=_notes(terms, kept, rows, left_out),
+        notes=_notes(terms, kept, rows, left_out, apart),
     )
 
 
@@ -143,23 +151,35 @@ def suspects(base: RunFile, head: RunFile, rules: Rules) -> list[str]:
 
 
 class _Terms(NamedTuple):
-    """What holds for all rows. ``apart`` is why nothing compares, ``tests`` how many rows may be
-    found changed, ``last`` an experiment's last launch; ``cut`` says of each side that ended early
-    why, as far as known; an experiment is also judged before it has ended."""
+    """What holds for all rows. ``unknown`` is why nothing is known of the machines, ``differing``
+    are facts that forbid comparing rows of the backends they decide for; ``tests`` is how many rows
+    may be found changed; ``cut`` says of each side that ended early why, as far as known; an
+    experiment is also judged before it has ended."""
 
     rules: Rules
     in_pairs: bool
-    apart: str
+    unknown: str
+    differing: list[Difference]
     base: RunFile
     head: RunFile
     runs: tuple[int, int]
     tests: int
-    last: sides.Place
     cut: dict[str, str]
 
     @property
     def gating(self) -> bool:
-        return (self.in_pairs or self.rules.gate_unpaired) and not self.apart
+        return self.in_pairs or self.rules.gate_unpaired
+
+    def apart(self, pair: Pair) -> str:
+        """Why machines or software forbid comparing the sides of a row, or an empty string."""
+        mine = [fact for fact in self.differing if environment.decides(fact[0], pair.backends)]
+        return self.unknown or environment.explained(mine)
+
+    def all_apart(self, pairs: Sequence[Pair]) -> str:
+        """The same of the whole comparison: empty where any row's sides compare."""
+        if all(self.apart(pair) for pair in pairs if len(pair.sides) == 2):
+            return self.unknown or environment.explained(self.differing)
+        return ""
 
 
 def _terms(
@@ -167,7 +187,8 @@ def _terms(
     bases: Sequence[RunFile],
     heads: Sequence[RunFile],
     in_pairs: bool,
-    apart: str,
+    unknown: str,
+    differences: Sequence[Difference],
     pairs: list[Pair],
     under_way: bool,
 ) -> _Terms:
@@ -180,9 +201,6 @@ def _terms(
         tested = [
             len(s) == 2 and min(len(m.launches) for m in s) >= FEWEST_UNPAIRED for s in measured
         ]
-    last = max(
-        (place for both in measured for side in both for place in side.launches), default=(0, 0)
-    )
     ends = {
         name: [file.end for file in files] for name, files in (("base", bases), ("head", heads))
     }
@@ -192,7 +210,20 @@ def _terms(
         if any(end.exit not in WHOLE if end else not under_way for end in found)
     }
     return _Terms(
-        rules, in_pairs, apart, bases[0], heads[0], (len(bases), len(heads)), sum(tested), last, cut
+        rules=rules,
+        in_pairs=in_pairs,
+        unknown="" if rules.across_machines else unknown,
+        # what the variants of an experiment are about forbids nothing
+        differing=[
+            fact
+            for fact in differences
+            if not (rules.across_machines or (in_pairs and fact[0].startswith(sides.SUBJECTS)))
+        ],
+        base=bases[0],
+        head=heads[0],
+        runs=(len(bases), len(heads)),
+        tests=sum(tested),
+        cut=cut,
     )
 
 
@@ -212,14 +243,15 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
             if side
         )
     tau = terms.base.run.suite.tau(case, default)
-    row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=terms.gating)
+    apart = terms.apart(pair)
+    gates = terms.gating and not apart
+    row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
     lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
         return _ruled(row, lacking or Ruling("INVALID"))
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
-    why = terms.apart or sides.disagreement(pair.base, pair.head)
-    if why:
+    if why := apart or sides.disagreement(pair.base, pair.head):
         ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
     elif broken := pair.base.broken or pair.head.broken:
         ruling = ruling._replace(verdict="INVALID", why=broken)
@@ -329,12 +361,12 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
     return aggregates
 
 
-def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> Outcome:
+def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart: str) -> Outcome:
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
     return Outcome(
         rows=rows,
-        apart=terms.apart,
+        apart=apart,
         labelled=not (pairing and pairing.differs),
         wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
         due=[row for pair, row in both if _due(terms, pair, row)],
@@ -355,12 +387,18 @@ def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
 
 
 def _notes(
-    terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], left_out: Counter[str]
+    terms: _Terms,
+    pairs: Sequence[Pair],
+    rows: Sequence[Judged],
+    left_out: Counter[str],
+    apart: str,
 ) -> list[str]:
     """What a reader must know of the whole comparison, a line each."""
     notes = []
     if not terms.in_pairs:
-        fails = "may fail because of --gate-unpaired" if terms.gating else "fails nothing"
+        fails = (
+            "fails nothing" if apart or not terms.gating else "may fail because of --gate-unpaired"
+        )
         notes.append(
             "unpaired: base and head were not measured in turns, so that drift looks like change;"
             f" this {fails}"

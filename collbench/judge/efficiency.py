@@ -281,7 +281,7 @@ class Yardstick:
     manner."""
 
     def __init__(self, files: Sequence[RunFile], points: Sequence[Point]) -> None:
-        self._homes = _homes(files)
+        self._homes = cache(lambda backend: _homes(files, backend))
         self._probes: dict[tuple[object, ...], dict[int, Point]] = {}
         probes = (point for point in points if point.case.collective == PROBE)
         for point in sorted(probes, key=_preferred):
@@ -332,7 +332,7 @@ class Yardstick:
 
     def link(self, point: Point) -> Constants | None:
         """The constants of the link that ``point`` used; None without sendrecv on it."""
-        for run in self._homes[point.run]:
+        for run in self._homes(point.case.backend)[point.run]:
             key = (run, *_wire(point.case))
             if key in self._probes and key not in self._constants:
                 probe = min(self._probes[key].values(), key=_preferred).case
@@ -344,7 +344,8 @@ class Yardstick:
 
     def _probe(self, point: Point) -> Point | None:
         by_size = (
-            self._probes.get((run, *_wire(point.case)), {}) for run in self._homes[point.run]
+            self._probes.get((run, *_wire(point.case)), {})
+            for run in self._homes(point.case.backend)[point.run]
         )
         return next(
             (found[point.case.nbytes] for found in by_size if point.case.nbytes in found), None
@@ -363,12 +364,12 @@ class Yardstick:
         return predictor.seconds(point.size) * 1e9 if predictor else None
 
 
-def _homes(files: Sequence[RunFile]) -> list[list[int]]:
-    """For each run itself, then the other runs of the same boot of the same machine, timed in the
-    same manner."""
+def _homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
+    """For each run itself, then the other runs of the same boot of the same machine, with the same
+    software as far as ``backend`` uses it, timed in the same manner."""
     machines = [
         (
-            environment.fingerprint(run.environment),
+            environment.fingerprint(run.environment, {backend}),
             run.environment.get("boot_id") or number,
             *(getattr(run.policy, name) for name in (*MANNER, "cache")),
         )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collbench.machine import environment
+from collbench.machine.environment import Difference
 from collbench.records import derive, rows
 from collbench.records.rows import Row
 from collbench.records.types import ONE_SIDED, Record, Run, RunFile
@@ -172,6 +173,10 @@ class Pair(NamedTuple):
     def case(self) -> Case:
         return next(iter(self.sides.values())).case
 
+    @property
+    def backends(self) -> set[str]:
+        return {side.case.backend for side in self.sides.values()}
+
     def changes(self, stage: int) -> dict[Place, float]:
         return changes(self.base, self.head, stage) if self.base and self.head else {}
 
@@ -200,34 +205,29 @@ def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
     return bool(base and head and base.experiment == head.experiment and base.side != head.side)
 
 
-def machines(
-    bases: Sequence[RunFile], heads: Sequence[RunFile], paired: bool
-) -> tuple[list[tuple[str, Any, Any]], str]:
-    """Facts by which the fingerprints of any runs differ from the first one's, and why that forbids
-    comparing, or an empty string; so do planted faults. What the variants of an experiment are
-    about does not."""
-    runs = [file.run for file in (*bases, *heads)]
+def unknown(runs: Sequence[Run]) -> str:
+    """Why nothing is known of a run's machine as it is, or an empty string."""
     for run in runs:
         if run.policy.inject:
-            return [], f"{run.id} is of faults planted on purpose: --inject {run.policy.inject}"
+            return f"{run.id} is of faults planted on purpose: --inject {run.policy.inject}"
         if run.imported or not run.environment:
             what = (
                 f"imported from {run.imported}"
                 if run.imported
                 else "recorded without its environment"
             )
-            return [], f"the machine is unknown: {run.id} was {what}"
+            return f"the machine is unknown: {run.id} was {what}"
+    return ""
+
+
+def differences(runs: Sequence[Run], backends: Collection[str]) -> list[Difference]:
+    """Facts by which any run's fingerprint for ``backends`` differs from the first one's."""
     found = [
         fact
         for run in runs[1:]
-        for fact in environment.differences(runs[0].environment, run.environment)
+        for fact in environment.differences(runs[0].environment, run.environment, backends)
     ]
-    differences = [fact for place, fact in enumerate(found) if fact not in found[:place]]
-    others = [key for key, _, _ in differences if not (paired and key.startswith(SUBJECTS))]
-    if not others:
-        return differences, ""
-    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    return differences, f"the machines differ: {others[0]}{more}"
+    return [fact for place, fact in enumerate(found) if fact not in found[:place]]
 
 
 def changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:

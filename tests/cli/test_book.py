@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sql
-from factories import case, dated, nights, swept
+from factories import ENVIRONMENT, case, dated, nights, swept
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.judge import history
 from collbench.judge.history import baselines, storage
 from collbench.judge.history import nights as nights_
 from collbench.judge.history.storage import Book
+from collbench.machine import environment
 from collbench.records.types import RunFile
 from collbench.suite import sweep
 
@@ -172,6 +173,40 @@ def test_a_database_of_version_1_is_migrated_and_goes_on(url: str) -> None:
                 len(row.segments) == 1
             )  # how old nights were measured is not known, and no difference
     assert raw(url, "SELECT version FROM collbench_schema") == [(storage.SCHEMA,)]
+
+
+def test_segments_of_what_was_kept_before_go_by_the_libraries_of_a_rows_backend(url: str) -> None:
+    newer = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2"}}
+    rows = dict.fromkeys((case(), case(backend="mpi")), 1e6)
+    with history.book(url) as kept:
+        kept.add(dated(0, rows))
+        kept.add(dated(1, rows, environment=newer | {"host": "node1"}))
+    stored = raw(url, "SELECT fingerprint FROM runs ORDER BY night")
+    assert stored == [(environment.fingerprint(facts),) for facts in (ENVIRONMENT, newer)]
+    with history.book(url) as kept:
+        gloo, mpi = kept.series("node1")
+        assert [part.why for part in gloo.segments] == ["first night"]
+        assert [part.why for part in mpi.segments][1:] == ["libraries.mpi4py absent -> 4.1.2"]
+        tonight = nights_.nights_of([dated(2, rows)])
+        assert [len(nights_.past(row, tonight[row.key])) for row in (gloo, mpi)] == [2, 0]
+
+
+def test_a_fingerprint_that_the_kept_facts_do_not_make_stands(url: str) -> None:
+    """Of several hosts, databases of before hold the facts of one."""
+    with history.book(url) as kept:
+        for n in range(2):
+            kept.add(dated(n, {case(): 1e6}))
+        (row,) = kept.series("node1")
+        facts = raw(url, "SELECT facts FROM environments")[0][0]
+        raw(
+            url,
+            "UPDATE runs SET fingerprint = 'several' WHERE id = 'night-001'",
+            f"INSERT INTO environments VALUES ('several', '{facts}')",
+        )
+        (after,) = kept.series("node1")
+    assert len(row.segments) == 1
+    (_, second) = after.segments
+    assert second.why == f"fingerprint {row.nights[0].fingerprint} -> several"
 
 
 def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:

@@ -6,16 +6,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from factories import ENVIRONMENT, case, record, run_file
 
 from collbench.core.errors import UsageError
 from collbench.records import store
 from collbench.records.types import Record
 from collbench.run import resume
+from collbench.run.plan import Job
 
 MODEL = ("--backend", "model", "-g", "4")
 SUITE = """
@@ -251,14 +254,38 @@ def test_runs_of_a_single_collective_go_on_too(bare) -> None:
     assert len(store.read(path).records) == 4
 
 
+def test_libraries_of_other_backends_do_not_matter_to_a_run_to_be_resumed(
+    bare, whole: Path
+) -> None:
+    cut(whole, 4)
+    libraries = store.read(whole).run.environment["libraries"]
+    changed(whole, environment={"libraries": libraries | {"mpi4py": "0.1"}})
+    assert bare("run", "--resume", str(whole)).returncode == 0
+    assert len(store.read(whole).records) == 6
+
+
+@pytest.mark.parametrize(
+    ("measured", "to_come", "refused"),
+    [("gloo", "gloo", False), ("mpi", "gloo", True), ("gloo", "mpi", True)],
+)
+def test_backends_of_what_is_measured_and_of_what_is_to_come_decide(
+    measured: str, to_come: str, refused: bool
+) -> None:
+    skipped = record(case(backend="mpi"), 1.0, status="skipped", times_ns=[])
+    file = run_file([record(case(backend=measured), 1e6), skipped])
+    now = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2"}}
+    with pytest.raises(UsageError, match="mpi4py absent") if refused else nullcontext():
+        resume.refuse_another_machine(file, now, [Job(case(1, backend=to_come), 1, "")])
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"schema": 2}, "it has schema 2"),
         ({"imported": "nccl-tests"}, "the output of nccl-tests"),
         ({"pairing": {"experiment": "e", "side": "base", "variant": ""}}, "interleaved comparison"),
-        ({"environment": {"python": "2.7"}}, "python was 2.7, is "),
-        ({"environment": {"kernel": None}}, "kernel was absent, is "),
+        ({"environment": {"python": "2.7"}}, "the software differs: python 2.7 -> "),
+        ({"environment": {"kernel": None}}, "the software differs: kernel absent -> "),
     ],
 )
 def test_a_run_of_something_else_is_refused(

@@ -17,7 +17,6 @@ from collbench.core.text import counted, plain
 from collbench.judge import pairs as uniformity
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.night import Night, NightRecord, broken, evidence, named, several, where
-from collbench.machine import environment
 from collbench.records import derive
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import GpuState
@@ -127,11 +126,10 @@ def _wrong(subject: Subject, members: Sequence[NightRecord]) -> Finding:
 def repeatability(night: Night) -> Looked:
     """Whether the same floats are added up to the same result, to the bit: by two calls, and by all
     launches."""
-    by_case: dict[tuple[str, str], list[NightRecord]] = defaultdict(list)
-    prints = {file.run.id: environment.fingerprint(file.run.environment) for file in night.files}
+    by_case: dict[str, list[NightRecord]] = defaultdict(list)
     for told in night.records:
         if told.record.bits:
-            by_case[prints[told.file.run.id], told.record.case.key].append(told)
+            by_case[told.record.case.key].append(told)
     if not by_case:
         return Looked(
             missing="no run keeps digests of sums that have to be rounded (policy: bitwise = true)"

@@ -142,11 +142,12 @@ def trouble(files: Sequence[RunFile]) -> str:
         if any(record.status == "predicted" for record in file.records):
             return f"{file.run.id} is a model's prediction"
     for file in files[1:]:
-        if apart := environment.differences(files[0].run.environment, file.run.environment):
-            return (
-                f"{files[0].run.id} and {file.run.id} are of different machines or software:"
-                f" {apart[0][0]}"
-            )
+        backends = files[0].backends | file.backends
+        if apart := environment.differences(
+            files[0].run.environment, file.run.environment, backends
+        ):
+            names = f"{files[0].run.id} and {file.run.id}"
+            return f"{names} are no night: {environment.explained(apart)}"
         if placed(file) != placed(files[0]):
             return f"{files[0].run.id} and {file.run.id} ran on different hosts"
     return ""

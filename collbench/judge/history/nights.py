@@ -27,6 +27,9 @@ LAUNCHES = 3  # that make a night
 NOON = timedelta(hours=12)
 
 
+HOSTS = "host_fingerprints"  # beside a run's environment in the database
+
+
 class NightLaunch(NamedTuple):
     """A row in one launch of a run: its median in nanoseconds, how it was measured, and why it may
     not be judged. ``number`` is that of its world."""
@@ -82,7 +85,8 @@ class Stretch(NamedTuple):
 
 class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A row of one machine over all its nights, oldest first. ``accepted`` are the (day, reason)
-    from which on another level was accepted; ``environments`` the facts behind each fingerprint."""
+    from which on another level was accepted; ``environments`` the facts behind each fingerprint,
+    which is of what decides for the row's backend."""
 
     machine: str
     case: Case
@@ -133,14 +137,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return "; ".join(reasons)
 
     def _changed(self, before: str, after: str) -> str:
-        """What the fingerprints differ in, by the first fact."""
-        found = environment.differences(
-            *(self.environments.get(name, {}) for name in (before, after))
-        )
-        if not found:
-            return f"fingerprint {before} -> {after}"
-        fact, old, new = found[0]
-        return f"{fact} {old} -> {new}" + f" and {len(found) - 1} more" * (len(found) > 1)
+        """What the fingerprints differ in, by the first facts."""
+        old, new = (self.environments.get(name, {}) for name in (before, after))
+        found = environment.differences(old, new, {self.case.backend})
+        return environment.listed(found) or f"fingerprint {before} -> {after}"
 
 
 def machine(file: RunFile) -> str:
@@ -151,11 +151,28 @@ def machine(file: RunFile) -> str:
     return hosts[0] if hosts else str(file.run.environment.get("host") or "unknown")
 
 
-def fingerprint(file: RunFile) -> str:
-    """The run's, with those of all hosts where there were several."""
-    own = environment.fingerprint(file.run.environment)
-    hosts = sorted({host.fingerprint for world in file.worlds for host in world.hosts})
+def facts(file: RunFile) -> dict[str, Any]:
+    """The run's environment; where there were several hosts, with their fingerprints by backend."""
+    hosts: dict[str, set[str]] = {}
+    for world in file.worlds:
+        for host in world.hosts:
+            hosts.setdefault(world.backend, set()).add(host.fingerprint)
+    told = {backend: sorted(each) for backend, each in sorted(hosts.items())}
+    return file.run.environment | ({HOSTS: told} if told else {})
+
+
+def fingerprint(facts: Mapping[str, Any], backend: str = "") -> str:
+    """A run's, by its ``facts``: of what decides rows of ``backend``, or of all."""
+    own = environment.fingerprint(facts, {backend} if backend else None)
+    hosts = facts.get(HOSTS, {})
+    hosts = hosts.get(backend) if backend else hosts
     return environment.digest({"own": own, "hosts": hosts}) if hosts else own
+
+
+def narrowed(name: str, facts: Mapping[str, Any], backend: str) -> str:
+    """The fingerprint for ``backend`` of a run whose own is ``name``. That stands where ``facts``
+    do not make it, as of several hosts in databases of before."""
+    return fingerprint(facts, backend) if fingerprint(facts) == name else name
 
 
 def day(started: str) -> str:
@@ -182,7 +199,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
             f"{run.id} was measured with planted faults ({run.policy.inject})",
             "no history takes it: measure the night without --inject",
         )
-    night, facts = day(run.started), fingerprint(file)
+    night, known = day(run.started), facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
     for side in sides.gather([file], False, lambda _, case: case.key).values():
         case = side.case
@@ -196,7 +213,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
                 run.id,
                 row.launch.world,
                 night,
-                facts,
+                fingerprint(known, case.backend),
                 row.median,
                 row.samples,
                 manner,
@@ -207,11 +224,12 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     return {case: each for case, each in launches.items() if each}
 
 
-def merged(found: Iterable[NightLaunch]) -> list[Night]:
+def merged(found: Iterable[NightLaunch], prints: Mapping[str, str] = {}) -> list[Night]:
     """Nights of one row, in the order given: launches of one day, fingerprint and manner are one
-    night's."""
+    night's. ``prints`` are fingerprints that take the place of others."""
     together: dict[tuple[str, str, str], list[NightLaunch]] = {}
-    for launch in found:
+    for one in found:
+        launch = one._replace(fingerprint=prints.get(one.fingerprint, one.fingerprint))
         together.setdefault((launch.day, launch.fingerprint, launch.manner), []).append(launch)
     return [_night(each) for each in together.values()]
 

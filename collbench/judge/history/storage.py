@@ -28,6 +28,7 @@ from collbench.judge.history.nights import (
     fingerprint,
     launches_of,
     merged,
+    narrowed,
 )
 from collbench.machine import environment
 from collbench.machine.sysfs import hashed
@@ -155,7 +156,8 @@ class Book:
         found, run, where = launches_of(file), file.run, machine or nights.machine(file)
         if not found:
             raise UsageError(f"{run.id} measured nothing", "history is made of runs with times")
-        facts = fingerprint(file)
+        facts = nights.facts(file)
+        name = fingerprint(facts)
         lines: dict[
             sql.Table, list[dict[str, Any]]
         ] = {  # in an order that all writers keep: none waits in a ring
@@ -166,11 +168,11 @@ class Book:
                     "night": day(run.started),
                     "started": run.started,
                     "tag": run.tag,
-                    "fingerprint": facts,
+                    "fingerprint": name,
                     "file": str(file.path),
                 }
             ],
-            ENVIRONMENTS: [{"fingerprint": facts, "facts": _text(run.environment)}],
+            ENVIRONMENTS: [{"fingerprint": name, "facts": _text(facts)}],
             CASES: sorted(
                 ({"key": case.key, "spec": _text(case)} for case in found),
                 key=lambda line: line["key"],
@@ -233,17 +235,7 @@ class Book:
         """The machine's rows that are in ``part``, each over all its nights; in order of line and
         size."""
         with self._told(), self._engine.begin() as to:
-            ran = RUNS.c.machine == machine
-            specs = to.execute(
-                sql.select(CASES).where(
-                    CASES.c.key.in_(sql.select(ROWS.c.key).join(RUNS).where(ran))
-                )
-            ).all()
-            cases = {
-                key: case
-                for key, spec in specs
-                if (case := _case(spec)) and (part is None or case in part)
-            }
+            cases = _cases(to, machine, part)
             columns = (
                 ROWS.c.key,
                 RUNS.c.id,
@@ -255,7 +247,7 @@ class Book:
             chosen = (
                 sql.select(*columns)
                 .join(RUNS)
-                .where(ran)
+                .where(RUNS.c.machine == machine)
                 .order_by(RUNS.c.started, RUNS.c.id, ROWS.c.launch)
             )
             found: dict[str, list[NightLaunch]] = {key: [] for key in cases}
@@ -266,13 +258,17 @@ class Book:
         known = {
             name: self._decoded(dict[str, Any], "environments", name, text) for name, text in facts
         }
+        prints = {
+            backend: {name: narrowed(name, facts, backend) for name, facts in known.items()}
+            for backend in {case.backend for case in cases.values()}
+        }
         taken = [one for one in self.baselines(machine) if one.accepted]
         return [
             Series(
                 machine=machine,
                 case=case,
-                nights=merged(found[key]),
-                environments=known,
+                nights=merged(found[key], prints[case.backend]),
+                environments={prints[case.backend][name]: facts for name, facts in known.items()},
                 accepted=[(one.begins, one.reason) for one in taken if key in one.rows],
             )
             for key, case in sorted(
@@ -383,6 +379,15 @@ def _version(to: sql.Connection) -> int:
 
 def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _cases(to: sql.Connection, machine: str, part: Part | None) -> dict[str, Case]:
+    """The machine's cases that are in ``part``, by their keys."""
+    keys = sql.select(ROWS.c.key).join(RUNS).where(RUNS.c.machine == machine)
+    specs = to.execute(sql.select(CASES).where(CASES.c.key.in_(keys))).all()
+    return {
+        key: case for key, spec in specs if (case := _case(spec)) and (part is None or case in part)
+    }
 
 
 def _case(spec: str) -> Case | None:

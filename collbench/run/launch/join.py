@@ -12,10 +12,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import psutil
@@ -292,22 +292,31 @@ def follow(member: Membership, seconds: float) -> None:
         )  # libraries under a collective abort when Python takes itself down around them
 
 
-def _hosts(control: Control, place: Place, names: list[str]) -> list[HostInfo]:
-    """Each host and by what it differs, as its first rank finds; nothing where there is but one
-    host."""
+def _hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:
+    """The facts of each host, as its first rank finds them; nothing where there is but one host."""
     if len(set(names)) == 1:
-        return []
+        return {}
     found = control.collect(environment.host_facts() if place.local_rank == 0 else None)
-    facts = {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
+    return {name: of_host for name, of_host in zip(names, found, strict=True) if of_host}
+
+
+def alike(facts: Mapping[str, Mapping[str, Any]], backend: str) -> list[HostInfo]:
+    """Each host and by what it differs, of the facts that decide how fast ``backend`` is."""
+    used = [
+        {key: value for key, value in of_host.items() if environment.decides(key, {backend})}
+        for of_host in facts.values()
+    ]
     return [
-        HostInfo(host=name, fingerprint=environment.digest(facts[name]), differs=apart)
-        for name, apart in zip(facts, environment.apart(list(facts.values())), strict=True)
+        HostInfo(host=name, fingerprint=environment.digest(of_host), differs=apart)
+        for name, of_host, apart in zip(facts, used, environment.apart(used), strict=True)
     ]
 
 
-def _with(hosts: list[HostInfo], hear: Hear) -> Hear:
+def _with(facts: Mapping[str, Mapping[str, Any]], hear: Hear) -> Hear:
     return lambda line: hear(
-        msgspec.structs.replace(line, hosts=hosts) if isinstance(line, types.World) else line
+        msgspec.structs.replace(line, hosts=alike(facts, line.backend))
+        if isinstance(line, types.World)
+        else line
     )
 
 

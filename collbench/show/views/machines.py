@@ -157,9 +157,10 @@ def _named(hosts: list[HostInfo]) -> str:
 def _apart(view: View, shown: list[int]) -> list[Line]:
     """Every fact in which a run differs from the first, with its value in all."""
     found: dict[str, dict[int, Any]] = {}
+    backends = set[str]().union(*(view.files[run].backends for run in shown))
     for run in shown[1:]:
         for key, here, there in environment.differences(
-            view.files[shown[0]].run.environment, view.files[run].run.environment
+            view.files[shown[0]].run.environment, view.files[run].run.environment, backends
         ):
             found.setdefault(key, {shown[0]: here})[run] = there
     lines = []
@@ -323,7 +324,7 @@ FACTS: dict[str, Callable[[RunFile], str]] = {
     "command": lambda file: " ".join(file.run.command),
     "policy": _policy,
     "fingerprint": lambda file: (
-        environment.fingerprint(file.run.environment) if file.run.environment else ""
+        environment.fingerprint(file.run.environment, file.backends) if file.run.environment else ""
     ),
     "host": lambda file: _at(file, "host") or "",
     "system": lambda file: ", ".join(

