@@ -314,6 +314,7 @@ def _fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> d
         "samples": samples or max(20, min(len(record.times_ns) for record in pilots)),
         "warmup": warmup if policy.warmup is None else policy.warmup,
         "inner": inner,
+        "control": False,  # the pilot has had one
     }
     return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
 

@@ -48,6 +48,7 @@ class Status(Gathered):
             self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         )
         self._live: Live | None = None
+        self._known: set[Case] = set()  # cases that have a record
         self._now: tuple[Case, str, float] | None = None
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
@@ -73,12 +74,14 @@ class Status(Gathered):
         self._header = _heading(self.run, self.cases, self.worlds)
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
+        phase = f"{phase} once more, as its interval is wide" if case in self._known else phase
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
+        self._known.add(record.case)
         self._now = (record.case, "done", 0.0)
 
     def end(self, end: End, path: Path | None) -> None:

@@ -191,6 +191,7 @@ FIELDS: tuple[Field, ...] = (
     Field("axes", "align", "size", default=1).option(
         "--align", "Round each rank's block down to a multiple of this (nccl-tests: 16).", text="1"
     ),
+    Field("axes", "per_host", "whole", default=0, least=0),
     Field("policy", "iters", "whole", least=1).option(
         "-n --iters",
         (

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
-from collbench.records import stats
+from collbench.records import stats, store
+from collbench.records.derive import derive
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand
 
@@ -22,7 +23,8 @@ WITH_DATA = sorted(set(COLLECTIVES) - {"barrier", "scan"})
 
 
 def cases(**axes: object) -> list[Case]:
-    return expand(Axes(**axes))[0]  # type: ignore[arg-type]
+    given = {"modes": ("isolated",), **axes}
+    return expand(Axes(**given))[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -202,3 +204,21 @@ def test_a_rank_that_comes_late_is_named(measure) -> None:
         (record,) = measure(swept, iters=100, env=(("SABOTAGE", f"straggle:{late}:0"),))
         assert stats.straggler(record.per_rank) == late  # from durations alone, as across hosts
         assert stats.straggler(record.per_rank, record.starts_ns) == late
+
+
+def test_ranks_come_as_the_arrival_says(cli) -> None:
+    cli(
+        *("all_reduce", "--sizes", "4K", "-g", "2", "--place", "out", "-n", "12", "-w", "2"),
+        *("--sync", "barrier", "--arrival", "aligned,natural,one-late:20ms,random:20ms"),
+    )
+    file = store.read(store.find("@last"))
+    rows = {record.case.arrival or record.case.mode: record for record in file.records}
+    assert set(rows) == {"isolated", "host", "one-late:20ms", "random:20ms"}
+    late = rows["one-late:20ms"]
+    pairs = zip(late.times_ns, late.glob_ns, strict=True)
+    assert min(late.skew_ns) > 10e6 and all(after < whole for after, whole in pairs)
+    last = [starts.index(max(starts)) for starts in zip(*late.starts_ns, strict=True)]
+    assert {0, 1} == set(last)  # they take turns
+    assert all(record.control_ns and record.status == "ok" for record in rows.values())
+    row = derive(late, file.worlds[0])
+    assert row is not None and "apart" in row.flags and row.absorbed is not None

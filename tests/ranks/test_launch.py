@@ -141,10 +141,15 @@ def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
 
 def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
     cores = len(os.sched_getaffinity(0))
-    cli("barrier", "-g", f"{cores},{4 * cores}", "-n", "3", "-w", "0")
+    ring = ("all_reduce", "--sizes", "1K", "--algo", "ring", "-n", "3", "-w", "0")
+    cli(*ring, "--backend", "shm", "-g", f"{cores},{4 * cores}")
     few, many = store.read(store.find("@last")).worlds
     assert sorted(cpu for rank in few.ranks for cpu in rank.cpus) == sorted(os.sched_getaffinity(0))
-    assert many.oversubscribed
+    assert many.oversubscribed and many.cramped and not few.cramped
+    cli(*ring, "--backend", "gloo", "-g", f"{cores}")  # whose ranks have a thread more each
+    (world,) = store.read(store.find("@last")).worlds
+    assert world.cramped and not world.oversubscribed
+    assert {len(rank.cpus) for rank in world.ranks} == {cores}
     cli("barrier", "-g", "1", "-n", "3", "-w", "0", "--no-pin")
     assert len(store.read(store.find("@last")).worlds[0].ranks[0].cpus) == cores
 

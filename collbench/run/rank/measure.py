@@ -271,7 +271,6 @@ class Measured(NamedTuple):
     overhead_ns: int
     clock: Literal["host", "device"]
     host_ns: list[int]
-    control: Samples | None
 
 
 class Protocol:
@@ -331,7 +330,6 @@ class Protocol:
         on_measure()
         samples, stop = self._measure(sampler, typical)
         overhead = self._overhead(sampler)
-        control = self._in_other_cadence(sampler, samples)
         alone = sampler.alone(typical / sampler.inner)
         if samples is None:
             return None, sampler
@@ -354,7 +352,6 @@ class Protocol:
                 overhead,
                 sampler.timed_by,
                 alone,
-                control,
             ),
             sampler,
         )
@@ -442,21 +439,23 @@ class Protocol:
         samples = sampler.idle().take(50, Sync("none", self._control, None))
         return int(np.median(samples.durations[0])) if samples is not None else 0
 
-    def _in_other_cadence(self, sampler: Sampler, samples: Samples | None) -> Samples | None:
+    def in_other_cadence(self, sampler: Sampler, measured: Measured | None) -> Samples | None:
         """Some calls as a program makes them where the case's are aligned, or aligned where they
-        are not; at rank 0, and None where there is no time for a few."""
+        are not, after all has been checked that the samples left behind; at rank 0, and None where
+        there is no time for a few."""
         if self._other is None:
             return None
         count = 0
-        if samples is not None:
-            taken = len(samples.late)
+        if measured is not None and measured.samples.durations.size:
+            taken, typical = len(measured.samples.late), np.median(measured.samples.times)
             least = CONTROL_CALLS if self._iters is None else min(CONTROL_CALLS, self._iters)
-            most = int(CONTROL_MOST * self._most_seconds * 1e9 / max(np.median(samples.times), 1))
+            most = int(CONTROL_MOST * self._most_seconds * 1e9 / max(typical, 1))
             count = min(max(least, int(CONTROL_SHARE * taken)), most)
             count = count + CONTROL_SETTLES if count >= min(FEWEST_SAMPLES, least) else 0
         (count,) = self._control.decide([count])
         if not count:
             return None
+        sampler.dirty = sorted(sampler.used)
         control = sampler.take(count, self._other)
         if control is None:
             return None

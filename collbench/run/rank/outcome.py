@@ -34,6 +34,11 @@ def case_times(
     return np.asarray((starts + durations).max(axis=0) - starts.max(axis=0))
 
 
+def in_control(control: Samples | None, ranks: Sequence[int]) -> list[int]:
+    """What the samples in the other cadence took on the slowest of these ranks."""
+    return [] if control is None else control.durations[list(ranks)].max(axis=0).tolist()
+
+
 def measured_well(
     case: Case,
     measured: Measured,
@@ -62,8 +67,6 @@ def measured_well(
         "preempted": int(samples.switches[mine].sum()),
         "clock": measured.clock,
     }
-    if measured.control is not None:
-        fields["control_ns"] = measured.control.durations[mine].max(axis=0).tolist()
     if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
         fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]
     if device.any():

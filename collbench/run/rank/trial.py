@@ -6,8 +6,6 @@ What a rank on which a fault is planted (inject.py) does in its measured calls.
 from __future__ import annotations
 
 import math
-import os
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import torch
 
 from collbench.core.collectives import OPS
 from collbench.records.derive import without_effect
@@ -29,17 +26,18 @@ from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
+from collbench.run.rank.disturbed import Pattern, Planted
 from collbench.run.rank.gpu import Guard, Stream, Watch
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, clock, nothing
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, clock, nothing
 from collbench.run.rank.outcome import (
     Fields,
     case_times,
+    in_control,
     measured_well,
     nothing_valid,
     wrong_somewhere,
 )
-from collbench.suite import arrivals
-from collbench.suite.faults import Fault, faults
+from collbench.suite.faults import faults
 from collbench.suite.policy import Policy
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
@@ -74,6 +72,7 @@ class Seen(NamedTuple):
     firsts: np.ndarray
     submits: np.ndarray | None
     bits: list[list[str]]
+    control: Samples | None
     chose: Choice | None
     notes: list[str]
 
@@ -165,6 +164,7 @@ class Trial:
         wrong = self._check_after(sampler)
         if wrong:
             return wrong
+        control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
@@ -174,7 +174,8 @@ class Trial:
         if measured is None or firsts is None:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
-        seen = Seen(measured, sampler.remedy, states, firsts, submits, summed, chose, notes)
+        remedy = sampler.remedy
+        seen = Seen(measured, remedy, states, firsts, submits, summed, control, chose, notes)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
@@ -192,6 +193,7 @@ class Trial:
             "checked": self._totals[number],
             "chose": chose,
             "bits": seen.bits[number],
+            "control_ns": in_control(seen.control, ranks),
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,
@@ -265,10 +267,14 @@ class Trial:
 
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
-        tarries = [self._planted.tarry] if self._planted else []
-        if self._case.arrival:
-            tarries.append(Pattern(self._case.arrival, self._control, self._policy.seed).tarry)
-        after = partial(_each, tarries) if tarries else nothing
+        late = self._planted.tarry if self._planted else nothing
+        pattern = self._case.arrival
+        apart = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else nothing
+
+        def after() -> None:
+            late()
+            apart()
+
         if self._clock():
             return Sync("device", self._control, board, backend.align, after=after)
 
@@ -408,92 +414,3 @@ class Trial:
             if wrong := self._check(fresh, "after timing, on fresh buffers"):
                 return wrong
         return []
-
-
-def _each(actions: Sequence[Callable[[], object]]) -> None:
-    for action in actions:
-        action()
-
-
-class Pattern:
-    """Has ranks of a group that were told to start together come apart: one of them late, by turns
-    (``one-late:50us``), or each by a time drawn anew (``random:100us``)."""
-
-    def __init__(self, arrival: str, own: Control, seed: int) -> None:
-        self._kind, self._spread = arrivals.parsed(arrival)
-        self._own, self._turn = own, 0
-        self._rng = np.random.default_rng([seed, own.rank])
-
-    def tarry(self) -> None:
-        self._turn += 1
-        if self._kind == "random":
-            wait(self._spread * self._rng.random())
-        elif self._turn % self._own.n == self._own.rank:
-            wait(self._spread)
-
-
-FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive
-
-
-DROPPED = 70  # exit status
-
-
-_SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not more exact
-
-
-class Planted:
-    """The faults of one rank in one case. ``finish`` returns when a device has done what was
-    issued."""
-
-    def __init__(self, faults: list[Fault], seed: int, finish: Callable[[], object]) -> None:
-        self._faults, self._finish = faults, finish
-        self._rng = np.random.default_rng([seed, *(fault.rank for fault in faults)])
-        self._calls = 0
-
-    def within(self, call: Call, recv: torch.Tensor) -> Call:
-        """The call with the faults in it, where ``recv`` is what it receives into."""
-
-        def run() -> None:
-            self._calls += 1
-            for fault in self._faults:
-                self._end(fault)
-            began = time.perf_counter()
-            call.run()
-            self._finish()
-            took = time.perf_counter() - began
-            for fault in self._faults:
-                self._after(fault, took, recv)
-
-        return call._replace(run=run, submit=None, waits=True)
-
-    def tarry(self) -> None:
-        """Come late to a call, all ranks having been told to start."""
-        wait(sum(fault.amount for fault in self._faults if fault.kind == "late"))
-
-    def _end(self, fault: Fault) -> None:
-        if fault.kind == "drop" and self._calls == FATAL_CALL:
-            os._exit(DROPPED)
-        while fault.kind == "hang" and self._calls == FATAL_CALL:
-            time.sleep(1)
-
-    def _after(self, fault: Fault, took: float, recv: torch.Tensor) -> None:
-        if fault.kind in ("slow-rank", "jitter"):
-            wait(took * fault.amount * (self._rng.random() if fault.kind == "jitter" else 1.0))
-        elif fault.kind == "corrupt" and self._calls == 1:
-            flip(recv)
-
-
-def wait(seconds: float) -> None:
-    until = time.perf_counter() + seconds
-    if seconds > _SLEEPS:
-        time.sleep(seconds - _SLEEPS)
-    while time.perf_counter() < until:
-        pass
-
-
-def flip(buffer: torch.Tensor) -> None:
-    """Turns the bit of the first element that no tolerance hides: a float's sign, an integer's top
-    bit."""
-    first = buffer[:1].view(torch.uint8)
-    if len(first):
-        first[-1] ^= 0x80

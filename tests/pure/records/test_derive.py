@@ -219,3 +219,61 @@ def test_the_frame_has_a_line_per_case_and_launch(tmp_path: Path) -> None:
     assert table["median"][0] == pytest.approx(10_030)
     assert math.isnan(table["median"][1])
     assert {"run", "collective", "implementation", "busbw", "flags", "note"} <= set(table.columns)
+
+
+@pytest.mark.parametrize("mode", ["isolated", "host"])
+@pytest.mark.parametrize(
+    ("control", "sensitive"),
+    [
+        ([3000] * 20, True),
+        ([350] * 20, True),  # whichever is the longer
+        ([1200] * 20, False),  # 20 % apart
+        ([1000, 9000] * 10, False),  # whose interval reaches the other median
+        ([3000] * 4, False),  # too few for one
+        ([], False),
+    ],
+)
+def test_what_depends_on_arrival_shows_both_medians(
+    mode: str, control: list[int], sensitive: bool
+) -> None:
+    case = msgspec.structs.replace(CASE, mode=mode)
+    record = msgspec.structs.replace(
+        measured([990, 1000, 1010] * 10, control_ns=control, sync="window"), case=case
+    )
+    row = derive.derive(record)
+    assert row is not None and row.sensitive is sensitive
+    assert (row.control is None) is (not control)
+    # only what no program sees decides nothing
+    flagged = sensitive and mode == "isolated"
+    assert (derive.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
+
+
+def test_what_ranks_spread_over_may_be_absorbed() -> None:
+    """Ranks 50 us apart, 10 us for a call that starts together: 30 us of the 50 cost nothing."""
+    case = msgspec.structs.replace(CASE, arrival="one-late:50us")
+    record = Record(
+        case=case,
+        status="ok",
+        world=0,
+        sync="window",
+        times_ns=[6_000] * 8,
+        glob_ns=[30_000] * 8,
+        skew_ns=[50_000] * 8,
+        control_ns=[10_000] * 20,
+    )
+    row = derive.derive(record, world())
+    assert row is not None and row.median == 6_000 and row.skew == 50_000
+    assert row.absorbed == pytest.approx(1 - (30_000 - 10_000) / 50_000)
+    assert "apart" in row.flags and "skewed!" not in row.flags and not row.gateable
+
+
+def test_a_second_visit_takes_the_place_of_the_first_in_its_world(tmp_path: Path) -> None:
+    first, other = measured([100] * 8), measured([100] * 8)
+    other = msgspec.structs.replace(other, world=1)
+    second = msgspec.structs.replace(measured([100] * 16), again=True)
+    writer = store.Writer(tmp_path / "a.jsonl", run())
+    for line in (world(), world(1), first, other, second):
+        writer.write(line)
+    writer.close()
+    assert store.read(writer.path).records == [other, second]
+    assert [len(each.times_ns) for each in store.digest(writer.path).records] == [8, 16]

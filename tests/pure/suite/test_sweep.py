@@ -218,15 +218,6 @@ def test_worlds_group_and_shuffle_by_the_seed() -> None:
     assert plan.worlds(jobs, Policy(order="size"))[0].jobs == [j for j in jobs if j.case.n == 2]
 
 
-def test_a_budget_cuts_repetitions_or_says_that_it_cannot() -> None:
-    jobs, _ = plan.fit([case(nbytes=1 << 20, n=2)] * 10, Policy(), room(1 << 40, 1 << 20))
-    free = sum(plan.seconds(j, Policy(max_seconds=100, min_seconds=100)) for j in jobs)
-    cut = plan.within(jobs, Policy(max_seconds=100, min_seconds=100), 60)
-    assert sum(plan.seconds(j, cut) for j in jobs) <= 60 < free
-    with pytest.raises(UsageError, match="too short"):
-        plan.within(jobs, Policy(), 0.1)
-
-
 def test_time_limits_grow_with_the_case() -> None:
     jobs, _ = plan.fit([case(nbytes=8), case(nbytes=1 << 30)], Policy(), room(1 << 40, 1 << 20))
     assert plan.limit(jobs[:1], Policy()) < plan.limit(jobs, Policy())

@@ -153,7 +153,10 @@ def test_an_override_replaces_axes_for_what_it_matches_and_the_later_one_wins(
     assert len(suite.expand()[0]) == 10
 
 
-def test_overrides_keep_cycles_modes_and_algorithms_of_other_collectives(tmp_path: Path) -> None:
+def test_overrides_keep_cycles_modes_and_algorithms_of_other_collectives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "core_count", lambda: 64)
     suite = load(
         tmp_path,
         SMALL

@@ -1,0 +1,99 @@
+"""What is done to ranks on purpose: faults planted in their calls (suite/faults.py), and coming
+apart after a common start (suite/arrivals.py)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from collbench.run.backends import Call
+from collbench.run.rank.control import Control
+from collbench.suite import arrivals
+from collbench.suite.faults import Fault
+
+FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive
+
+
+DROPPED = 70  # exit status
+
+
+_SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not more exact
+
+
+class Planted:
+    """The faults of one rank in one case. ``finish`` returns when a device has done what was
+    issued."""
+
+    def __init__(self, faults: list[Fault], seed: int, finish: Callable[[], object]) -> None:
+        self._faults, self._finish = faults, finish
+        self._rng = np.random.default_rng([seed, *(fault.rank for fault in faults)])
+        self._calls = 0
+
+    def within(self, call: Call, recv: torch.Tensor) -> Call:
+        """The call with the faults in it, where ``recv`` is what it receives into."""
+
+        def run() -> None:
+            self._calls += 1
+            for fault in self._faults:
+                self._end(fault)
+            began = time.perf_counter()
+            call.run()
+            self._finish()
+            took = time.perf_counter() - began
+            for fault in self._faults:
+                self._after(fault, took, recv)
+
+        return call._replace(run=run, submit=None, waits=True)
+
+    def tarry(self) -> None:
+        """Come late to a call, all ranks having been told to start."""
+        wait(sum(fault.amount for fault in self._faults if fault.kind == "late"))
+
+    def _end(self, fault: Fault) -> None:
+        if fault.kind == "drop" and self._calls == FATAL_CALL:
+            os._exit(DROPPED)
+        while fault.kind == "hang" and self._calls == FATAL_CALL:
+            time.sleep(1)
+
+    def _after(self, fault: Fault, took: float, recv: torch.Tensor) -> None:
+        if fault.kind in ("slow-rank", "jitter"):
+            wait(took * fault.amount * (self._rng.random() if fault.kind == "jitter" else 1.0))
+        elif fault.kind == "corrupt" and self._calls == 1:
+            flip(recv)
+
+
+def wait(seconds: float) -> None:
+    until = time.perf_counter() + seconds
+    if seconds > _SLEEPS:
+        time.sleep(seconds - _SLEEPS)
+    while time.perf_counter() < until:
+        pass
+
+
+def flip(buffer: torch.Tensor) -> None:
+    """Turns the bit of the first element that no tolerance hides: a float's sign, an integer's top
+    bit."""
+    first = buffer[:1].view(torch.uint8)
+    if len(first):
+        first[-1] ^= 0x80
+
+
+class Pattern:
+    """Has ranks of a group that were told to start together come apart: one of them late, by turns
+    (``one-late:50us``), or each by a time drawn anew (``random:100us``)."""
+
+    def __init__(self, arrival: str, own: Control, seed: int) -> None:
+        self._kind, self._spread = arrivals.parsed(arrival)
+        self._own, self._turn = own, 0
+        self._rng = np.random.default_rng([seed, own.rank])
+
+    def tarry(self) -> None:
+        self._turn += 1
+        if self._kind == "random":
+            wait(self._spread * self._rng.random())
+        elif self._turn % self._own.n == self._own.rank:
+            wait(self._spread)

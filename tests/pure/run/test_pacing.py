@@ -1,0 +1,175 @@
+"""Two passes over a world's cases, and a budget that is kept whatever cases take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+from factories import case, record, world
+
+from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.types import Record
+from collbench.run import pacing, plan
+from collbench.run.pacing import Budget, Passes
+from collbench.run.plan import Job, Plan
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+POLICY = Policy(max_seconds=2.0)
+
+
+def planned(*cases: Case, index: int = 0) -> Plan:
+    return Plan(index, "gloo", 4, (), POLICY, [Job(each, 2, "cold") for each in cases], 30.0)
+
+
+def scattered(what: Case, spread: float, stop: str = "budget", **fields: object) -> Record:
+    rng = np.random.default_rng(7)
+    times = np.rint(1e6 * np.exp(rng.normal(0, spread, 60))).astype(int).tolist()
+    return record(what, times_ns=times, per_rank=[times] * 4, stop=stop, **fields)
+
+
+@pytest.fixture
+def passes() -> Passes:
+    found = Passes(POLICY)
+    found.begun(world())
+    return found
+
+
+SMALL = [case(nbytes) for nbytes in (8, 64, 512)]
+
+
+def test_the_first_pass_takes_a_tenth(passes: Passes) -> None:
+    current = passes.first(planned(*SMALL))
+    assert current.open and [job.seconds for job in current.jobs] == pytest.approx([0.2] * 3)
+
+
+def test_what_takes_long_to_prepare_is_measured_once(passes: Passes) -> None:
+    huge = case(1 << 30)
+    (job,) = passes.first(planned(huge)).jobs
+    assert job.seconds is None
+    passes.heard(scattered(huge, 0.5))
+    assert passes.further() == []
+
+
+def test_the_second_pass_is_of_what_is_not_narrow_enough_widest_first(passes: Passes) -> None:
+    passes.first(planned(*SMALL))
+    for what, spread, stop in zip(
+        SMALL, (0.1, 0.5, 0.01), ("budget", "max_n", "converged"), strict=True
+    ):
+        passes.heard(scattered(what, spread, stop))
+    again = passes.further()
+    assert [job.case for job in again] == [SMALL[1], SMALL[0]]
+    assert [job.seconds for job in again] == pytest.approx([1.8] * 2) and not again[0].control
+    for job in again:
+        passes.heard(scattered(job.case, 0.5))
+    assert passes.further() == []
+
+
+def test_the_record_of_both_visits_has_the_samples_of_both(passes: Passes) -> None:
+    passes.first(planned(SMALL[0]))
+    first = scattered(SMALL[0], 0.5, seconds=1.0, checked=3, control_ns=[5, 6], preempted=1)
+    second = scattered(SMALL[0], 0.4, seconds=2.0, checked=4, invalid={"late start": 2})
+    assert passes.heard(first) is first
+    passes.further()
+    both = passes.heard(second)
+    assert both is not None and both.again
+    assert both.times_ns == first.times_ns + second.times_ns
+    assert [len(times) for times in both.per_rank] == [120] * 4
+    assert (both.seconds, both.checked, both.preempted) == (3.0, 7, 1)
+    assert both.control_ns == [5, 6] and both.invalid == {"late start": 2}
+
+
+def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
+    passes.first(planned(SMALL[0]))
+    passes.heard(scattered(SMALL[0], 0.5, steady=False))
+    passes.further()
+    second = scattered(SMALL[0], 0.4)
+    both = passes.heard(second)
+    assert both is not None and both.times_ns == second.times_ns and both.steady
+
+
+def test_both_visits_together_may_be_narrow_enough() -> None:
+    first, second = scattered(SMALL[0], 0.05), scattered(SMALL[0], 0.05)
+    assert pacing.together(first, second, 0.02).stop == "converged"
+    assert pacing.together(first, second, 0.001).stop == "budget"
+
+
+def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: Passes) -> None:
+    passes.first(planned(*SMALL[:2]))
+    for what in SMALL[:2]:
+        passes.heard(scattered(what, 0.5))
+    passes.further()
+    assert passes.heard(Record(case=SMALL[0], status="failed", note="rank 1 was killed")) is None
+    wrong = passes.heard(Record(case=SMALL[1], status="wrong", wrong=3))
+    assert wrong is not None and wrong.again and wrong.status == "wrong"
+
+
+class Clock:
+    """A clock that only moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    found = Clock()
+    monkeypatch.setattr(pacing, "time", found)
+    return found
+
+
+SWEPT = [case(nbytes, n=2) for nbytes in (64, 16 << 10, 1 << 20, 16 << 20, 64 << 20)]
+
+
+def spent(
+    clock: Clock, seconds: float, slow: float, cycles: int = 3
+) -> tuple[float, list[Record], list[tuple[Case, str]]]:
+    """Seconds that a run of so many worlds took, what it measured, and what it dropped, on a
+    machine on which everything takes ``slow`` times as long as guessed."""
+    dropped: list[tuple[Case, str]] = []
+    budget = Budget(seconds, POLICY, lambda job, reason: dropped.append((job.case, reason)))
+    began, found = clock.now, []
+    worlds = [
+        planned(*(msgspec.structs.replace(each, cycle=cycle) for each in SWEPT), index=cycle)
+        for cycle in range(cycles)
+    ]
+    for current in [budget.first(each) for each in worlds]:
+        assert current.open and current.jobs == []
+        clock.now += 1.0
+        budget.begun(world())
+        while jobs := budget.further():
+            (job,) = jobs
+            assert job.seconds is not None and job.seconds <= 2.0 and job.least == FEWEST_SAMPLES
+            call = slow * plan.call_seconds(job.case)
+            count = max(job.least, int(job.seconds / call))
+            took = slow * plan.fixed_seconds(job, POLICY) + count * call
+            clock.now += took
+            done = record(job.case, times_ns=[round(call * 1e9)] * count, seconds=took)
+            found.append(budget.heard(done))
+    return clock.now - began, found, dropped
+
+
+@pytest.mark.parametrize("slow", [0.3, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("seconds", [10.0, 40.0])
+def test_a_budget_is_kept(clock: Clock, seconds: float, slow: float) -> None:
+    took, found, dropped = spent(clock, seconds, slow)
+    assert took <= 1.1 * seconds
+    assert len(found) + len(dropped) == 3 * len(SWEPT)
+    assert all(len(each.times_ns) >= FEWEST_SAMPLES for each in found)
+
+
+def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:
+    took, found, dropped = spent(clock, 120.0, 1.0)
+    assert not dropped and len(found) == 3 * len(SWEPT) and took > 20
+
+
+def test_what_is_dropped_is_the_costliest_and_says_what_it_would_have_taken(clock: Clock) -> None:
+    _, found, dropped = spent(clock, 10.0, 10.0)
+    assert {each.case.nbytes for each in found} >= {64, 16 << 10}
+    assert dropped[0][0].nbytes == 64 << 20
+    assert dropped[0][1].startswith("dropped for --budget 10s: it takes about ")
