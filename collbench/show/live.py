@@ -74,7 +74,7 @@ class Status(Gathered):
         self._header = _heading(self.run, self.cases, self.worlds)
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        phase = f"{phase} once more, as its interval is wide" if case in self._known else phase
+        phase = f"{phase} again" if case in self._known else phase
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)

@@ -313,7 +313,7 @@ def test_the_live_view_shows_only_what_fits() -> None:
         lines = sheet.render_lines(live._view())
         words = ["".join(segment.text for segment in line).strip() for line in lines]
         assert len(words) <= 24
-        assert words[-1] == "8 B, all_reduce, 4 ranks, gloo, float, sum, out of place: checking 25%"
+        assert words[-1] == "8 B, all_reduce, 4 ranks, gloo, float, sum, out of place: checking again 25%"
         assert "100/100" in words[-2]
         sizes = [int(word.split()[0]) for word in words if " B  " in word and "µs" in word]
         assert sizes == [8 * (i + 1) for i in range(len(sizes))] and len(sizes) > 10
@@ -361,6 +361,34 @@ def test_summary_names_peak_and_floor_per_collective_and_mode() -> None:
         [measured(a_case(collective="barrier", op="none", nbytes=0), row={"busbw": None})]
     )
     assert "barrier, isolated: latency floor 10.0 µs ±1.5% at 0 B" in barrier
+
+
+@pytest.mark.parametrize(
+    ("mode", "column", "words"),
+    [("isolated", "as called", "--mode host"), ("host", "aligned", "with aligned ranks")],
+)
+def test_what_depends_on_arrival_is_told_with_factor_and_reason(
+    mode: str, column: str, words: str
+) -> None:
+    sensitive = {"control": 25_000.0, "sensitive": True}
+    outcomes = [
+        measured(a_case(nbytes=8, mode=mode), row=sensitive),
+        measured(a_case(nbytes=1 << 20, mode=mode)),
+    ]
+    table = shown(outcomes, width=160, world=a_world(cramped=True))
+    assert column in table and table.count("25.0 µs") == 2  # in its row and in the sentence
+    told_ = " ".join(table.split())
+    assert f"1 of 2 cases in mode {mode} depend on how ranks arrive: gloo takes 10.0 µs" in told_
+    assert "(2.5x), as ranks have fewer cores than threads that must run" in told_
+    assert words in told_
+    assert "depend on how" not in shown([measured(a_case(mode=mode))], width=160)
+
+
+def test_a_case_measured_again_keeps_its_line(tmp_path: Path) -> None:
+    first = measured(a_case(nbytes=8), 10_000)
+    second = measured(a_case(nbytes=8), 20_000, again=True)
+    table = shown([first, second], cases=[first[0].case])
+    assert "20.0 µs" in table and "10.0 µs" not in table
 
 
 def test_summary_explains_flags_that_occurred_and_no_others() -> None:
