@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -170,17 +171,11 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
     return Derived(
-        samples=len(times),
+        **_spread(ordered),
         n_eff=n_eff,
         median=median,
         lo=lo,
         hi=hi,
-        min=ordered.item(0),
-        mean=times.sum().item() / len(times),
-        max=ordered.item(-1),
-        mad=stats.mad(ordered),
-        p95=stats.quantile(ordered, 0.95),
-        p99=stats.quantile(ordered, 0.99),
         t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
         host=host,
         device=device,
@@ -188,7 +183,6 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         overhead=overhead,
         algbw=algbw,
         busbw=_busbw(record.case, algbw),
-        severe_outliers=stats.outliers(ordered)[1],
         late_rank=late,
         modes=modes,
         flags=flags,
@@ -202,6 +196,20 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         sensitive=sensitive,
         absorbed=_absorbed(record, control),
     )
+
+
+def _spread(ordered: stats.Floats) -> dict[str, Any]:
+    """What is derived of the sorted times alone."""
+    return {
+        "samples": len(ordered),
+        "min": ordered.item(0),
+        "mean": ordered.sum().item() / len(ordered),
+        "max": ordered.item(-1),
+        "mad": stats.mad(ordered),
+        "p95": stats.quantile(ordered, 0.95),
+        "p99": stats.quantile(ordered, 0.99),
+        "severe_outliers": stats.outliers(ordered)[1],
+    }
 
 
 def _control(record: Record, median: float, lo: float, hi: float) -> tuple[float | None, bool]:

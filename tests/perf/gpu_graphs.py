@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from collbench.core.errors import CollbenchError, first_line
 from collbench.run import backends
-from collbench.run.rank.buffers import allocate, prepare
+from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import GraphSampler
 from collbench.run.rank.gpu import Cuda

@@ -22,7 +22,7 @@ from collbench.run.launch import join
 from collbench.run.launch.connection import Store
 from collbench.run.launch.environments import Membership
 from collbench.run.rank import worker
-from collbench.run.rank.buffers import allocate
+from collbench.run.rank.calls import allocate
 from collbench.run.rank.measure import Sampler, Sync
 from collbench.suite.case import Case
 

@@ -21,12 +21,11 @@ from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase
 from collbench.run.plan import Job
 from collbench.run.rank import check
-from collbench.run.rank.buffers import Slot, allocate, prepare
+from collbench.run.rank.calls import Pattern, Planted, Slot, allocate, prepare
 from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.disturbed import Pattern, Planted
 from collbench.run.rank.gpu import Guard, Stream, Watch
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, clock, nothing
 from collbench.run.rank.outcome import (
@@ -146,17 +145,7 @@ class Trial:
         self._fill(0)
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
-        protocol = Protocol(
-            self._policy,
-            self._control,
-            sync,
-            self._sampler,
-            self._case.mode,
-            msgspec.structs.replace(self._job, inner=1) if self._case.arrival else self._job,
-            guard,
-            self._other_cadence(),
-            lambda samples: case_times(self._case, samples, self._common),
-        )
+        protocol = self._protocol(sync, guard)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         if self._common:
             self._common.check()
@@ -177,6 +166,19 @@ class Trial:
         remedy = sampler.remedy
         seen = Seen(measured, remedy, states, firsts, submits, summed, control, chose, notes)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
+
+    def _protocol(self, sync: Sync, guard: Guard | None) -> Protocol:
+        return Protocol(
+            self._policy,
+            self._control,
+            sync,
+            self._sampler,
+            self._case.mode,
+            msgspec.structs.replace(self._job, inner=1) if self._case.arrival else self._job,
+            guard,
+            self._other_cadence(),
+            lambda samples: case_times(self._case, samples, self._common),
+        )
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
         case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]

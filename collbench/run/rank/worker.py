@@ -32,7 +32,7 @@ from collbench.run.launch.world import Asked, Channel, Failure, Said
 from collbench.run.memory import ON_GPUS
 from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
-from collbench.run.rank.buffers import allocate, prepare
+from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.gpu import assert_ordered

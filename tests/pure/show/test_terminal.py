@@ -313,7 +313,10 @@ def test_the_live_view_shows_only_what_fits() -> None:
         lines = sheet.render_lines(live._view())
         words = ["".join(segment.text for segment in line).strip() for line in lines]
         assert len(words) <= 24
-        assert words[-1] == "8 B, all_reduce, 4 ranks, gloo, float, sum, out of place: checking again 25%"
+        assert (
+            words[-1]
+            == "8 B, all_reduce, 4 ranks, gloo, float, sum, out of place: checking again 25%"
+        )
         assert "100/100" in words[-2]
         sizes = [int(word.split()[0]) for word in words if " B  " in word and "µs" in word]
         assert sizes == [8 * (i + 1) for i in range(len(sizes))] and len(sizes) > 10

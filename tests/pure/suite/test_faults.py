@@ -15,7 +15,7 @@ from collbench.core.errors import UsageError
 from collbench.judge.comparison import Rules, compare
 from collbench.records import derive
 from collbench.run.backends import Call, why_not_so
-from collbench.run.rank.disturbed import Planted
+from collbench.run.rank.calls import Planted
 from collbench.show.words import FLAGS
 from collbench.suite import faults as inject
 from collbench.suite.case import Case
