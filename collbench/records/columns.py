@@ -105,6 +105,13 @@ COLUMNS = (
     ),
     Column("overhead", "number", "ns", "the same loop around nothing", "derived.overhead"),
     Column(
+        "call_path",
+        "number",
+        "ns",
+        "a call that leaves the library nothing to do, where one can be made",
+        "derived.call_path",
+    ),
+    Column(
         "severe_outliers",
         "whole",
         "",

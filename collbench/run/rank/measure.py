@@ -48,6 +48,21 @@ def nothing() -> None:
     """The call that overhead is measured with."""
 
 
+def bare_ns(call: Action, inner: int) -> int:
+    """Median ns that a call takes of a sample of ``inner`` such on this rank alone, each sample
+    after as long a wait as ranks' for a common start."""
+    took = []
+    for _ in range(51):
+        until = clock() + WINDOW_NS
+        while clock() < until:
+            pass
+        begin = clock()
+        for each in (call,) * inner:
+            each()
+        took.append((clock() - begin) // inner)
+    return int(np.median(took))
+
+
 def preemptions() -> int:
     """How often the kernel has taken this thread off its core."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -257,6 +272,7 @@ class Measured(NamedTuple):
     overhead_ns: int
     clock: Literal["host", "device"]
     host_ns: list[int]
+    call_path_ns: int
 
 
 class Protocol:
@@ -264,6 +280,7 @@ class Protocol:
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
+    ``bare`` is Call's.
     """
 
     def __init__(
@@ -275,8 +292,9 @@ class Protocol:
         mode: str,
         job: Job | None = None,
         guard: Guard | None = None,
+        bare: Action | None = None,
     ) -> None:
-        self._policy = policy
+        self._policy, self._bare = policy, bare
         self._guard, self._throttled = guard, 0
         self._control = control
         self._sync = sync
@@ -332,6 +350,7 @@ class Protocol:
                 overhead,
                 sampler.timed_by,
                 alone,
+                bare_ns(self._bare, sampler.inner) if self._bare else 0,
             ),
             sampler,
         )

@@ -188,9 +188,8 @@ class Trial:
         self._fill(0)
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
-        protocol = Protocol(
-            self._policy, self._control, sync, self._sampler, self._case.mode, self._job, guard
-        )
+        how = self._case.mode, self._job, guard, self._calls[0].bare
+        protocol = Protocol(self._policy, self._control, sync, self._sampler, *how)
         measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
         if self._common:
             self._common.check()

@@ -70,6 +70,7 @@ MEANINGS = {
     "skew": "last start minus first, ns",
     "clock_error": "how well hosts' clocks are known, ns; 0: one clock",
     "overhead": "the same loop around nothing, ns",
+    "call_path": "a call that leaves the library nothing to do, ns",
     "algbw": "GB/s = 1e9 bytes a second",
     "busbw": "GB/s",
     "severe_outliers": "samples farther than 3 interquartile ranges out",
