@@ -22,7 +22,7 @@ LAYERS = {
     "machine": 400,  # where we are
     "suite": 690,  # what is asked for
     "records": 1_970,  # what came out
-    "run": 6_460,  # how it is measured
+    "run": 6_510,  # how it is measured
     "judge": 3_110,  # what it means
     "show": 3_540,  # how it is told
     "cli": 1_860,  # how it is asked for

@@ -124,7 +124,6 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     chose: str = ""
     wirebw: float | None = None
     clock_error: float = 0.0
-    call_path: float | None = None
     slow_rank: int | None = None
 
 
@@ -172,7 +171,6 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         device=device,
         skew=skew,
         overhead=overhead,
-        call_path=record.call_path_ns or None,
         algbw=algbw,
         busbw=_busbw(record.case, algbw),
         severe_outliers=stats.outliers(ordered)[1],
