@@ -138,7 +138,7 @@ COLUMNS = (
         "call_path_ns",
         "whole",
         "ns",
-        "a call by rank 0 alone that leaves the library nothing to do; 0: none can be made",
+        "a call by rank 0 alone that leaves the library nothing to do, where one can be made",
         "record.call_path_ns",
     ),
 )

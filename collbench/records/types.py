@@ -214,7 +214,7 @@ class Record(_Line, frozen=True, tag="record"):
     often the kernel took a rank off its core while measuring; ``copies_first`` says that the timed
     call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
     the same loop around a call that does nothing; ``call_path_ns`` is one call by rank 0 alone that
-    leaves the library nothing to do, 0 where none can be made. ``seconds`` is what the case took,
+    leaves the library nothing to do, where one can be made. ``seconds`` is what the case took,
     all told. ``clock`` says whether ``times_ns`` are a host's or a device's. The other one's:
     ``host_ns`` of some further calls, one by one, from call to completion; ``device_ns`` of the
     same samples; both on the slowest rank. ``chose`` is what the library ran, ``gpus`` each rank's
@@ -246,7 +246,7 @@ class Record(_Line, frozen=True, tag="record"):
     stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
     sync: Literal["", "window", "barrier", "device", "none"] = ""
     overhead_ns: Whole = 0
-    call_path_ns: Whole = 0
+    call_path_ns: Whole | None = None
     invalid: dict[str, Whole] = {}
     rotation: int = 1
     cache: Cache = ""

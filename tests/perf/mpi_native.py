@@ -151,7 +151,7 @@ class Turns:
             raise SystemExit(f"not measured: {record.note}")
         if size in self._like:
             self.took[size].append([*self._theirs, row.median])
-            self.paths[size].append(record.call_path_ns)
+            self.paths[size].append(record.call_path_ns or np.nan)
         self._like[size] = record
 
     def further(self) -> list[Case]:

@@ -138,6 +138,7 @@ def call(collective, **more):
     return backend.prepare(case, torch.tensor([3.0, 4.0]), recv)
 
 {script}
+backend.close()
 """
     settings = {**mpirun.SETTINGS, **mpirun.AS_ROOT, **os.environ, "PYTHONPATH": PATHS}
     command = [mpirun.find(), "-n", "1", sys.executable, "-c", whole]
@@ -156,7 +157,6 @@ try:
 except Exception as e:
     print(type(e).__name__, e)
 """)
-    assert len(said) == 1
     assert said[0].startswith("Exception ") and "root" in said[0].lower()
 
 
@@ -227,7 +227,7 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
         )
     found = measure(swept, **QUICK)
     assert [(r.case.key, r.note) for r in found if r.status != "ok" or r.wrong] == []
-    assert {r.call_path_ns for r in found} == {0}
+    assert {r.call_path_ns for r in found} == {None}
     wanted = {key for key in algorithms.catalogue() if not algorithms.find(*key).why_not(n)}
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 

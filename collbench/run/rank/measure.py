@@ -272,7 +272,7 @@ class Measured(NamedTuple):
     overhead_ns: int
     clock: Literal["host", "device"]
     host_ns: list[int]
-    call_path_ns: int
+    call_path_ns: int | None
 
 
 class Protocol:
@@ -350,7 +350,7 @@ class Protocol:
                 overhead,
                 sampler.timed_by,
                 alone,
-                bare_ns(self._bare, sampler.inner) if self._bare else 0,
+                bare_ns(self._bare, sampler.inner) if self._bare else None,
             ),
             sampler,
         )
