@@ -245,12 +245,14 @@ def main() -> None:
     if chosen.rank:
         return rank(chosen.rank)
     cpu = environment.gather()["cpu"].get("model")
+    sections = [*measured(chosen), *(beside(chosen.beside, chosen) if chosen.beside else [])]
     lines = [
         "# The mpi backend against plain loops",
         "",
         (
             f"all_reduce, float, out of place, {N} ranks, isolated calls, {cpu},"
-            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us. Medians of"
+            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us; at the end the"
+            f" machine's load was {os.getloadavg()[2]:.1f}. Medians of"
             f" {chosen.rounds} turns of {chosen.samples} samples of the slowest rank; all sides'"
             " ranks stay alive and take turns case by case. Over a loop: the median of the turns'"
             " differences, its 95 % interval, and whether that is within 5 % or 1 us. Call path:"
@@ -258,8 +260,7 @@ def main() -> None:
             " records; nothing is subtracted. Turns differ, by 90th over 10th percentile: each"
             " side's. Made by `python tests/perf/mpi_native.py --beside PYTHON`."
         ),
-        *measured(chosen),
-        *(beside(chosen.beside, chosen) if chosen.beside else []),
+        *sections,
     ]
     if chosen.output:
         chosen.output.write_text("\n".join(lines) + "\n")
