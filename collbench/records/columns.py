@@ -149,6 +149,13 @@ COLUMNS = (
     Column("wrong", "whole", "", "wrong elements; missing where none was verified", "record.wrong"),
     Column("sync", "text", "", "how ranks were aligned", "record.sync"),
     Column("rotation", "whole", "", "buffer pairs that took turns", "record.rotation"),
+    Column(
+        "call_path_ns",
+        "whole",
+        "ns",
+        "a call by rank 0 alone that leaves the library nothing to do, where one can be made",
+        "record.call_path_ns",
+    ),
 )
 
 

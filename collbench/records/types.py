@@ -215,14 +215,15 @@ class Record(_Line, frozen=True, tag="record"):
     them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
     often the kernel took a rank off its core while measuring; ``copies_first`` says that the timed
     call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
-    the same loop around a call that does nothing. ``seconds`` is what the case took, all told;
-    ``again``: it was measured twice, and this takes the place of the first record in its world,
-    whose samples it holds too. ``clock`` says whether ``times_ns`` are a host's or a device's. The
-    other one's: ``host_ns`` of some further calls, one by one, from call to completion;
-    ``device_ns`` of the same samples; both on the slowest rank. ``control_ns`` are some samples in
-    the other cadence: of ranks that come as a program's do where the case aligns them, and aligned
-    in mode host. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst
-    meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
+    the same loop around a call that does nothing; ``call_path_ns`` is one call by rank 0 alone that
+    leaves the library nothing to do, where one can be made. ``seconds`` is what the case took, all
+    told; ``again``: it was measured twice, and this takes the place of the first record in its
+    world, whose samples it holds too. ``clock`` says whether ``times_ns`` are a host's or a
+    device's. The other one's: ``host_ns`` of some further calls, one by one, from call to
+    completion; ``device_ns`` of the same samples; both on the slowest rank. ``control_ns`` are some
+    samples in the other cadence: of ranks that come as a program's do where the case aligns them,
+    and aligned in mode host. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its
+    worst meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
     rounded: one where they agree. ``injected`` says which faults were planted (inject.py). ``told``
     marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by
     rank are not of the case's ranks, or not as many of each.
@@ -251,6 +252,7 @@ class Record(_Line, frozen=True, tag="record"):
     stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
     sync: Literal["", "window", "barrier", "device", "none"] = ""
     overhead_ns: Whole = 0
+    call_path_ns: Whole | None = None
     invalid: dict[str, Whole] = {}
     rotation: int = 1
     cache: Cache = ""

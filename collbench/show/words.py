@@ -49,7 +49,7 @@ PLACES = {"out": "out of place", "in": "in place"}
 LEFT = (*AXES, "ran", "flags")  # columns of words
 
 
-OWN = ("status", "note", "wrong", "checked", "rotation", "sync")
+OWN = ("status", "note", "wrong", "checked", "rotation", "sync", "call_path_ns")
 
 
 COLUMNS = (

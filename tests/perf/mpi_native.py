@@ -1,11 +1,12 @@
 """The mpi backend against MPI_Allreduce in a C loop and in a plain loop of mpi4py: what collbench
 and Python add.
 
-``python tests/perf/mpi_native.py --output reports/mpi.md``. Each side has two ranks of the same
-MPI, on the same two cores, all the time; they take turns case by case, so that what the machine
-does to one it does to the other a moment later. The loops follow what collbench chose for a size:
-buffers that take turns, calls to a sample, samples. The C loop is left out without a C compiler.
-Nothing here is asserted in CI.
+``python tests/perf/mpi_native.py --beside PYTHON --output reports/mpi.md``, where PYTHON is that of
+a virtual environment with another MPI (`pip install collbench mpi4py mpich`) and adds a table.
+Each side has two ranks of the same MPI, on the same two cores, all the time; they take turns case
+by case, so that what the machine does to one it does to the other a moment later. The loops follow
+what collbench chose for a size: buffers that take turns, calls to a sample, samples. The C loop is
+left out without a C compiler. Nothing here is asserted in CI.
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ class Turns:
         ]
         self._like: dict[int, Record] = {}
         self.library = ""
+        self.paths: dict[int, list[float]] = defaultdict(list)
         self.took: dict[int, list[list[float]]] = defaultdict(
             list
         )  # by size, of each turn: the loops', collbench's
@@ -149,6 +151,7 @@ class Turns:
             raise SystemExit(f"not measured: {record.note}")
         if size in self._like:
             self.took[size].append([*self._theirs, row.median])
+            self.paths[size].append(record.call_path_ns or np.nan)
         self._like[size] = record
 
     def further(self) -> list[Case]:
@@ -162,7 +165,7 @@ class Turns:
         return [msgspec.structs.replace(like.case, cycle=cycle)]
 
 
-def line(size: int, took: Sequence[Sequence[float]]) -> str:
+def line(size: int, took: Sequence[Sequence[float]], paths: Sequence[float]) -> str:
     """A size's row: medians, and the medians of the turns' differences with their intervals."""
     *loops, mine = np.array(took).T / 1e3
     told = [f"{np.median(side):.2f}" for side in (mine, *loops)]
@@ -180,19 +183,12 @@ def line(size: int, took: Sequence[Sequence[float]]) -> str:
             f"{apart:+.2f} [{low:+.2f}, {high:+.2f}] ({apart / np.median(plain):+.1%}) {verdict}"
         )
     spread = [f"{np.percentile(side, 90) / np.percentile(side, 10):.1f}" for side in (mine, *loops)]
-    return f"| {size} | {' | '.join([*told, ', '.join(spread)])} |"
+    path = f"{np.median(paths) / 1e3:.2f}"
+    return f"| {size} | {' | '.join([*told, path, ', '.join(spread)])} |"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--sizes", default="8,512,4K,32K,256K,2M,16M")
-    parser.add_argument("--samples", type=int, default=100)
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.rank:
-        return rank(chosen.rank)
+def measured(chosen: argparse.Namespace) -> list[str]:
+    """The section on the MPI that this Python's mpi4py uses."""
     sizes = [grammar.parse_size(size, "--sizes") for size in chosen.sizes.split(",")]
     axes = sweep.Axes(
         collectives=("all_reduce",),
@@ -217,24 +213,54 @@ def main() -> None:
         finally:
             for loop in loops:
                 loop.close()
-    cpu = environment.gather()["cpu"].get("model")
     heads = [*(f"{name} loop" for name in names), *(f"over the {name} loop" for name in names)]
+    return [
+        "",
+        f"## {turns.library}",
+        "",
+        f"| size | collbench | {' | '.join(heads)} | call path | turns differ |",
+        f"|---|---|{'---|' * len(heads)}---|---|",
+        *(line(size, turns.took[size], turns.paths[size]) for size in sizes),
+    ]
+
+
+def beside(python: str, chosen: argparse.Namespace) -> list[str]:
+    """The section that another Python makes."""
+    options = [f"--{name}={getattr(chosen, name)}" for name in ("rounds", "sizes", "samples")]
+    told = subprocess.run(
+        [python, __file__, *options], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return ["", *told.stdout[told.stdout.index("## ") :].splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--sizes", default="8,512,4K,32K,256K,2M,16M")
+    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--beside", metavar="PYTHON", help="another, whose mpi4py has another MPI")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.rank:
+        return rank(chosen.rank)
+    cpu = environment.gather()["cpu"].get("model")
+    sections = [*measured(chosen), *(beside(chosen.beside, chosen) if chosen.beside else [])]
     lines = [
         "# The mpi backend against plain loops",
         "",
         (
-            f"all_reduce, float, out of place, {N} ranks, isolated calls, {turns.library}, {cpu},"
-            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us. Medians of"
+            f"all_reduce, float, out of place, {N} ranks, isolated calls, {cpu},"
+            f" {environment.core_count()} cores, {datetime.now(UTC):%Y-%m-%d}, us; at the end the"
+            f" machine's load was {os.getloadavg()[2]:.1f}. Medians of"
             f" {chosen.rounds} turns of {chosen.samples} samples of the slowest rank; all sides'"
             " ranks stay alive and take turns case by case. Over a loop: the median of the turns'"
-            " differences, its 95 % interval, and whether that is within 5 % or 1 us. Turns"
-            " differ, by 90th over 10th percentile: each side's. Made by `python"
-            " tests/perf/mpi_native.py`."
+            " differences, its 95 % interval, and whether that is within 5 % or 1 us. Call path:"
+            " what collbench's call takes with no elements on MPI_COMM_SELF, as it stands in the"
+            " records; nothing is subtracted. Turns differ, by 90th over 10th percentile: each"
+            " side's. Made by `python tests/perf/mpi_native.py --beside PYTHON`."
         ),
-        "",
-        f"| size | collbench | {' | '.join(heads)} | turns differ |",
-        f"|---|---|{'---|' * len(heads)}---|",
-        *(line(size, turns.took[size]) for size in sizes),
+        *sections,
     ]
     if chosen.output:
         chosen.output.write_text("\n".join(lines) + "\n")

@@ -52,13 +52,15 @@ class Call(NamedTuple):
     """A prepared call: ``run()`` returns when this rank is done, or on a device when all is issued
     (see finish); ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to
     itself. ``ran`` names a reference algorithm with all its parameters. ``waits`` says that on a
-    device, too, ``run()`` returns only when it is done.
+    device, too, ``run()`` returns only when it is done. ``bare()`` is the same call with nothing to
+    do, by this rank alone: what is left of ``run()`` without its work.
     """
 
     run: Callable[[], object]
     submit: Callable[[], Any] | None
     ran: str = ""
     waits: bool = False
+    bare: Callable[[], object] | None = None
 
 
 class Backend(Protocol):

@@ -1,16 +1,22 @@
-"""MPI by mpi4py: the library's own collectives on CPU buffers, and reference algorithms by its
-messages (``ring@mpi``).
+"""MPI: the library's own collectives on CPU buffers, and reference algorithms by its messages
+(``ring@mpi``).
 
-MPI is initialised for the main thread only, which makes all calls, and works on a communicator of
-this backend's own; control messages never pass through it.
+What is timed calls the library's functions themselves, as a C program does, with arguments that
+were made before the clock; all else goes through mpi4py: messages, calls left to themselves, and
+what has more elements than an int counts. MPI is initialised for the main thread only, which makes
+all calls, and works on a communicator of this backend's own; control messages never pass through
+it.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
+from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,51 +67,62 @@ _REDUCTIONS = {
 Tensor = torch.Tensor
 
 
-Spec = (
-    Any  # a buffer as mpi4py takes it: [array, datatype], IN_PLACE, or None where a rank has none
-)
-
-
-class _Sides(NamedTuple):
-    """A collective's arguments on this rank: its buffers as MPI is to be told of them, and ``op``
-    if it reduces."""
-
-    case: Case
-    rank: int
-    send: Spec
-    recv: Spec
-    op: Any
-
-    def at_root(self, spec: Spec) -> Spec:
-        """What only the root passes."""
-        return spec if self.rank == self.case.root else None
-
-
-def _uneven(at: _Sides) -> tuple[Spec, Spec]:
-    table = at.case.matrix * (1 if at.case.dtype in _TYPES else at.case.type.size)
-    (send, kind), (recv, _) = at.send, at.recv
-    return [send, table[at.rank].tolist(), kind], [recv, table[:, at.rank].tolist(), kind]
-
-
-def _shift(at: _Sides) -> tuple[Any, ...]:
-    return at.send, (at.rank + 1) % at.case.n, 0, at.recv, (at.rank - 1) % at.case.n, 0
-
-
-# mpi4py's method, whose non-blocking twin is named alike (Iallreduce), and its arguments
-CALLS: dict[str, tuple[str, Callable[[_Sides], tuple[Any, ...]]]] = {
-    "all_reduce": ("Allreduce", lambda at: (at.send, at.recv, at.op)),
-    "all_gather": ("Allgather", lambda at: (at.send, at.recv)),
-    "reduce_scatter": ("Reduce_scatter_block", lambda at: (at.send, at.recv, at.op)),
-    "all_to_all": ("Alltoall", lambda at: (at.send, at.recv)),
-    "all_to_allv": ("Alltoallv", _uneven),
-    "broadcast": ("Bcast", lambda at: (at.recv, at.case.root)),
-    "reduce": ("Reduce", lambda at: (at.send, at.at_root(at.recv), at.op, at.case.root)),
-    "gather": ("Gather", lambda at: (at.send, at.at_root(at.recv), at.case.root)),
-    "scatter": ("Scatter", lambda at: (at.at_root(at.send), at.recv, at.case.root)),
-    "sendrecv": ("Sendrecv", _shift),
-    "scan": ("Scan", lambda at: (at.send, at.recv, at.op)),
-    "barrier": ("Barrier", lambda at: ()),
+# Each collective's function and its arguments in C's order, where counts by rank stand for their
+# displacements too. mpi4py's methods, whose non-blocking twins are named alike (Iallreduce), take
+# them in that order, with counts and type in the buffers.
+CALLS = {
+    "all_reduce": ("Allreduce", "send recv count type op comm"),
+    "all_gather": ("Allgather", "send count type recv count type comm"),
+    "reduce_scatter": ("Reduce_scatter_block", "send recv count type op comm"),
+    "all_to_all": ("Alltoall", "send block type recv block type comm"),
+    "all_to_allv": ("Alltoallv", "send counts_to type recv counts_from type comm"),
+    "broadcast": ("Bcast", "recv count type root comm"),
+    "reduce": ("Reduce", "send recv count type op root comm"),
+    "gather": ("Gather", "send count type recv count type root comm"),
+    "scatter": ("Scatter", "send count type recv count type root comm"),
+    "sendrecv": ("Sendrecv", "send count type next tag recv count type previous tag comm status"),
+    "scan": ("Scan", "send recv count type op comm"),
+    "barrier": ("Barrier", "comm"),
 }
+
+
+_UNEVEN = {"send": "counts_to", "recv": "counts_from"}
+
+
+_PASSED = (*_UNEVEN, "op", "root", "next", "previous", "tag")  # to mpi4py too
+
+
+Values = dict[str, Any]  # of the words in CALLS: tensors, numbers, lists of them, mpi4py's objects
+
+
+Function = Callable[[tuple[Any, ...]], None]
+
+
+def bound(mpi: Any) -> dict[str, Function]:
+    """The functions of CALLS by name, of the very library that mpi4py is linked to. They take C's
+    arguments as one tuple, and raise what MPI says of an error. Raises OSError or AttributeError
+    where they cannot be found.
+
+    Calls let go of the GIL, though they would take 0.1 us less with it: the thread that watches a
+    launcher's ranks must run beside a call that never returns.
+    """
+    library = ctypes.CDLL(mpi.__file__)
+    return {name: _checked(library[f"MPI_{name}"], mpi) for name, _ in CALLS.values()}
+
+
+def _checked(function: Any, mpi: Any) -> Function:
+    def call(arguments: tuple[Any, ...]) -> None:
+        if code := function(*arguments):
+            raise mpi.Exception(code)
+
+    return call
+
+
+_pointer = ctypes.c_void_p.from_param  # like all such parameters, dearer to make than to pass on
+
+
+def _array(numbers: Sequence[int]) -> Any:
+    return ctypes.byref((ctypes.c_int * len(numbers))(*numbers))
 
 
 class _Requests(NamedTuple):
@@ -122,6 +139,7 @@ class Mpi(Base):
         self.premultiplies = False
         self.library = "MPI"
         self._most = MOST
+        self._functions: dict[str, Function] = {}
 
     def why_not(self, case: Case) -> str | None:
         if case.mode == "graph":
@@ -143,8 +161,7 @@ class Mpi(Base):
                 "Open MPI saturates most sums of 8-bit integers and wraps the others (its issue"
                 " 8045)"
             )
-        elements = max(case.counts) * (1 if case.dtype in _TYPES else case.type.size)
-        if elements > self._most:
+        if _elements(case, max(case.counts)) > self._most:
             return f"{self.library} takes at most {self._most:,} elements, as MPI did before 4.0"
         if case.in_place and case.collective == "reduce_scatter":
             return (
@@ -170,7 +187,13 @@ class Mpi(Base):
                 " finds it",
             )
         self._mpi, self._rank, self._comm = mpi, rank, world.Split(at.number, rank)
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self._status = mpi.Status()
         self._most = MOST if mpi.Get_version() < (4, 0) else MOST << 32
+        try:
+            self._functions = bound(mpi)
+        except (AttributeError, OSError):
+            self.library += ", called through mpi4py"
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
@@ -181,32 +204,93 @@ class Mpi(Base):
             return _wire.prepare(
                 case, send, recv, self._rank, self._comm, self._room, self._posted, HALFWAY
             )
-        name, arguments = CALLS[case.collective]
-        given = arguments(self._sides(case, send, recv))
-        run = partial(getattr(self._comm, name), *given)
+        name, signature = CALLS[case.collective]
+        words, values = signature.split(), self._values(case, send, recv)
+        given = list(self._given(words, values))
         start = partial(getattr(self._comm, f"I{name.lower()}"), *given)
+        run: Callable[[], object] = partial(getattr(self._comm, name), *given)
+        bare = None
+        if name in self._functions and _elements(case, max(case.counts)) <= MOST:
+            run, bare = (
+                MethodType(self._functions[name], tuple(self._arguments(words, some)))
+                for some in (values, self._nothing(values))
+            )
         if (
             self.copies_first(case) and self._rank == case.root
         ):  # of a broadcast only the root's input counts
             copy = partial(np.copyto, _bytes(recv), _bytes(send))
-            return Call(lambda: (copy(), run()), lambda: (copy(), self._handle([start()]))[1])
-        return Call(run, lambda: self._handle([start()]))
+            return Call(
+                lambda: (copy(), run()), lambda: (copy(), self._handle([start()]))[1], bare=bare
+            )
+        return Call(run, lambda: self._handle([start()]), bare=bare)
 
     def _handle(self, requests: list[MPI.Request]) -> _Requests:
         return _Requests(requests, self._mpi.Request.Waitall)
 
-    def _sides(self, case: Case, send: Tensor, recv: Tensor) -> _Sides:
+    def _values(self, case: Case, send: Tensor, recv: Tensor) -> Values:
         """In place MPI takes one buffer; of a rooted collective only the root's is both."""
-        kind = getattr(self._mpi, _TYPES.get(case.dtype, "BYTE"))
-        op = getattr(self._mpi, _REDUCTIONS[case.op]) if case.row.reduces else None
         shared = (
             case.row.in_place
             if case.in_place and (not case.row.rooted or self._rank == case.root)
             else None
         )
-        read = self._mpi.IN_PLACE if shared in ("same", "block of recv") else [_bytes(send), kind]
-        written = self._mpi.IN_PLACE if shared == "block of send" else [_bytes(recv), kind]
-        return _Sides(case, self._rank, read, written, op)
+        count = _elements(case, min(case.counts))
+        table = case.matrix * _elements(case, 1) if case.splits else np.zeros((case.n, case.n), int)
+        return {
+            "send": self._mpi.IN_PLACE if shared in ("same", "block of recv") else send,
+            "recv": self._mpi.IN_PLACE if shared == "block of send" else recv,
+            "count": count,
+            "block": count // case.n,
+            "counts_to": table[self._rank].tolist(),
+            "counts_from": table[:, self._rank].tolist(),
+            "type": getattr(self._mpi, _TYPES.get(case.dtype, "BYTE")),
+            "op": getattr(self._mpi, _REDUCTIONS[case.op]) if case.row.reduces else None,
+            "root": case.root,
+            "next": (self._rank + 1) % case.n,
+            "previous": (self._rank - 1) % case.n,
+            "tag": 0,
+            "comm": self._comm,
+            "status": self._status,
+        }
+
+    def _nothing(self, values: Values) -> Values:
+        """Those of the same call by this rank alone, which has nothing to do."""
+        zeros = dict.fromkeys(("count", "block", "root", "next", "previous"), 0)
+        return {
+            **values,
+            **zeros,
+            "counts_to": [0],
+            "counts_from": [0],
+            "comm": self._mpi.COMM_SELF,
+        }
+
+    def _given(self, words: Sequence[str], values: Values) -> Iterator[Any]:
+        """What mpi4py's method takes."""
+        for word in words:
+            value = values[word]
+            if isinstance(value, Tensor):
+                uneven = [values[beside] for beside in (_UNEVEN[word],) if beside in words]
+                yield [_bytes(value), *uneven, values["type"]]
+            elif word in _PASSED:
+                yield value
+
+    def _arguments(self, words: Sequence[str], values: Values) -> Iterator[Any]:
+        """What C's function takes. Handles are ints in MPICH, elsewhere addresses."""
+        for word in words:
+            value = values[word]
+            if isinstance(value, list):
+                yield from (_array(value), _array([0, *accumulate(value[:-1])]))
+            elif isinstance(value, Tensor):
+                yield _pointer(value.data_ptr())
+            elif value is self._mpi.IN_PLACE:
+                yield _pointer(int(value))
+            elif isinstance(value, int):
+                yield value
+            elif value is self._status:
+                yield _pointer(self._mpi._addressof(value))
+            else:
+                kind = ctypes.c_int if self._mpi._sizeof(value) == 4 else ctypes.c_void_p
+                yield kind.from_param(kind(self._mpi._handleof(value)).value)
 
     def _posted(self, messages: _wire.Messages, comm: MPI.Comm) -> _wire.Post:
         """A step's messages as MPI's non-blocking ones."""
@@ -227,6 +311,11 @@ class Mpi(Base):
     def close(self) -> None:
         self._comm.Free()
         atexit.register(self._mpi.Finalize)
+
+
+def _elements(case: Case, count: int) -> int:
+    """Elements to MPI, which takes types that it does not know as bytes."""
+    return count * (1 if case.dtype in _TYPES else case.type.size)
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:

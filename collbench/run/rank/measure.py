@@ -58,6 +58,21 @@ def nothing() -> None:
     """The call that overhead is measured with."""
 
 
+def bare_ns(call: Action, inner: int) -> int:
+    """Median ns that a call takes of a sample of ``inner`` such on this rank alone, each sample
+    after as long a wait as ranks' for a common start."""
+    took = []
+    for _ in range(51):
+        until = clock() + WINDOW_NS
+        while clock() < until:
+            pass
+        begin = clock()
+        for each in (call,) * inner:
+            each()
+        took.append((clock() - begin) // inner)
+    return int(np.median(took))
+
+
 def preemptions() -> int:
     """How often the kernel has taken this thread off its core."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -271,6 +286,7 @@ class Measured(NamedTuple):
     overhead_ns: int
     clock: Literal["host", "device"]
     host_ns: list[int]
+    call_path_ns: int | None
 
 
 class Protocol:
@@ -280,6 +296,7 @@ class Protocol:
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
     ``times`` says what samples took, if not Samples.times.
+    ``bare`` is Call's.
     """
 
     def __init__(
@@ -293,8 +310,9 @@ class Protocol:
         guard: Guard | None = None,
         other: Sync | None = None,
         times: Times | None = None,
+        bare: Action | None = None,
     ) -> None:
-        self._policy, self._other = policy, other
+        self._policy, self._other, self._bare = policy, other, bare
         self._times: Times = times or (lambda samples: samples.times)
         self._guard, self._throttled = guard, 0
         self._control = control
@@ -352,6 +370,7 @@ class Protocol:
                 overhead,
                 sampler.timed_by,
                 alone,
+                bare_ns(self._bare, sampler.inner) if self._bare else None,
             ),
             sampler,
         )

@@ -64,6 +64,7 @@ def measured_well(
         "sync": measured.scheme,
         "invalid": measured.invalid,
         "overhead_ns": measured.overhead_ns,
+        "call_path_ns": measured.call_path_ns,
         "preempted": int(samples.switches[mine].sum()),
         "clock": measured.clock,
     }

@@ -178,6 +178,7 @@ class Trial:
             guard,
             self._other_cadence(),
             lambda samples: case_times(self._case, samples, self._common),
+            self._calls[0].bare,
         )
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:

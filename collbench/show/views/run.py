@@ -54,6 +54,7 @@ MEANINGS = {
     "wrong": "wrong elements",
     "checked": "elements verified",
     "rotation": "buffer pairs that took turns",
+    "call_path_ns": "a call by rank 0 alone that leaves the library nothing to do, ns",
     "sync": "how ranks were aligned",
     "samples": "number of timings",
     "n_eff": "independent samples that would say as much",
