@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -93,7 +94,9 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     ``median`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
     ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
     busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
-    clocks of several hosts. ``slow_rank`` leaves last though nobody came late: of ranks on one
+    clocks of several hosts. ``modes`` are the two times around which samples gather, ``mode_share``
+    how many of them around the first, and ``in_stretches`` whether they stay there for long.
+    ``slow_rank`` leaves last though nobody came late: of ranks on one
     clock. Ranks are the world's, whatever groups there are.
     """
 
@@ -125,6 +128,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     wirebw: float | None = None
     clock_error: float = 0.0
     slow_rank: int | None = None
+    mode_share: float | None = None
+    in_stretches: bool | None = None
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -148,9 +153,10 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     median, lo, hi = stats.median_interval(ordered, n_eff)
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
-    modes = stats.modes(ordered)
+    modes = _Modes.of(times, ordered)
     overhead = record.overhead_ns / record.inner
-    flags = _flags(record, world, median, skew, overhead, late, modes)
+    changing = _changing(record, times, modes.times, (lo, hi))
+    flags = _flags(record, world, median, skew, overhead, late, changing)
     host, device = _clocks(record, median)
     algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
@@ -175,7 +181,9 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         busbw=_busbw(record.case, algbw),
         severe_outliers=stats.outliers(ordered)[1],
         late_rank=late,
-        modes=modes,
+        modes=modes.times,
+        mode_share=modes.share,
+        in_stretches=modes.in_stretches,
         flags=flags,
         lateness=lateness,
         gateable=not {INVALID, *UNGATED} & set(flags),
@@ -184,6 +192,39 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         clock_error=record.clock_error_ns,
         slow_rank=slow,
     )
+
+
+class _Modes(NamedTuple):
+    times: tuple[float, float] | None = None
+    share: float | None = None
+    in_stretches: bool | None = None
+
+    @classmethod
+    def of(cls, times: stats.Floats, ordered: stats.Floats) -> _Modes:
+        """``times`` in the order measured, and sorted."""
+        found = stats.modes(ordered)
+        if found is None:
+            return cls()
+        low, high, share = found
+        slowest_of_first = ordered[round(share * len(ordered)) - 1]
+        return cls((low, high), share, stats.in_stretches(times > slowest_of_first))
+
+
+def _changing(
+    record: Record,
+    times: stats.Floats,
+    modes: tuple[float, float] | None,
+    interval: tuple[float, float],
+) -> dict[str, bool]:
+    """The flags of times that are not of one kind. Where the interval became as narrow as asked
+    for, they stand only for what it does not tell: its halves lie farther apart than it is wide, or
+    one of two modes lies outside of it."""
+    lo, hi = interval
+    unsteady, bimodal = not record.steady, modes is not None
+    if record.stop == "converged":
+        unsteady = unsteady and stats.moved(times) > hi - lo
+        bimodal = modes is not None and not lo <= modes[0] <= modes[1] <= hi
+    return {"unsteady": unsteady, "bimodal": bimodal}
 
 
 def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None, tuple[float, ...]]:
@@ -275,10 +316,11 @@ def _flags(
     skew: float | None,
     overhead: float,
     late: int | None,
-    modes: tuple[float, float] | None,
+    changing: Mapping[str, bool],
 ) -> tuple[str, ...]:
     """Short words for what a reader must know; ``!`` marks the grade at which a row may not
-    gate."""
+    gate. A rank on Gloo is preempted by Gloo's own thread on a quiet machine too, and ranks that
+    share cores by each other: it counts only where other processes were at work besides."""
     dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
@@ -293,11 +335,14 @@ def _flags(
         "oversubscribed": bool(world and world.oversubscribed),
         FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",
         "unconverged": record.stop in ("budget", "max_n"),
-        "unsteady": not record.steady,
+        "unsteady": changing["unsteady"],
         _graded("skewed", apart): apart > 0.05,
         _graded("overhead", overhead / least): overhead > 0.05 * median,
         _graded("invalid", dropped, 0.25): dropped > 0.05,
-        "bimodal": modes is not None,
+        "bimodal": changing["bimodal"],
+        "preempted": record.preempted > 0.05 * len(record.times_ns)
+        and any(load.busy for load in record.load.values())
+        and not (world and world.oversubscribed),
         f"late:{late}": late is not None,
         "+copy": record.copies_first,
         "few-buffers": record.cache == "shrunk",

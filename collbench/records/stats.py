@@ -153,8 +153,9 @@ def _between(ordered: Floats, q: float) -> float:
     return below + (above - below) * (place % 1)
 
 
-def modes(samples: Samples) -> tuple[float, float] | None:
-    """Medians of the two groups that the samples fall into, or None if they do not clearly.
+def modes(samples: Samples) -> tuple[float, float, float] | None:
+    """Medians of the two groups that the samples fall into and the share of the samples in the
+    first, or None if they do not clearly.
 
     Clearly: the widest gap in log time, leaving a tenth (and 4) of the samples on each side and at
     most 2 % inside, is at least as wide as either group's middle 80 %, more for groups under 14
@@ -186,7 +187,22 @@ def modes(samples: Samples) -> tuple[float, float] | None:
     coarse = ordered.item(high + best) - ordered.item(low + best) < 3 * step * (1 - 1e-9)
     if coarse or any(np.count_nonzero(np.diff(g)) < 2 for g in groups):
         return None
-    return _middle(ordered[:split]), _middle(ordered[split:])
+    return _middle(ordered[:split]), _middle(ordered[split:]), split / n
+
+
+def in_stretches(above: npt.NDArray[np.bool_]) -> bool:
+    """Whether samples stay in one of two groups for long: by the order measured they change groups
+    less than half as often as they would in a random order, 2p(1-p) of the time."""
+    changes = np.count_nonzero(above[1:] != above[:-1])
+    share = np.count_nonzero(above) / len(above)
+    return bool(changes < share * (1 - share) * (len(above) - 1))
+
+
+def moved(samples: Samples) -> float:
+    """By how much the median of the second half of the samples, in the order measured, differs from
+    that of the first. Of at least two samples."""
+    half = len(samples) // 2
+    return abs(median(samples[half:]) - median(samples[:half]))
 
 
 def converged(

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from collbench.core import groups
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, topology
+from collbench.machine.load import Others
 from collbench.records.types import GpuState, RankInfo, Record, World
 from collbench.run import backends
 from collbench.run.backends import Backend
@@ -127,6 +128,7 @@ class Worker:
         place, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
+        self._others = Others(place.rank, self._control.collect)
         cpus, crowded = settle(
             place, self._control, self._policy.pin and plan.backend not in ON_GPUS
         )
@@ -298,7 +300,7 @@ class Worker:
                 "copies_first": self._backend.copies_first(case),
             }
             outcomes = Trial(bench, job).run()
-            took["seconds"] = time.perf_counter() - began
+            took |= {"seconds": time.perf_counter() - began, "load": self._others.since()}
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
             return []
