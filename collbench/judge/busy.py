@@ -1,4 +1,5 @@
-"""What other processes on the machines did to a run: one sentence, or none where they did little."""
+"""What other processes on the machines mean for a run: one sentence, or none where they did
+little."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ REMEDY = "stop them, or measure when the machine is idle"
 
 def now(load: Mapping[str, Load]) -> str:
     """What is to be expected of numbers, by a load at this moment."""
-    if not (busy := _busiest(load)):
+    busy = _busiest(load)
+    if busy is None:
         return ""
     return f"other processes use {_used(load, busy)}: numbers will scatter; {REMEDY}"
 
@@ -27,7 +29,8 @@ def sentence(run: Run, records: Iterable[Record], end: End | None) -> str:
         "after": end.load if end else {},
     }
     known = [(when, load) for when, load in moments.items() if load]
-    if not known or not (busy := _busiest(known[0][1])):
+    busy = _busiest(known[0][1]) if known else None
+    if busy is None:
         return ""
     (when, load), *rest = known
     told = [f"{_amount(other[busy])} {at}" for at, other in rest if busy in other]
@@ -71,4 +74,4 @@ def _used(load: Mapping[str, Load], host: str) -> str:
 
 
 def _amount(load: Load) -> str:
-    return f"{max(0.0, load.others):.1f}"
+    return f"{min(max(0.0, load.others), load.cpus):.1f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -80,6 +80,11 @@ UNGATED = (
     FEW,
     "skewed!",
     "overhead!",
+)
+
+# Flags of rows whose own time is not known well enough to stand for a whole run
+DOUBTFUL = frozenset(
+    {FEW, "unconverged", "unsteady", "bimodal", "invalid", INVALID, "skewed!", "overhead!"}
 )
 
 
@@ -153,9 +158,9 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     median, lo, hi = stats.median_interval(ordered, n_eff)
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
-    modes = _Modes.of(times, ordered)
+    modal = _modal(times, ordered)
     overhead = record.overhead_ns / record.inner
-    changing = _changing(record, times, modes.times, (lo, hi))
+    changing = _changing(record, times, modal["modes"], (lo, hi))
     flags = _flags(record, world, median, skew, overhead, late, changing)
     host, device = _clocks(record, median)
     algbw = _algbw(record.case, median)
@@ -181,9 +186,6 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         busbw=_busbw(record.case, algbw),
         severe_outliers=stats.outliers(ordered)[1],
         late_rank=late,
-        modes=modes.times,
-        mode_share=modes.share,
-        in_stretches=modes.in_stretches,
         flags=flags,
         lateness=lateness,
         gateable=not {INVALID, *UNGATED} & set(flags),
@@ -191,23 +193,18 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         wirebw=_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
         slow_rank=slow,
+        **modal,
     )
 
 
-class _Modes(NamedTuple):
-    times: tuple[float, float] | None = None
-    share: float | None = None
-    in_stretches: bool | None = None
-
-    @classmethod
-    def of(cls, times: stats.Floats, ordered: stats.Floats) -> _Modes:
-        """``times`` in the order measured, and sorted."""
-        found = stats.modes(ordered)
-        if found is None:
-            return cls()
-        low, high, share = found
-        slowest_of_first = ordered[round(share * len(ordered)) - 1]
-        return cls((low, high), share, stats.in_stretches(times > slowest_of_first))
+def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:
+    """The fields that two modes fill; ``times`` in the order measured, and sorted."""
+    found = stats.modes(ordered)
+    if found is None:
+        return {"modes": None}
+    low, high, share = found
+    slow = times > ordered[round(share * len(ordered)) - 1]
+    return {"modes": (low, high), "mode_share": share, "in_stretches": stats.in_stretches(slow)}
 
 
 def _changing(
@@ -216,14 +213,15 @@ def _changing(
     modes: tuple[float, float] | None,
     interval: tuple[float, float],
 ) -> dict[str, bool]:
-    """The flags of times that are not of one kind. Where the interval became as narrow as asked
-    for, they stand only for what it does not tell: its halves lie farther apart than it is wide, or
-    one of two modes lies outside of it."""
+    """The flags of times that are not of one kind. Those that had not settled when warm-up ended
+    are unsteady where samples went on changing: by halves farther apart than the interval is wide,
+    or so much that there is none. Where the interval is as narrow as asked for, two modes within it
+    do not matter."""
     lo, hi = interval
-    unsteady, bimodal = not record.steady, modes is not None
-    if record.stop == "converged":
-        unsteady = unsteady and stats.moved(times) > hi - lo
-        bimodal = modes is not None and not lo <= modes[0] <= modes[1] <= hi
+    wandered = not (math.isfinite(hi - lo) and stats.moved(times) <= hi - lo)
+    inside = record.stop == "converged" and modes is not None and lo <= modes[0] <= modes[1] <= hi
+    unsteady = not record.steady and wandered
+    bimodal = modes is not None and not inside
     return {"unsteady": unsteady, "bimodal": bimodal}
 
 

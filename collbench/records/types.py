@@ -214,8 +214,8 @@ class Record(_Line, frozen=True, tag="record"):
     ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its
     value. ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where even all of
     them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
-    often the kernel took a rank off its core while measuring; ``load`` is others' load by host since
-    the record before, about the ``seconds`` of the case; ``copies_first`` says that the timed
+    often the kernel took a rank off its core while measuring; ``load`` is others' load by host
+    since the record before, about the ``seconds`` of the case; ``copies_first`` says that the timed
     call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
     the same loop around a call that does nothing. ``seconds`` is what the case took, all told.
     ``clock`` says whether ``times_ns`` are a host's or a device's. The other one's: ``host_ns`` of
