@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from collbench.core.text import plain
+from collbench.core.text import counted, plain
 from collbench.machine.load import Load
 from collbench.records.types import End, Record, Run, RunFile
 
@@ -69,7 +69,7 @@ def _used(load: Mapping[str, Load], host: str) -> str:
     more = sum(one.busy for one in load.values()) - 1
     place = f" on {plain(host)}" if len(load) > 1 else ""
     return f"{_amount(load[host])} of {load[host].cpus} CPUs{place}" + (
-        f" (and on {more} more hosts)" if more else ""
+        f" (and on {counted(more, 'more host')})" if more else ""
     )
 
 

@@ -159,9 +159,8 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
     modal = _modal(times, ordered)
-    overhead = record.overhead_ns / record.inner
     changing = _changing(record, times, modal["modes"], (lo, hi))
-    flags = _flags(record, world, median, skew, overhead, late, changing)
+    flags = _flags(record, world, median, skew, late, changing)
     host, device = _clocks(record, median)
     algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
@@ -181,7 +180,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         host=host,
         device=device,
         skew=skew,
-        overhead=overhead,
+        overhead=record.overhead_ns / record.inner,
         algbw=algbw,
         busbw=_busbw(record.case, algbw),
         severe_outliers=stats.outliers(ordered)[1],
@@ -198,13 +197,14 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
 
 
 def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:
-    """The fields that two modes fill; ``times`` in the order measured, and sorted."""
-    found = stats.modes(ordered)
-    if found is None:
+    """The fields that two modes fill; ``times`` in the order measured, and sorted. A sample belongs
+    to the mode that is nearer by its logarithm."""
+    modes = stats.modes(ordered)
+    if modes is None:
         return {"modes": None}
-    low, high, share = found
-    slow = times > ordered[round(share * len(ordered)) - 1]
-    return {"modes": (low, high), "mode_share": share, "in_stretches": stats.in_stretches(slow)}
+    second = times > math.sqrt(modes[0] * modes[1])
+    share = np.count_nonzero(~second) / len(second)
+    return {"modes": modes, "mode_share": share, "in_stretches": stats.in_stretches(second)}
 
 
 def _changing(
@@ -312,7 +312,6 @@ def _flags(
     world: World | None,
     median: float,
     skew: float | None,
-    overhead: float,
     late: int | None,
     changing: Mapping[str, bool],
 ) -> tuple[str, ...]:
@@ -320,6 +319,7 @@ def _flags(
     gate. A rank on Gloo is preempted by Gloo's own thread on a quiet machine too, and ranks that
     share cores by each other: it counts only where other processes were at work besides."""
     dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
+    overhead = record.overhead_ns / record.inner
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     apart = (skew or 0) / record.inner / least if record.sync != "none" else 0.0
     found = {

@@ -153,9 +153,8 @@ def _between(ordered: Floats, q: float) -> float:
     return below + (above - below) * (place % 1)
 
 
-def modes(samples: Samples) -> tuple[float, float, float] | None:
-    """Medians of the two groups that the samples fall into and the share of the samples in the
-    first, or None if they do not clearly.
+def modes(samples: Samples) -> tuple[float, float] | None:
+    """Medians of the two groups that the samples fall into, or None if they do not clearly.
 
     Clearly: the widest gap in log time, leaving a tenth (and 4) of the samples on each side and at
     most 2 % inside, is at least as wide as either group's middle 80 %, more for groups under 14
@@ -187,7 +186,7 @@ def modes(samples: Samples) -> tuple[float, float, float] | None:
     coarse = ordered.item(high + best) - ordered.item(low + best) < 3 * step * (1 - 1e-9)
     if coarse or any(np.count_nonzero(np.diff(g)) < 2 for g in groups):
         return None
-    return _middle(ordered[:split]), _middle(ordered[split:]), split / n
+    return _middle(ordered[:split]), _middle(ordered[split:])
 
 
 def in_stretches(above: npt.NDArray[np.bool_]) -> bool:

@@ -21,14 +21,7 @@ from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
 from collbench.show.views.verdicts import headline
-from collbench.show.words import (
-    COLUMNS,
-    PLACES,
-    along,
-    axes,
-    flat,
-    story,
-)
+from collbench.show.words import COLUMNS, PLACES, along, axes, flat, story
 from collbench.suite.faults import planted
 
 REPEATED = "more than a quarter of the samples had to be repeated"

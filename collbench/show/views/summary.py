@@ -18,6 +18,7 @@ from collbench.show.words import GENERAL, doubts, explained, figures, kind, two_
 
 
 def floors(view: View) -> list[Line]:
+    """For each collective and mode the least time at the smallest size, and the largest busbw."""
     lines = []
     for title, series in groups(view.series).items():
         collective, mode = title.split(", ", 1)
@@ -54,7 +55,8 @@ def _best(
     good = [(point, one) for point, one in points if not _doubtful(point)]
     if not good:
         why = doubts([point.flags for point, _ in points])
-        return "not known", "", why
+        sizes = {size(point.size) for point, _ in points}
+        return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
     point, one = max(good, key=lambda pair: merit(pair[0]))
     return shown(point), plus_minus(point), _spot(point, one)
 
