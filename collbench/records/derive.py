@@ -203,7 +203,7 @@ def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:
     if modes is None:
         return {"modes": None}
     second = times > math.sqrt(modes[0] * modes[1])
-    share = np.count_nonzero(~second) / len(second)
+    share = float(np.mean(~second))
     return {"modes": modes, "mode_share": share, "in_stretches": stats.in_stretches(second)}
 
 

@@ -190,13 +190,13 @@ def figures(policy: Policy, crowded: bool, stops: Collection[str] = ()) -> dict[
     limits = policy.resolved(crowded)
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
-    more_time = f"--max-time {_seconds(_stepped(3 * seconds))}"
+    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}"
     return {
         "limit": f"the limit of {limits.max_iters:,} samples"
         if samples
         else f"--max-time {_seconds(seconds)}",
         "precision": f"±{100 * limits.precision:.2g} %",
-        "more": f"max_iters = {round(_stepped(3 * limits.max_iters))} in a suite"
+        "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
         if samples
         else more_time,
         "more_time": more_time,

@@ -32,7 +32,7 @@ def test_a_busy_machine_is_told_before_with_what_to_do() -> None:
 
 def test_what_was_while_measuring_decides() -> None:
     assert sentence((1.0, {"vm": LOUD}), before=QUIET).startswith(
-        "other processes used 1.3 of 2 CPUs while measuring (0.0 before, 0.0 after): numbers scatter"
+        "other processes used 1.3 of 2 CPUs while measuring (0.0 before, 0.0 after): numbers"
     )
     assert sentence((1.0, {"vm": QUIET}), before=LOUD) == ""
 

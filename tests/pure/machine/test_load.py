@@ -111,8 +111,15 @@ def test_another_rank_of_a_machine_leaves_its_counts_to_the_first(
 
 @pytest.mark.parametrize(
     ("others", "cpus", "busy"),
-    [(0.25, 1, False), (0.3, 2, True), (0.5, 4, True), (0.5, 8, False), (6.4, 64, False)]
-    + [(6.5, 64, True), (-0.1, 2, False)],
+    [
+        (0.25, 1, False),
+        (0.3, 2, True),
+        (0.5, 4, True),
+        (0.5, 8, False),
+        (6.4, 64, False),
+        (6.5, 64, True),
+        (-0.1, 2, False),
+    ],
 )
 def test_busy_is_more_than_a_quarter_of_a_cpu_and_a_tenth_of_all(
     others: float, cpus: int, busy: bool

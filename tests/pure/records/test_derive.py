@@ -245,7 +245,8 @@ def test_modes_come_with_their_share_and_order() -> None:
     row = derive.derive(measured(STEADY[:70] + slow), world())
     assert row is not None
     assert (row.mode_share, row.in_stretches) == (0.7, True)
-    mixed = derive.derive(measured([t * (1 + (i % 10 < 3)) for i, t in enumerate(STEADY)]), world())
+    every_third = [t * (1 + (7 * i % 10 < 3)) for i, t in enumerate(STEADY)]
+    mixed = derive.derive(measured(every_third), world())
     assert mixed is not None and (mixed.mode_share, mixed.in_stretches) == (0.7, False)
 
 

@@ -305,8 +305,12 @@ def test_two_modes_are_found_where_they_are(
 
 @pytest.mark.parametrize(
     ("above", "stretches"),
-    [([0] * 50 + [1] * 50, True), ([0, 0, 0, 1] * 25, False), ([0, 1] * 50, False)]
-    + [(([0] * 20 + [1] * 10) * 4, True)],
+    [
+        ([0] * 50 + [1] * 50, True),
+        (([0] * 20 + [1] * 10) * 4, True),
+        ([0, 0, 0, 1] * 25, False),
+        ([0, 1] * 50, False),
+    ],
 )
 def test_modes_come_in_stretches_or_mixed(above: list[int], stretches: bool) -> None:
     assert stats.in_stretches(np.array(above, dtype=bool)) is stretches
