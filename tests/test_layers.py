@@ -21,7 +21,7 @@ LAYERS = {
     "core": 1_900,  # what a collective is, what algorithms do and cost
     "machine": 430,  # where we are
     "suite": 690,  # what is asked for
-    "records": 2_010,  # what came out
+    "records": 2_020,  # what came out
     "run": 6_480,  # how it is measured
     "judge": 3_170,  # what it means
     "show": 3_700,  # how it is told

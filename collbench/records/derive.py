@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -82,10 +82,10 @@ UNGATED = (
     "overhead!",
 )
 
-# Flags of rows whose own time is not known well enough to stand for a whole run
-DOUBTFUL = frozenset(
-    {FEW, "unconverged", "unsteady", "bimodal", "invalid", INVALID, "skewed!", "overhead!"}
-)
+# Flags of rows whose own time stands for no whole run; the vague ones only where the interval
+# is wider than a tenth to either side, whatever was asked for
+DOUBTFUL = frozenset({FEW, "bimodal", "invalid", INVALID, "skewed!", "overhead!"})
+VAGUE, WIDE = frozenset({"unconverged", "unsteady"}), 0.1
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +269,25 @@ def _wirebw(record: Record, world: World | None, algbw: float) -> float | None:
     alone = world is not None and len({info.host for info in world.ranks}) == 1
     factor = wire_factor(record.case.collective, record.case.n, record.chose) if alone else None
     return None if factor is None else factor * algbw
+
+
+class Interval(Protocol):
+    """A time with its interval and flags."""
+
+    @property
+    def median(self) -> float: ...
+    @property
+    def lo(self) -> float: ...
+    @property
+    def hi(self) -> float: ...
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+
+
+def doubts(row: Interval) -> frozenset[str]:
+    """The flags for which a time does not stand for a whole run; none where it may."""
+    wide = not max(row.hi - row.median, row.median - row.lo) <= WIDE * row.median
+    return (DOUBTFUL | VAGUE if wide else DOUBTFUL).intersection(row.flags)
 
 
 def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:

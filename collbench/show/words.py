@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
-from collbench.records.derive import DOUBTFUL, Derived
+from collbench.records import derive
+from collbench.records.derive import Derived
 from collbench.records.types import Record
 from collbench.run.reporter import Outcome
 from collbench.suite.case import MODES, Case, Skip
@@ -243,9 +244,9 @@ def named(flags: Iterable[str], modes: tuple[float, float] | None) -> list[str]:
     return [f"{flag}:{both}" if flag == "bimodal" else flag for flag in flags]
 
 
-def doubts(rows: Sequence[Collection[str]]) -> str:
-    """Why none of these rows, by their flags, stands for anything: 2 unconverged, 1 bimodal."""
-    found = Counter(kind(flag) for flags in rows for flag in DOUBTFUL.intersection(flags))
+def doubts(rows: Iterable[derive.Interval]) -> str:
+    """Why none of these rows stands for the run: 2 unconverged, 1 bimodal."""
+    found = Counter(kind(flag) for row in rows for flag in derive.doubts(row))
     return ", ".join(f"{times} {flag}" for flag, times in found.most_common())
 
 

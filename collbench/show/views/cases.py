@@ -11,7 +11,8 @@ from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
 from collbench.judge.busy import sentence
-from collbench.records.derive import DOUBTFUL, Derived
+from collbench.records import derive
+from collbench.records.derive import Derived
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
@@ -279,7 +280,7 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
     least = min(case.size for case, _ in rows)
     smallest = [(case, row) for case, row in rows if case.size == least]
     if not (good := _trusted(smallest)):
-        why = doubts([row.flags for _, row in smallest])
+        why = doubts(row for _, row in smallest)
         return f"latency floor not known: no row of {size(least)} can be relied on ({why})"
     case, row = min(good, key=lambda pair: pair[1].median)
     return f"latency floor {duration(row.median)} {interval(row)} at {_point(case, varying)}"
@@ -290,7 +291,7 @@ def _peak(rows: Timed, varying: Sequence[str]) -> str:
     if not rated:
         return ""
     if not (good := _trusted(rated)):
-        why = doubts([row.flags for _, row in rated])
+        why = doubts(row for _, row in rated)
         return f"; peak busbw not known: no row can be relied on ({why})"
     case, row = max(good, key=lambda pair: pair[1].busbw or 0.0)
     where = _point(case, varying)
@@ -298,7 +299,7 @@ def _peak(rows: Timed, varying: Sequence[str]) -> str:
 
 
 def _trusted(rows: Timed) -> Timed:
-    return [(case, row) for case, row in rows if not DOUBTFUL.intersection(row.flags)]
+    return [(case, row) for case, row in rows if not derive.doubts(row)]
 
 
 def _point(case: Case, varying: Sequence[str]) -> str:

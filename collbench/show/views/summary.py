@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
-from collbench.records.derive import DOUBTFUL
+from collbench.records import derive
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Line, Table
 from collbench.show.views.series import Series, View, groups, plus_minus, table
@@ -54,7 +54,7 @@ def _best(
         return "-", "", ""
     good = [(point, one) for point, one in points if not _doubtful(point)]
     if not good:
-        why = doubts([point.flags for point, _ in points])
+        why = doubts(point for point, _ in points)
         sizes = {size(point.size) for point, _ in points}
         return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
     point, one = max(good, key=lambda pair: merit(pair[0]))
@@ -64,7 +64,7 @@ def _best(
 def _doubtful(point: Point) -> bool:
     """Whether its time stands for nothing; over launches enough to bound it, a flag of one of them
     does not matter."""
-    return point.launches < FEWEST_LAUNCHES and not DOUBTFUL.isdisjoint(point.flags)
+    return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
 
 
 def _single(view: View, point: Point) -> bool:

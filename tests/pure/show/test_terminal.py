@@ -421,7 +421,7 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
 
 @pytest.mark.parametrize("flag", ["unconverged", "bimodal", "n<6", "invalid", "unsteady"])
 def test_a_floor_is_of_the_smallest_size_and_of_rows_to_rely_on(flag: str) -> None:
-    doubtful = {"flags": (flag,)}
+    doubtful = {"flags": (flag,), "lo": 70.0, "hi": 120.0}
     small = [
         measured(a_case(nbytes=8), 100, row=doubtful),
         measured(a_case(nbytes=8, in_place=True), 900),
@@ -431,6 +431,11 @@ def test_a_floor_is_of_the_smallest_size_and_of_rows_to_rely_on(flag: str) -> No
     assert "latency floor 900 ns ±1.5% at 8 B (in place)" in told
     (told,) = (line for line in lines_of([small[0], *large]) if "latency floor" in line)
     assert f"latency floor not known: no row of 8 B can be relied on (1 {flag})" in told
+
+
+def test_what_is_known_within_a_tenth_is_to_be_relied_on() -> None:
+    close = measured(a_case(), 100, row={"flags": ("unconverged", "unsteady"), "hi": 109.0})
+    assert any("latency floor 100 ns ±9.0%" in line for line in lines_of([close]))
 
 
 def test_a_peak_is_of_rows_to_rely_on() -> None:
