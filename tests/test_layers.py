@@ -24,7 +24,7 @@ LAYERS = {
     "records": 2_020,  # what came out
     "run": 6_480,  # how it is measured
     "judge": 3_170,  # what it means
-    "show": 3_700,  # how it is told
+    "show": 3_710,  # how it is told
     "cli": 1_865,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported

@@ -250,30 +250,34 @@ def doubts(rows: Iterable[derive.Interval]) -> str:
     return ", ".join(f"{times} {flag}" for flag, times in found.most_common())
 
 
-def modal(case: Case, row: Derived, inner: int) -> str:
-    """Which of two modes a program is likely to see, and how often; ``inner`` calls made a
-    sample."""
+def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
+    """Sentences (see modal) on the bimodal rows whose modes lie farthest apart, and how many there
+    are beside; with each row how many calls made a sample."""
+    found = [one for one in rows if one[1].modes and "bimodal" in one[1].flags]
+    found.sort(key=lambda one: -one[1].modes[1] / one[1].modes[0] if one[1].modes else 0.0)
+    varying = axes([case for case, _, _ in found])[0] if found else []
+    lines = []
+    for case, row, inner in found[:MODAL]:
+        words = worded(case)
+        named = [words[name] for name in varying if name != "collective" and words[name]]
+        what = f"{size(case.size)} {case.collective}" if case.size else case.collective
+        lines.append(plain(f"{', '.join([what, *named])}: {modal(row, inner)}"))
+    more = len(found) - MODAL
+    return lines + ([f"… and {counted(more, 'more row')} with two modes"] if more > 0 else [])
+
+
+def modal(row: Derived, inner: int) -> str:
+    """Which of two modes a program is likely to see, and how often."""
     assert row.modes and row.mode_share is not None
-    first = row.mode_share
-    what = f"{size(case.size)} {case.collective}" if case.size else case.collective
+    first, (low, high) = row.mode_share, map(duration, row.modes)
     calls = "calls" if inner == 1 else f"samples of {inner} calls"
-    often = "mostly see the first" if first > 0.6 else "mostly see the second"
+    often = "mostly see the first" if first > 0.5 else "mostly see the second"
     seen = often if abs(first - 0.5) > 0.1 else "see both"
     how = ", in stretches" if row.in_stretches else ""
     return (
-        f"{what}, {case.label}: {first:.0%} of {calls} took about {duration(row.modes[0])},"
-        f" {1 - first:.0%} about {duration(row.modes[1])}{how}; a program will {seen}"
+        f"{first:.0%} of {calls} took about {low}, {1 - first:.0%} about {high}{how}; a program"
+        f" will {seen}"
     )
-
-
-def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
-    """Sentences (see modal) on the rows whose modes lie farthest apart, and how many there are
-    beside."""
-    found = [one for one in rows if one[1].modes and "bimodal" in one[1].flags]
-    found.sort(key=lambda one: -one[1].modes[1] / one[1].modes[0] if one[1].modes else 0.0)
-    more = len(found) - MODAL
-    lines = [modal(*one) for one in found[:MODAL]]
-    return lines + ([f"… and {counted(more, 'more row')} with two modes"] if more > 0 else [])
 
 
 def flat(record: Record, row: Derived | None) -> dict[str, Any]:

@@ -461,13 +461,23 @@ def test_the_summary_says_which_mode_a_program_will_see_and_how_often() -> None:
     ]
     found = [line for line in lines_of(rows) if "a program will" in line or "two modes" in line]
     assert found == [
-        "64 KiB all_reduce, gloo: 71% of calls took about 250 µs, 29% about 3.70 ms; a program"
+        "64 KiB all_reduce: 71% of calls took about 250 µs, 29% about 3.70 ms; a program"
         " will mostly see the first",
-        "8 B all_reduce, gloo: 20% of calls took about 1.00 µs, 80% about 2.00 µs, in stretches;"
+        "8 B all_reduce: 20% of calls took about 1.00 µs, 80% about 2.00 µs, in stretches;"
         " a program will mostly see the second",
-        "64 B all_reduce, gloo: 50% of calls took about 1.00 µs, 50% about 1.50 µs; a program"
+        "64 B all_reduce: 50% of calls took about 1.00 µs, 50% about 1.50 µs; a program"
         " will see both",
         "… and 2 more rows with two modes",
+    ]
+
+
+def test_rows_with_two_modes_are_told_apart() -> None:
+    record, row = two_modes(8, 1000, 2000, 0.7)
+    there = msgspec.structs.replace(record, case=a_case(nbytes=8, in_place=True)), row
+    found = [line for line in lines_of([(record, row), there]) if "a program will" in line]
+    assert [line.split(":")[0] for line in found] == [
+        "8 B all_reduce, out of place",
+        "8 B all_reduce, in place",
     ]
 
 

@@ -888,6 +888,6 @@ def test_the_summary_says_which_of_two_modes_a_program_will_see() -> None:
     times = [1000 + i % 7 for i in range(70)] + [4000 + i % 7 for i in range(30)]
     words = section(sections.document([run(ok(times_ns=times))]), "summary").words
     assert (
-        "1 KiB all_reduce, gloo: 70% of calls took about 1.00 µs, 30% about 4.00 µs, in stretches;"
+        "1 KiB all_reduce: 70% of calls took about 1.00 µs, 30% about 4.00 µs, in stretches;"
         " a program will mostly see the first." in words
     )
