@@ -64,8 +64,8 @@ MODAL = 3  # of the rows with two modes, this many are told in full
 
 
 class Flag(NamedTuple):
-    """What a flag means and what to do about it, without saying so where nothing is to be done.
-    ``whole``: all rows of a process group have it, so that it need not stand with each of them."""
+    """What a flag means, and what to do about it or that nothing is to be done. ``whole``: all rows
+    of a process group have it, so that it need not stand with each of them in nccl-tests' text."""
 
     meaning: str
     remedy: str
