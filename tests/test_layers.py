@@ -19,13 +19,13 @@ TESTS = Path(__file__).parent
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
     "core": 1_900,  # what a collective is, what algorithms do and cost
-    "machine": 400,  # where we are
+    "machine": 430,  # where we are
     "suite": 740,  # what is asked for
-    "records": 2_020,  # what came out
-    "run": 6_900,  # how it is measured
-    "judge": 3_150,  # what it means
-    "show": 3_570,  # how it is told
-    "cli": 1_860,  # how it is asked for
+    "records": 2_080,  # what came out
+    "run": 6_960,  # how it is measured
+    "judge": 3_210,  # what it means
+    "show": 3_760,  # how it is told
+    "cli": 1_870,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
     "torch": {"run", "cli.doctor"},

@@ -20,7 +20,8 @@ import psutil
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
-from collbench.machine import environment
+from collbench.judge import busy
+from collbench.machine import environment, load
 from collbench.records import stats
 from collbench.records.types import GpuState, Record, World
 from collbench.run import plan, session
@@ -59,6 +60,7 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
         state,
         f"{governor or 'not visible'}" + (" (clocks will wander)" if state == "no" else ""),
     )
+    yield from _others()
     yield Finding(
         "ranks", "note", f"up to {cores} with a core each; more are tagged oversubscribed"
     )
@@ -74,6 +76,15 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("pinning", "yes", "ranks can be bound to cores")
     except OSError as e:
         yield Finding("pinning", "no", f"{e.strerror}: times will move with the scheduler")
+
+
+def _others() -> Iterator[Finding]:
+    """Whether others keep this machine busy."""
+    seen = load.look()
+    trouble = busy.now(seen)
+    if seen:
+        state = "no" if trouble else "yes"
+        yield Finding("idle machine", state, trouble or "other processes use hardly any CPU")
 
 
 def _backends() -> Iterator[Finding]:

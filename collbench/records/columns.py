@@ -135,6 +135,14 @@ COLUMNS = (
         "derived.slow_rank",
     ),
     Column("modes", "values", "ns", "the two times around which samples gather", "derived.modes"),
+    Column("mode_share", "number", "", "share of samples around the first", "derived.mode_share"),
+    Column(
+        "preempted",
+        "whole",
+        "",
+        "times that the kernel took a rank off its core, of the first cycle that counts",
+        "record.preempted",
+    ),
     Column(
         "lateness", "values", "ns", "by rank, a sample after the first rank", "derived.lateness"
     ),

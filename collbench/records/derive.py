@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -88,6 +88,11 @@ UNGATED = (
     "apart",
 )
 
+# Flags of rows whose own time stands for no whole run; the vague ones only where the interval
+# is wider than a tenth to either side, whatever was asked for
+DOUBTFUL = frozenset({FEW, "bimodal", "invalid", INVALID, "skewed!", "overhead!"})
+VAGUE, WIDE = frozenset({"unconverged", "unsteady"}), 0.1
+
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
     """What a record says, derived. Times in nanoseconds per call, bandwidths in GB/s (1e9), None
@@ -103,9 +108,10 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     purpose, ``median`` counts from the last one's arrival, ``skew`` is how far apart they came, and
     ``absorbed`` the share of it that did not prolong the call. ``wirebw`` is what goes through each
     GPU's port the busier way, where that is known not to be busbw. ``clock_error`` is that of
-    ``t_glob``, ``skew`` and ``lateness`` where they rest on the clocks of several hosts.
-    ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
-    whatever groups there are.
+    ``t_glob``, ``skew`` and ``lateness`` where they rest on the clocks of several hosts. ``modes``
+    are the two times around which samples gather, ``mode_share`` how many of them around the first,
+    and ``in_stretches`` whether they stay there for long. ``slow_rank`` leaves last though nobody
+    came late: of ranks on one clock. Ranks are the world's, whatever groups there are.
     """
 
     samples: int
@@ -139,6 +145,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     control: float | None = None
     sensitive: bool = False
     absorbed: float | None = None
+    mode_share: float | None = None
+    in_stretches: bool | None = None
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -162,11 +170,11 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     median, lo, hi = stats.median_interval(ordered, n_eff)
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
-    modes = stats.modes(ordered)
-    overhead = record.overhead_ns / record.inner
+    modal = _modal(times, ordered)
+    changing = _changing(record, times, modal["modes"], (lo, hi))
     control, sensitive = _control(record, median, lo, hi)
-    flags = _flags(record, world, median, skew, overhead, late, modes)
-    flags += (SENSITIVE,) if sensitive and record.case.mode != "host" else ()
+    apart = sensitive and record.case.mode != "host"
+    flags = _flags(record, world, median, skew, late, changing) + (SENSITIVE,) * apart
     host, device = _clocks(record, median)
     algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
@@ -180,11 +188,10 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         host=host,
         device=device,
         skew=skew,
-        overhead=overhead,
+        overhead=record.overhead_ns / record.inner,
         algbw=algbw,
         busbw=_busbw(record.case, algbw),
         late_rank=late,
-        modes=modes,
         flags=flags,
         lateness=lateness,
         gateable=not {INVALID, *UNGATED} & set(flags),
@@ -195,6 +202,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         control=control,
         sensitive=sensitive,
         absorbed=_absorbed(record, control),
+        **modal,
     )
 
 
@@ -230,6 +238,35 @@ def _absorbed(record: Record, control: float | None) -> float | None:
         return None
     spread = stats.median(record.skew_ns)
     return 1 - (stats.median(record.glob_ns) - control) / spread if spread else None
+
+
+def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:
+    """The fields that two modes fill; ``times`` in the order measured, and sorted. A sample belongs
+    to the mode that is nearer by its logarithm."""
+    modes = stats.modes(ordered)
+    if modes is None:
+        return {"modes": None}
+    second = times > math.sqrt(modes[0] * modes[1])
+    share = float(np.mean(~second))
+    return {"modes": modes, "mode_share": share, "in_stretches": stats.in_stretches(second)}
+
+
+def _changing(
+    record: Record,
+    times: stats.Floats,
+    modes: tuple[float, float] | None,
+    interval: tuple[float, float],
+) -> dict[str, bool]:
+    """The flags of times that are not of one kind. Those that had not settled when warm-up ended
+    are unsteady where samples went on changing: by halves farther apart than the interval is wide,
+    or so much that there is none. Where the interval is as narrow as asked for, two modes within it
+    do not matter."""
+    lo, hi = interval
+    wandered = not (math.isfinite(hi - lo) and stats.moved(times) <= hi - lo)
+    inside = record.stop == "converged" and modes is not None and lo <= modes[0] <= modes[1] <= hi
+    unsteady = not record.steady and wandered
+    bimodal = modes is not None and not inside
+    return {"unsteady": unsteady, "bimodal": bimodal}
 
 
 def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None, tuple[float, ...]]:
@@ -278,6 +315,25 @@ def _wirebw(record: Record, world: World | None, algbw: float) -> float | None:
     return None if factor is None else factor * algbw
 
 
+class Interval(Protocol):
+    """A time with its interval and flags."""
+
+    @property
+    def median(self) -> float: ...
+    @property
+    def lo(self) -> float: ...
+    @property
+    def hi(self) -> float: ...
+    @property
+    def flags(self) -> tuple[str, ...]: ...
+
+
+def doubts(row: Interval) -> frozenset[str]:
+    """The flags for which a time does not stand for a whole run; none where it may."""
+    wide = not max(row.hi - row.median, row.median - row.lo) <= WIDE * row.median
+    return (DOUBTFUL | VAGUE if wide else DOUBTFUL).intersection(row.flags)
+
+
 def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:
     """The row of an imported record, which never gates: of its samples if it has any, else with nan
     for what the tool did not tell. Its quantiles stand only where as many samples could bound them.
@@ -319,13 +375,14 @@ def _flags(
     world: World | None,
     median: float,
     skew: float | None,
-    overhead: float,
     late: int | None,
-    modes: tuple[float, float] | None,
+    changing: Mapping[str, bool],
 ) -> tuple[str, ...]:
     """Short words for what a reader must know; ``!`` marks the grade at which a row may not
-    gate."""
+    gate. A rank on Gloo is preempted by Gloo's own thread on a quiet machine too, and ranks that
+    share cores by each other: it counts only where other processes were at work besides."""
     dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
+    overhead = record.overhead_ns / record.inner
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
     apart = 0.0 if alone else (skew or 0) / record.inner / least
@@ -340,11 +397,14 @@ def _flags(
         "oversubscribed": bool(world and world.oversubscribed),
         FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",
         "unconverged": record.stop in ("budget", "max_n"),
-        "unsteady": not record.steady,
+        "unsteady": changing["unsteady"],
         _graded("skewed", apart): apart > 0.05,
         _graded("overhead", overhead / least): overhead > 0.05 * median,
         _graded("invalid", dropped, 0.25): dropped > 0.05,
-        "bimodal": modes is not None,
+        "bimodal": changing["bimodal"],
+        "preempted": record.preempted > 0.05 * len(record.times_ns)
+        and any(load.busy for load in record.load.values())
+        and not (world and world.oversubscribed),
         f"late:{late}": late is not None,
         "apart": bool(record.case.arrival),
         "+copy": record.copies_first,

@@ -215,6 +215,7 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
     if len(each) < 2:
         return each[0] if each else None
     first, n_eff = each[0], sum(row.n_eff for row in each)
+    bimodal = next((row for row in each if row.modes), first)
     sampled = all(cycle.record.times_ns for cycle in fit)
     times = _times(fit) if sampled else np.array([row.median for row in each])
     ordered = np.sort(times)
@@ -241,7 +242,9 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
         algbw=first.algbw * factor,
         busbw=None if first.busbw is None else first.busbw * factor,
         wirebw=None if first.wirebw is None else first.wirebw * factor,
-        modes=next((row.modes for row in each if row.modes), None),
+        modes=bimodal.modes,
+        mode_share=bimodal.mode_share,
+        in_stretches=bimodal.in_stretches,
         severe_outliers=sum(row.severe_outliers for row in each),
         flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
         control=stats.median(controls) if controls else None,

@@ -189,6 +189,21 @@ def modes(samples: Samples) -> tuple[float, float] | None:
     return _middle(ordered[:split]), _middle(ordered[split:])
 
 
+def in_stretches(above: npt.NDArray[np.bool_]) -> bool:
+    """Whether samples stay in one of two groups for long: by the order measured they change groups
+    less than half as often as they would in a random order, 2p(1-p) of the time."""
+    changes = np.count_nonzero(above[1:] != above[:-1])
+    share = np.count_nonzero(above) / len(above)
+    return bool(changes < share * (1 - share) * (len(above) - 1))
+
+
+def moved(samples: Samples) -> float:
+    """By how much the median of the second half of the samples, in the order measured, differs from
+    that of the first. Of at least two samples."""
+    half = len(samples) // 2
+    return abs(median(samples[half:]) - median(samples[:half]))
+
+
 def converged(
     samples: Samples, precision: float, min_iters: int, seconds: float, min_seconds: float
 ) -> bool:

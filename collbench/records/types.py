@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from collbench.machine.load import Load
 from collbench.suite.case import Case, Positive, Whole
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
@@ -61,7 +62,8 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Run(_Line, frozen=True, tag="run"):
     """What was asked for, when and where. ``environment`` is environment.gather()'s allow-listed
     description. ``imported`` names the tool whose output the run was read from, and then what is
-    not known of it is left empty.
+    not known of it is left empty. ``load`` is others' load by host just
+    before ranks were started (machine/load.py); empty where nobody could tell.
     """
 
     id: str
@@ -74,6 +76,7 @@ class Run(_Line, frozen=True, tag="run"):
     tag: str = ""
     pairing: Pairing | None = None
     imported: str = ""
+    load: dict[str, Load] = {}
 
 
 class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -213,7 +216,8 @@ class Record(_Line, frozen=True, tag="record"):
     ``invalid`` counts samples that were replaced, by cause; none is ever left out because of its
     value. ``rotation`` is how many buffer pairs took turns; ``cache`` is "small" where even all of
     them fit the cache, "shrunk" where memory allowed fewer than cold needs. ``preempted`` is how
-    often the kernel took a rank off its core while measuring; ``copies_first`` says that the timed
+    often the kernel took a rank off its core while measuring; ``load`` is others' load by host
+    since the record before, about the ``seconds`` of the case; ``copies_first`` says that the timed
     call begins with a copy because the library lacks such an out-of-place call. ``overhead_ns`` is
     the same loop around a call that does nothing; ``call_path_ns`` is one call by rank 0 alone that
     leaves the library nothing to do, where one can be made. ``seconds`` is what the case took, all
@@ -268,6 +272,7 @@ class Record(_Line, frozen=True, tag="record"):
     told: ToolTime | None = None
     chose: Choice | None = None
     gpus: list[GpuState] = []
+    load: dict[str, Load] = {}
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}
@@ -278,11 +283,13 @@ class Record(_Line, frozen=True, tag="record"):
 
 
 class End(_Line, frozen=True, tag="end"):
-    """The last line of a run that was not cut short."""
+    """The last line of a run that was not cut short. ``load`` is others' load by host just after
+    the last rank had ended."""
 
     exit: int
     ended: str
     note: str = ""
+    load: dict[str, Load] = {}
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):

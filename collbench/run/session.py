@@ -14,6 +14,7 @@ import msgspec
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
 from collbench.core.text import counted
 from collbench.machine import environment
+from collbench.machine.load import Load
 from collbench.records import derive, store
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume
@@ -153,15 +154,17 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             join.follow(member, order.join_seconds)
             return Exit.OK
     world = choose(order, member)
+    before: dict[str, Load] = {}
     try:
         if resumed is None:
+            before = world.load()
             world.warm(order.suite.values("backends"), order.suite.axes.envs[0])
         prepared = prepare(order, world.room)
         if resumed is not None:
             resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
         elif not prepared.jobs:
             raise nothing_runs([skip.reason for skip in prepared.skips])
-        return _Session(order, prepared, make_reporter(), world).run()
+        return _Session(order, prepared, make_reporter(), world, before).run()
     finally:
         world.close()
 
@@ -204,7 +207,7 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     assert order.resumed is not None and order.resumed.end is not None
     path = order.resumed.path
     print(f"collbench: {path} is complete: nothing is left to measure", file=sys.stderr)
-    session = _Session(order, prepared, reporter, Predicted())
+    session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
     return session.verdict()
@@ -222,16 +225,24 @@ def nothing_runs(notes: Sequence[str]) -> CannotRun:
 
 class _Session:
     def __init__(
-        self, order: Order, prepared: Prepared, reporter: Reporter, world: worlds.World
+        self,
+        order: Order,
+        prepared: Prepared,
+        reporter: Reporter,
+        world: worlds.World,
+        before: dict[str, Load],
     ) -> None:
         self._order, self._prepared, self._reporter = order, prepared, reporter
         self._ranks = world
         self._resumed = order.resumed
         self._stand = {record.case for record in resume.standing(order.resumed)}
-        self._run = order.resumed.run if order.resumed else _describe(order, prepared.suite, world)
+        self._run = (
+            order.resumed.run if order.resumed else _describe(order, prepared.suite, world, before)
+        )
         self._writer: store.Writer | None = None
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
+        self._after: dict[str, Load] = {}
         self._interrupts = Interrupts()
         self._pace = self._paced()
 
@@ -275,6 +286,7 @@ class _Session:
         try:
             with self._interrupts:
                 self._ranks.run(plans, listener)
+                self._after = self._ranks.load()
                 code, note = self.verdict(), ""
         except KeyboardInterrupt:
             code, note = Exit.INTERRUPTED, "interrupted"
@@ -356,7 +368,7 @@ class _Session:
     def _finish(self, code: Exit, note: str) -> None:
         """Write the last line and have the reporter close. Raises CannotRun if something could not
         be saved."""
-        end = End(exit=code, ended=now(), note=note)
+        end = End(exit=code, ended=now(), note=note, load=self._after)
         path = None
         if self._writer is not None:
             self._writer.write(end)
@@ -388,7 +400,7 @@ def spoken(command: Sequence[str]) -> list[str]:
     return ["collbench", *map(environment.mask, command[1:])]
 
 
-def _describe(order: Order, suite: Suite, world: worlds.World) -> Run:
+def _describe(order: Order, suite: Suite, world: worlds.World, before: dict[str, Load]) -> Run:
     return Run(
         id=store.new_id(suite.name),
         started=now(),
@@ -397,6 +409,7 @@ def _describe(order: Order, suite: Suite, world: worlds.World) -> Run:
         policy=suite.policy,
         environment=world.environment(),
         tag=order.tag,
+        load=before,
     )
 
 

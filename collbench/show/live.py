@@ -7,7 +7,7 @@ import atexit
 import sys
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.core.text import plain, size
+from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
@@ -38,7 +39,9 @@ from collbench.suite.case import Case, Skip
 
 class Status(Gathered):
     """Progress only, on the error terminal, for formats that are piped. Silent where that is no
-    terminal."""
+    terminal, but for a warning where others keep the machine busy."""
+
+    footer = False  # whether what there is to say at the end is shown elsewhere
 
     def __init__(self, console: Console | None = None, watched: bool | None = None) -> None:
         """``watched`` unless told: the errors go to a terminal and the output does not, which would
@@ -57,7 +60,9 @@ class Status(Gathered):
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         super().begin(run, cases, skips)
         self._began = time.monotonic()
-        self._header = _heading(run, cases, {})
+        self._header = self._heading()
+        if not (self.footer and self._watched):
+            _warn(busy.now(run.load))
         if self._watched:
             self._live = Live(
                 get_renderable=self._view,
@@ -71,7 +76,7 @@ class Status(Gathered):
 
     def world(self, world: World) -> None:
         super().world(world)
-        self._header = _heading(self.run, self.cases, self.worlds)
+        self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         phase = f"{phase} again" if case in self._known else phase
@@ -87,6 +92,16 @@ class Status(Gathered):
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
         self.close()
+        if not self.footer:
+            _warn(views.busy(self))
+
+    def _heading(self, running: bool = True) -> Text:
+        """The header's lines, with a warning while the run goes on; the first is cut where it is
+        too long, so that the live view fits."""
+        words = views.header(self.run, self.cases, self.worlds)
+        words += [views.noticed(told)] if running and (told := busy.now(self.run.load)) else []
+        lines = [terminal.inline(line) for line in words]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
     def close(self) -> None:
         """Gives the terminal back, also when a run ends by an exception; may be called twice."""
@@ -104,13 +119,15 @@ class LiveTable(Status):
     """Progress and the latest rows while the run goes on; the whole tables and the closing lines
     once it has ended."""
 
+    footer = True
+
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(highlight=False)
         super().__init__(console, console.is_terminal)
 
     def end(self, end: End, path: Path | None) -> None:
         super().end(end, path)
-        self._console.print(self._header)
+        self._console.print(self._heading(running=False))
         for mode, outcomes in by_mode(self.outcomes):
             self._console.print("", self._table(mode, outcomes), sep="\n")
         self._console.print()
@@ -138,10 +155,9 @@ class LiveTable(Status):
         return terminal.grid(table, self._console.width)
 
 
-def _heading(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> Text:
-    """The header's lines; the first is cut where it is too long, so that the live view fits."""
-    lines = [terminal.inline(line) for line in views.header(run, cases, worlds)]
-    return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
+def _warn(text: str) -> None:
+    if text:
+        print(f"collbench: {text}", file=sys.stderr)
 
 
 def progress(

@@ -4,7 +4,8 @@ the same.
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
-run:`` say what its format has no columns for.
+run:``, ``# flags:`` (of the line above), ``# flagged:`` and ``# busy:`` say what its format has no
+columns for.
 
 A line joins a case out of place and the same case in place. Where a half is missing its three
 numbers are ``nan`` and its #wrong ``N/A``: every line keeps its number of blank-separated fields,
@@ -30,10 +31,11 @@ from collbench.core import groups
 from collbench.core.groups import Groups
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
+from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
 from collbench.run.reporter import Outcome, Reporter
-from collbench.show.words import FLAGS, PLACES, reasons
+from collbench.show.words import PLACES, explained, legend, named, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
 
@@ -271,12 +273,14 @@ class Text(Reporter):
         self._out.flush()
 
     def end(self, end: End, path: Path | None) -> None:
+        told = busy.sentence(self._run, (record for record, _ in self._done.values()), end)
         missing = sum(case not in self._done for line in self._lines for case in line.values())
         while self._next < len(self._lines):
             self._write()
         self._introduce()
         self._conclude()
         self._say(*([f"# not run: {missing} of the planned cases"] if missing else []))
+        self._say(*[f"# busy: {told}"] * bool(told))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
@@ -329,7 +333,8 @@ class Text(Reporter):
                 h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
             ]
             self._bad += sum(bool(h.wrong) for h in halves)
-            self._flags.update(flag for _, row in known if row for flag in row.flags)
+            self._known += known
+            self._say(*_flags(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -340,7 +345,7 @@ class Text(Reporter):
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
-        self._flags: Counter[str] = Counter()
+        self._known: list[Outcome] = []
         mine = [
             w
             for w in self._worlds
@@ -372,11 +377,9 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
-            for flag, number in self._flags.items():
-                self._say(
-                    f"# flagged: {flag} ({number}):"
-                    f" {FLAGS.get(flag.rstrip('!').partition(':')[0], '')}"
-                )
+            crowded = any(world.oversubscribed for world in self._worlds)
+            told = legend(self._known, self._run.policy, crowded)
+            self._say(*(f"# flagged: {line}" for line in told))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 
@@ -415,6 +418,16 @@ def _header(options: Options) -> Iterable[str]:
     yield HEADER[0]
     yield HEADER[1] + 2 * names + " " + (f"{'timestamp':>20}" if options.timestamps else "")
     yield HEADER[2] + 2 * units + " "
+
+
+def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
+    """A comment with what is to be known of the line above and not of all lines alike; no fields
+    on the line itself, which parsers count."""
+    for record, row in outcomes:
+        own = [flag for flag in (row.flags if row else ()) if not explained(flag).whole]
+        if row and own:
+            where = PLACES["in" if record.case.in_place else "out"]
+            yield f"# flags: {record.case.nbytes} B {where}: {' '.join(named(own, row.modes))}"
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:

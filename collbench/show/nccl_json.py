@@ -118,15 +118,23 @@ def document(
             "version": __version__,
             "run": run.id,
             "time": f"median over samples of {AVERAGES[options.average][0]}",
-            "results": [_extra(next(iter(line.values()))) for line in lines],
+            "results": [_extra(line, done) for line in lines],
         },
     }
 
 
-def _extra(case: Case) -> dict[str, Any]:
+def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
+    """What the schema has no place for, of a line; of flags those that occurred."""
+    case = next(iter(line.values()))
+    rows = {place: done[case][1] for place, case in line.items() if case in done}
+    flags = {
+        "in_place" if place else "out_of_place": row.flags
+        for place, row in rows.items()
+        if row and row.flags
+    }
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
     names += ["groups", "group"] if case.groups else []
-    return {name: getattr(case, name) for name in names}
+    return {name: getattr(case, name) for name in names} | ({"flags": flags} if flags else {})
 
 
 def _result(

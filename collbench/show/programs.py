@@ -18,7 +18,18 @@ from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run
 from collbench.run.reporter import Gathered, Reporter
 from collbench.show import markdown
-from collbench.show.document import Block, Document, Gauge, Heading, JunitCase, Line, Table, toned
+from collbench.show.document import (
+    Block,
+    Document,
+    Gauge,
+    Heading,
+    JunitCase,
+    Line,
+    Points,
+    Table,
+    toned,
+)
+from collbench.show.views import cases as views
 from collbench.show.words import COLUMNS, LEFT, axes, by_mode, cells, columns, flat, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
@@ -205,6 +216,8 @@ class Markdown(Gathered):
             blocks += [Heading(f"{constant}, {mode}"), table]
         left_out = reasons(self.skips, self.arrived)
         blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
+        blocks += [Points(told)] if (told := views.explained(self)) else []
+        blocks += [busy] if (busy := views.busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []
         self._out.write(markdown.text(Document(title="", comment=blocks), sys.maxsize))
         self._out.flush()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.records import derive
 from collbench.records.derive import Derived
 from collbench.records.types import Record
 from collbench.run.reporter import Outcome
 from collbench.suite.case import MODES, Case, Skip
+from collbench.suite.policy import Policy
 
 AXES = (
     "collective",
@@ -62,55 +64,234 @@ COLUMNS = (
 )
 
 
+MODAL = 3  # of the rows with two modes, this many are told in full
+
+
+class Flag(NamedTuple):
+    """What a flag means, and what to do about it or that nothing is to be done. ``whole``: all rows
+    of a process group have it, so that it need not stand with each of them in nccl-tests' text."""
+
+    meaning: str
+    remedy: str
+    whole: bool = False
+
+
 FLAGS = {
-    "injected": (
+    "injected": Flag(
         "a fault was planted on purpose (--inject): shows that an alarm fires, and nothing of the"
-        " machine"
+        " machine",
+        "leave --inject out to measure",
+        whole=True,
     ),
-    "predicted": "computed from a model of the network, not measured",
-    "oversubscribed": "more ranks than physical cores: times include waiting for a core",
-    "n<6": "fewer than 6 samples: too few for an interval",
-    "unconverged": "time or samples ran out before the interval was as narrow as asked for",
-    "unsteady": "times were still changing when warm-up had to end",
-    "skewed": "ranks started apart by more than 5 % of the time (with !: 20 %)",
-    "overhead": "measuring itself takes more than 5 % of the time (with !: 20 %)",
-    "invalid": "more than 5 % of the samples had to be repeated (with !: 25 %)",
-    "bimodal": "times fall into two groups: the median may be a time that never occurs",
-    "late": "this rank came last far more often than chance explains; the others wait for it",
-    "+copy": "the timed call begins with a copy, since the library has no such out-of-place call",
-    "arrival-sensitive": (
+    "predicted": Flag(
+        "computed from a model of the network, not measured",
+        "measure it to know",
+        whole=True,
+    ),
+    "oversubscribed": Flag(
+        "more ranks than physical cores: times include waiting for a core",
+        "take no more ranks than cores (-g) for times to rely on",
+        whole=True,
+    ),
+    "n<6": Flag(
+        "fewer than 6 samples: too few for an interval",
+        "allow more time ({more_time}) or ask for more samples (-n 20)",
+    ),
+    "unconverged": Flag(
+        "stopped by {limit} before {precision}",
+        "allow more ({more}) or ask for less ({less})",
+    ),
+    "unsteady": Flag(
+        "times were still changing when warm-up had to end, and while measuring",
+        "warm up for longer (-w 1000)",
+    ),
+    "skewed": Flag(
+        "ranks started apart by more than 5 % of the time (with !: 20 %)",
+        "leave a core to each rank and stop other processes; larger sizes are less affected",
+    ),
+    "arrival-sensitive": Flag(
         "ranks that start together, as here, take another time than a program's, which come as they"
-        " may: `as called`; --mode host measures that"
+        " may: see the column `as called`",
+        "measure what a program sees (--mode host)",
     ),
-    "apart": ("ranks came apart on purpose (--arrival): times count from the last one's arrival"),
-    "imported": (
-        "read from another tool's log, which tells less than samples do: never decides a comparison"
+    "apart": Flag(
+        "ranks came apart on purpose (--arrival): times count from the last one's arrival",
+        "nothing: compare with --arrival aligned",
+        whole=True,
     ),
-    "blocking": "each call's time includes a wait for all ranks (-z 1)",
-    "interpreted": (
-        "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time"
+    "overhead": Flag(
+        "measuring itself takes more than 5 % of the time (with !: 20 %)",
+        "put several calls into each sample (-m 20)",
     ),
-    "virtual": (
+    "invalid": Flag(
+        "more than 5 % of the samples were discarded and measured again (with !: 25 %)",
+        "stop other processes; --sync barrier where ranks cannot start in time",
+    ),
+    "bimodal": Flag(
+        "times gather around two values (shown), and the median may be neither",
+        "read these two in place of the median",
+    ),
+    "preempted": Flag(
+        "other processes were at work, and a rank lost its core in more than 5 % of the samples",
+        "stop them, or measure when the machine is idle",
+    ),
+    "late": Flag(
+        "this rank came last far more often than chance explains; the others wait for it",
+        "look at what else runs on its host; collbench locate finds slow hosts",
+    ),
+    "+copy": Flag(
+        "the time includes copying the buffer: this library has no out-of-place version",
+        "nothing to do; rows in place are without the copy",
+    ),
+    "imported": Flag(
+        "read from another tool's log, which tells less than samples do: never decides a"
+        " comparison",
+        "nothing to do, or measure again with collbench",
+        whole=True,
+    ),
+    "blocking": Flag(
+        "each call's time includes a wait for all ranks (-z 1)",
+        "leave -z out for the call alone",
+        whole=True,
+    ),
+    "interpreted": Flag(
+        "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
+        "measure on a GPU",
+        whole=True,
+    ),
+    "virtual": Flag(
         "all ranks are virtual ones on one GPU: what an algorithm costs there, not what links"
-        " between GPUs do"
+        " between GPUs do",
+        "leave --virtual-ranks out where there are several GPUs",
+        whole=True,
     ),
-    "shared-gpu": "ranks share a GPU: shows that it runs, not what a machine can do",
-    "throttled": (
-        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were replaced"
+    "shared-gpu": Flag(
+        "ranks share a GPU: shows that it runs, not what a machine can do",
+        "take no more ranks than GPUs (-g)",
+        whole=True,
     ),
-    "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
-    "no-effect": (
-        "the library did not follow a setting that was asked for; the record's note says which"
+    "throttled": Flag(
+        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were"
+        " replaced",
+        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power limits",
     ),
-    "no-splits": (
-        "the file that said how data is split cannot be read any more: bandwidth is unknown"
+    "few-buffers": Flag(
+        "too little memory for enough buffers: some data may still be in a cache",
+        "take smaller sizes (-e) or fewer ranks, or say --cache hot and mean it",
+    ),
+    "no-effect": Flag(
+        "the library did not follow a setting that was asked for; the record's note says which",
+        "leave the setting out, or ask for one that the library has here",
+    ),
+    "no-splits": Flag(
+        "the file that said how data is split cannot be read any more: bandwidth is unknown",
+        "put the file back where it was",
     ),
 }
 
 
-def meaning(flag: str) -> str:
-    """What a flag means, without its rank and its exclamation mark."""
-    return FLAGS.get(flag, "a flag that this version does not know")
+GENERAL = {  # where the run's own figures are not known, or differ between runs
+    "limit": "the limit of time or samples",
+    "precision": "the interval was as narrow as asked for",
+    "more": "--max-time",
+    "more_time": "--max-time",
+    "less": "--precision",
+}
+
+
+def figures(policy: Policy, crowded: bool, stops: Collection[str] = ()) -> dict[str, str]:
+    """What stands in place of GENERAL for a run: ``crowded`` says whether ranks shared cores,
+    ``stops`` for which reasons measuring unconverged rows ended (Record.stop)."""
+    limits = policy.resolved(crowded)
+    assert limits.precision and limits.max_seconds is not None
+    samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
+    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}"
+    return {
+        "limit": f"the limit of {limits.max_iters:,} samples"
+        if samples
+        else f"--max-time {_seconds(seconds)}",
+        "precision": f"±{100 * limits.precision:.2g} %",
+        "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
+        if samples
+        else more_time,
+        "more_time": more_time,
+        "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
+    }
+
+
+def _stepped(least: float) -> float:
+    """The first of 1, 2, 5, 10, 20 ... that is no less."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}s"
+
+
+def kind(flag: str) -> str:
+    """A flag without its rank and its exclamation mark."""
+    return flag.partition(":")[0].rstrip("!")
+
+
+def explained(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
+    """What a flag means and what to do, with figures of the run where these are ``known``."""
+    found = FLAGS.get(kind(flag)) or Flag("a flag that this version does not know", "update it")
+    return found._replace(
+        meaning=found.meaning.format_map(known), remedy=found.remedy.format_map(known)
+    )
+
+
+def legend(outcomes: Sequence[Outcome], policy: Policy, crowded: bool) -> list[str]:
+    """A line for each flag that occurred, most frequent first: how often, its meaning, and what to
+    do."""
+    flags = Counter(kind(flag) for _, row in outcomes if row for flag in row.flags)
+    stops = {r.stop for r, row in outcomes if row and "unconverged" in row.flags}
+    known = figures(policy, crowded, stops)
+    lines = [(flag, times, explained(flag, known)) for flag, times in flags.most_common()]
+    return [f"{flag} ({times}): {told.meaning}; {told.remedy}" for flag, times, told in lines]
+
+
+def named(flags: Iterable[str], modes: tuple[float, float] | None) -> list[str]:
+    """Flags as they stand with a row: with both modes' times."""
+    both = "|".join(duration(mode).replace(" ", "") for mode in modes or ())
+    return [f"{flag}:{both}" if flag == "bimodal" else flag for flag in flags]
+
+
+def doubts(rows: Iterable[derive.Interval]) -> str:
+    """Why none of these rows stands for the run: 2 unconverged, 1 bimodal."""
+    found = Counter(kind(flag) for row in rows for flag in derive.doubts(row))
+    return ", ".join(f"{times} {flag}" for flag, times in found.most_common())
+
+
+def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
+    """Sentences (see modal) on the bimodal rows whose modes lie farthest apart, and how many there
+    are beside; with each row how many calls made a sample."""
+    found = [one for one in rows if one[1].modes and "bimodal" in one[1].flags]
+    found.sort(key=lambda one: -one[1].modes[1] / one[1].modes[0] if one[1].modes else 0.0)
+    varying = axes([case for case, _, _ in found])[0] if found else []
+    lines = []
+    for case, row, inner in found[:MODAL]:
+        words = worded(case)
+        named = [words[name] for name in varying if name != "collective" and words[name]]
+        what = f"{size(case.size)} {case.collective}" if case.size else case.collective
+        lines.append(plain(f"{', '.join([what, *named])}: {modal(row, inner)}"))
+    more = len(found) - MODAL
+    return lines + ([f"… and {counted(more, 'more row')} with two modes"] if more > 0 else [])
+
+
+def modal(row: Derived, inner: int) -> str:
+    """Which of two modes a program is likely to see, and how often."""
+    assert row.modes and row.mode_share is not None
+    first, (low, high) = row.mode_share, map(duration, row.modes)
+    calls = "calls" if inner == 1 else f"samples of {inner} calls"
+    often = "mostly see the first" if first > 0.5 else "mostly see the second"
+    seen = often if abs(first - 0.5) > 0.1 else "see both"
+    how = ", in stretches" if row.in_stretches else ""
+    return (
+        f"{first:.0%} of {calls} took about {low}, {1 - first:.0%} about {high}{how}; a program"
+        f" will {seen}"
+    )
 
 
 def flat(record: Record, row: Derived | None) -> dict[str, Any]:
@@ -194,13 +375,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         if record.status in ("failed", "wrong") and record.note
         else []
     )
-    named = {
-        "bimodal": (
-            "bimodal:"
-            + "|".join(duration(mode).replace(" ", "") for mode in (row and row.modes) or ())
-        )
-    }
-    flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
+    flags = named(row.flags, row.modes) if row else []
     shown = row if record.status != "wrong" else None
     place, more = along(record.case), optional(shown, record.case.mode)
     unknown = (

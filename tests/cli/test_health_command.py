@@ -25,6 +25,7 @@ from collbench.core.errors import CannotRun, Exit, RunBroken
 from collbench.judge.health import night as judging
 from collbench.judge.health.night import Night
 from collbench.machine import environment
+from collbench.machine.load import Load
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -106,6 +107,21 @@ def test_nagios_has_codes_of_its_own(
     kept(home, **fields)
     ended, out, _ = said("--nagios", "--no-history")
     assert ended == code and out.startswith(f"COLLBENCH {word} - ") and out.count("\n") == 1
+
+
+def test_a_night_on_a_busy_machine_is_not_healthy_without_that_word(said: Said, home: Path) -> None:
+    load = {"node0": Load(1.26, 2), "node1": Load(0.0, 2)}
+    kept(home, change=lambda made: replace(made, seconds=1.0, load=load))
+    code, out, _ = said("--no-history", "--format", "line")
+    assert code == Exit.OK and "healthy (on a busy machine): " in out
+    assert "other processes used 1.3 of 2 CPUs on node0 while measuring" in out
+    code, out, _ = said("--no-history", "--format", "json")
+    told = json.loads(out)
+    assert (code, told["state"], told["busy"][:15]) == (Exit.OK, "healthy", "other processes")
+    code, out, _ = said("--no-history", "--nagios")
+    assert code == 0 and "other processes used 1.3 of 2 CPUs" in out
+    code, out, _ = said("--no-history")
+    assert "healthy (on a busy machine): " in out
 
 
 def test_no_verdict_exits_3_and_says_what_is_missing(said: Said, home: Path) -> None:

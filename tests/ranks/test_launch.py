@@ -16,6 +16,7 @@ import pytest
 
 from collbench.records import store
 
+CPUS = len(os.sched_getaffinity(0))
 PLUGINS = Path(__file__).parent / "plugins"
 ARGS = [
     "all_reduce",
@@ -104,6 +105,16 @@ def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
     assert run.worlds[0].launcher != "local"
     assert len({r.pid for r in run.worlds[0].ranks}) == 2
     assert run.end is not None and run.end.exit == 0
+    assert not run.run.load and not run.end.load  # the launcher's other ranks are at work then
+    assert {load.cpus for r in run.records for load in r.load.values()} == {CPUS}
+
+
+def test_others_load_is_recorded_before_during_and_after(cli) -> None:
+    cli("all_reduce", "-b", "8", "-e", "64", "-f", "8", "-g", "2", "-n", "5", "-w", "0")
+    run = store.read(store.find("@last"))
+    assert run.end is not None
+    for load in (run.run.load, run.end.load, *(record.load for record in run.records)):
+        assert [one.cpus for one in load.values()] == [CPUS]
 
 
 def test_a_launcher_decides_the_number_of_ranks(tmp_path: Path) -> None:

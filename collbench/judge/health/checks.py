@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core.text import counted, duration, plain
+from collbench.judge import busy
 from collbench.judge.efficiency import PROBE, Merit, Yardstick
 from collbench.judge.health import expectations, guidelines, hosts, ports
 from collbench.judge.health.findings import (
@@ -191,6 +192,7 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
         injected=injected(files),
         hosts=night.hosts,
         ended=max(map(_ended, files)),
+        busy=busy.of_files(files),
     )
 
 

@@ -72,7 +72,8 @@ class Checked(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
-    ``ended`` is when the last of the runs did, or was begun."""
+    ``ended`` is when the last of the runs did, or was begun. ``busy`` says that others used the
+    machines meanwhile, which fails nothing, or is empty."""
 
     state: State
     summary: str
@@ -82,6 +83,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     injected: str = ""
     hosts: Sequence[str] = ()
     ended: str = ""
+    busy: str = ""
+
+    @property
+    def words(self) -> str:
+        """The state, with a word where numbers are of a busy machine."""
+        return f"{self.state} (on a busy machine)" if self.busy else self.state
+
+    @property
+    def told(self) -> str:
+        """The summary, and what others' load means for it."""
+        return f"{self.summary}; {self.busy}" if self.busy else self.summary
 
     @property
     def exit(self) -> Exit:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from collbench.core import algorithms, simulate, splits
 from collbench.core.errors import CollbenchError
 from collbench.core.network import Link, Network
+from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import RankInfo, Record
 from collbench.run.launch.world import Hear, Listener, World
@@ -58,6 +59,9 @@ class Model:
 
 class Predicted(World):
     """Plans that need no ranks."""
+
+    def load(self) -> dict[str, Load]:
+        return {}
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         for plan in plans:

@@ -29,6 +29,7 @@ from collbench.core.errors import (
     says_peer_is_gone,
 )
 from collbench.machine import environment
+from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
 from collbench.run.launch import environments, rendezvous
@@ -224,6 +225,9 @@ class Joined(World):
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
+
+    def load(self) -> dict[str, Load]:
+        return {}
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before."""

@@ -25,6 +25,7 @@ import msgspec
 
 from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError, first_line
 from collbench.machine import environment
+from collbench.machine.load import Load
 from collbench.records.types import Record
 from collbench.run import memory
 from collbench.run.launch.board import Phase
@@ -236,6 +237,9 @@ class Cluster(FreshRanks):
             if (job := watch.job) is not None:
                 listener.tick(plan.jobs[job].case, Phase.MEASURING)
             watch.check(last=not streams)
+
+    def load(self) -> dict[str, Load]:
+        return {}
 
     def close(self) -> None:
         from ray.util.placement_group import remove_placement_group

@@ -20,6 +20,7 @@ import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line
 from collbench.machine import environment
+from collbench.machine.load import Load, look
 from collbench.records import types
 from collbench.run import memory
 from collbench.run.launch.board import Board, Phase
@@ -62,6 +63,11 @@ class World(Protocol):
     def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
         """What n ranks share."""
         return memory.room(backend, n, policy)
+
+    def load(self) -> dict[str, Load]:
+        """Others' load by host while no rank runs. Empty where that cannot be told: where somebody
+        else starts the ranks, on other hosts perhaps."""
+        return look()
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start what takes long and plans for these backends will need; return at once."""

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from collbench.core import groups
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, topology
+from collbench.machine.load import Others
 from collbench.records.types import GpuState, RankInfo, Record, World
 from collbench.run import backends
 from collbench.run.backends import Backend
@@ -143,6 +144,7 @@ class Worker:
         place, plan = self.place, self._plan
         self._enter(Phase.CONNECTING)
         began = clock()
+        self._others = Others(place.rank, self._control.collect)
         threads = 1 + LIBRARY_THREADS.get(plan.backend, 0)
         on_cpus = plan.backend not in ON_GPUS
         cores = settle(place, self._control, threads, self._policy.pin and on_cpus)
@@ -319,7 +321,7 @@ class Worker:
                 "copies_first": self._backend.copies_first(case),
             }
             outcomes = Trial(bench, job).run()
-            took["seconds"] = time.perf_counter() - began
+            took |= {"seconds": time.perf_counter() - began, "load": self._others.since()}
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
             return []

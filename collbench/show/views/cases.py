@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
+from collbench.judge.busy import sentence
+from collbench.records import derive
+from collbench.records.derive import Derived
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
@@ -23,10 +26,12 @@ from collbench.show.words import (
     cells,
     clock,
     columns,
+    doubts,
     interval,
-    meaning,
+    legend,
     reasons,
     story,
+    two_modes,
     worded,
 )
 from collbench.suite.case import Case
@@ -205,17 +210,14 @@ def plan(rows: Sequence[PlanRow]) -> list[Block]:
 
 
 def summary(told: Gathered) -> list[Words]:
-    """What went wrong, the best of each collective and mode, who came late, what the flags that
-    occurred mean, what was left out and why, what was verified, and where it is kept."""
+    """What went wrong, how busy others kept the machine, the best of each collective and mode, rows
+    with two modes, who came late, what the flags that occurred mean, what was left out and why,
+    what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
-    lines += [
-        *_trouble(told),
-        *_best(told.outcomes),
-        *_late(told),
-        *arrivals(told.outcomes, told.worlds),
-    ]
-    lines += _legend(told.outcomes)
+    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told.outcomes)]
+    lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
+    lines += map(noticed, explained(told))
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
@@ -224,6 +226,24 @@ def summary(told: Gathered) -> list[Words]:
     if told.path is None:
         return [*lines, toned("not saved")]
     return [*lines, toned(f"saved: {plain(str(told.path))} (collbench runs lists all)")]
+
+
+def noticed(text: str) -> Words:
+    return toned(text, "notice")
+
+
+def busy(told: Gathered) -> str:
+    return sentence(told.run, (record for record, _ in told.arrived), told.ended)
+
+
+def explained(told: Gathered) -> list[str]:
+    """A line for each flag that occurred (words.legend)."""
+    crowded = any(world.oversubscribed for world in told.worlds.values())
+    return legend(told.outcomes, told.run.policy, crowded)
+
+
+def _modal(told: Gathered) -> list[str]:
+    return two_modes((record.case, row, record.inner) for record, row in told.outcomes if row)
 
 
 def _trouble(told: Gathered) -> Iterable[Words]:
@@ -251,18 +271,37 @@ def _best(outcomes: Sequence[Outcome]) -> Iterable[Words]:
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
         varying, _ = axes([case for case, _ in mine])
-        case, row = min(mine, key=lambda pair: pair[1].median)
-        words = (
-            f"{name}, {mode}: latency floor {duration(row.median)} {interval(row)} at"
-            f" {_point(case, varying)}"
-        )
-        rates = [(row.busbw, case, row) for case, row in mine if row.busbw is not None]
-        if rates:
-            most, case, row = max(rates, key=lambda rate: rate[0])
-            words += (
-                f"; peak busbw {bandwidth(most)} GB/s {interval(row)} at {_point(case, varying)}"
-            )
-        yield toned(plain(words))
+        yield toned(plain(f"{name}, {mode}: {_floor(mine, varying)}{_peak(mine, varying)}"))
+
+
+Timed = Sequence[tuple[Case, Derived]]
+
+
+def _floor(rows: Timed, varying: Sequence[str]) -> str:
+    """The least time at the smallest size, where latency is all that there is."""
+    least = min(case.size for case, _ in rows)
+    smallest = [(case, row) for case, row in rows if case.size == least]
+    if not (good := _trusted(smallest)):
+        why = doubts(row for _, row in smallest)
+        return f"latency floor not known: no row of {size(least)} can be relied on ({why})"
+    case, row = min(good, key=lambda pair: pair[1].median)
+    return f"latency floor {duration(row.median)} {interval(row)} at {_point(case, varying)}"
+
+
+def _peak(rows: Timed, varying: Sequence[str]) -> str:
+    rated = [(case, row) for case, row in rows if row.busbw is not None]
+    if not rated:
+        return ""
+    if not (good := _trusted(rated)):
+        why = doubts(row for _, row in rated)
+        return f"; peak busbw not known: no row can be relied on ({why})"
+    case, row = max(good, key=lambda pair: pair[1].busbw or 0.0)
+    where = _point(case, varying)
+    return f"; peak busbw {bandwidth(row.busbw)} GB/s {interval(row)} at {where}"
+
+
+def _trusted(rows: Timed) -> Timed:
+    return [(case, row) for case, row in rows if not derive.doubts(row)]
 
 
 def _point(case: Case, varying: Sequence[str]) -> str:
@@ -318,14 +357,6 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
             f" ({max(ratio, 1 / ratio):.1f}x), as {why}{hint}",
             "notice",
         )
-
-
-def _legend(outcomes: Sequence[Outcome]) -> Iterable[Words]:
-    found = Counter(
-        flag.split(":")[0].rstrip("!") for _, row in outcomes if row for flag in row.flags
-    )
-    for flag, number in found.most_common():
-        yield toned(f"{flag} ({number}): {meaning(flag)}", "notice")
 
 
 def _verified(told: Gathered) -> Iterable[Words]:

@@ -265,7 +265,7 @@ def _brief(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [toned("collbench health  ", strong=True) + f"{about}{more}"]
     if verdict.injected:
         blocks.append(toned(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
-    blocks += [toned(f"{verdict.state}: ", WEIGHTS[verdict.state]) + verdict.summary, ""]
+    blocks += [toned(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]
     for one in verdict.findings:
         since = f", since {one.since}" if one.since else ""
         told = toned(f"{one.severity:<10}", GRAVITY[one.severity]) + f"{one.sentence}{since}"
@@ -328,7 +328,7 @@ def marked(verdict: Verdict) -> str:
 
 
 def _sentence(verdict: Verdict) -> str:
-    return f"{marked(verdict)}{verdict.state}: {verdict.summary}"
+    return f"{marked(verdict)}{verdict.words}: {verdict.told}"
 
 
 def line(verdict: Verdict) -> str:
@@ -337,8 +337,8 @@ def line(verdict: Verdict) -> str:
     hosts = f" ({_some(verdict.hosts, 2)})" if verdict.hosts else ""
     count = f", {counted(grave, 'finding')}" if grave else ""
     text = (
-        f"{MARKS[verdict.state]} collbench{hosts}: {marked(verdict)}{verdict.state}{count}:"
-        f" {verdict.summary}"
+        f"{MARKS[verdict.state]} collbench{hosts}: {marked(verdict)}{verdict.words}{count}:"
+        f" {verdict.told}"
     )
     return text if len(text) <= LINE else text[: LINE - 1] + "…"
 
@@ -351,7 +351,7 @@ def nagios(verdict: Verdict) -> tuple[int, str]:
         if any(f.severity == "critical" for f in verdict.findings)
         else NAGIOS[verdict.state]
     )
-    text = f"{marked(verdict)}{verdict.summary}".replace("|", "/")  # which begins performance data
+    text = f"{marked(verdict)}{verdict.told}".replace("|", "/")  # which begins performance data
     data = " ".join(f"{severity}={number}" for severity, number in _severities(verdict).items())
     blind = sum(one.outcome == "no data" for one in verdict.checks)
     return code, f"COLLBENCH {word} - {text} | {data} checks={len(verdict.checks)} no_data={blind}"

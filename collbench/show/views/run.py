@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.core.text import counted, plain, settings, size
+from collbench.judge import busy
 from collbench.judge.comparison import Comparison
-from collbench.judge.efficiency import Point
 from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
-from collbench.show.document import Document, Line, Section, Table, Weight
+from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
 from collbench.show.views import efficiency, machines, measured
 from collbench.show.views import series as rows
-from collbench.show.views.series import Series, View, groups, meta, plus_minus, table
+from collbench.show.views import summary as summing
+from collbench.show.views.series import View, meta, table
 from collbench.show.views.verdicts import headline
-from collbench.show.words import COLUMNS, PLACES, along, axes, flat, meaning, story
+from collbench.show.words import COLUMNS, PLACES, along, axes, flat, story
 from collbench.suite.faults import planted
 
 REPEATED = "more than a quarter of the samples had to be repeated"
@@ -77,6 +77,8 @@ MEANINGS = {
     "late_rank": "the rank that others wait for",
     "slow_rank": "the rank that leaves last, nobody being late",
     "modes": "the two times around which samples gather",
+    "mode_share": "share of samples around the first of them",
+    "in_stretches": "whether samples stay at one of them for long",
     "flags": "see the summary",
     "gateable": "may decide verdicts",
     "lateness": "by rank, ns a sample after the first",
@@ -110,39 +112,15 @@ def summary(view: View) -> Section:
         for label, file in zip(view.labels, view.files, strict=True)
         if _short(file)
     ]
-    words += [*machines.unlike(view), *_verified(view), *_crowded(view), *_late(view)]
+    words += [*machines.unlike(view), *summing.verified(view)]
+    words += [*summing.crowded(view), *summing.late(view)]
+    words += [f"{told}." for told in (*summing.busy_runs(view), *summing.modal(view))]
     heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
-    best = table("best-of", "Best of each collective", heads, _floors(view), align="llrrlrrl")
-    tables = [one for one in (best, _meanings(view)) if one.lines]
+    best = table(
+        "best-of", "Best of each collective", heads, summing.floors(view), align="llrrlrrl"
+    )
+    tables = [one for one in (best, summing.meanings(view)) if one.lines]
     return Section(name="summary", title="Summary", words=words, tables=tables)
-
-
-def _crowded(view: View) -> list[str]:
-    crowded = sum("oversubscribed" in point.flags for point in view.points)
-    if not crowded:
-        return []
-    return [
-        f"More ranks than cores in {crowded:,} of {counted(len(view.points), 'case')}: such times"
-        " include waiting for a core and are not fit for claims about a network or a library."
-    ]
-
-
-def _late(view: View) -> list[str]:
-    late = Counter((p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None)
-    return [
-        view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
-        for (run, rank), times in late.most_common(3)
-    ]
-
-
-def _meanings(view: View) -> Table:
-    """The flags that occurred, most frequent first."""
-    flags = Counter(flag.split(":")[0].rstrip("!") for point in view.points for flag in point.flags)
-    lines = [
-        Line((flag, f"{times:,}", meaning(flag)), {}, "notice")
-        for flag, times in flags.most_common()
-    ]
-    return table("flags", "What the flags mean", ("flag", "cases", "meaning"), lines, align="lrl")
 
 
 def left_out(view: View) -> Section:
@@ -224,6 +202,9 @@ def document(files: Sequence[RunFile], comparison: Comparison | None = None) -> 
     """A report on ``files``, which may be none; with ``comparison``, on that first of all."""
     view = rows.view(files, comparison)
     verdict, weight = _verdict(view)
+    if told := busy.of_files(files):
+        verdict = f"{verdict} {told[0].upper()}{told[1:]}."
+        weight = "notice" if weight == "good" and not comparison else weight
     found = [section for make in SECTIONS if (section := make(view)) is not None]
     return Document(
         title=_title(view),
@@ -336,53 +317,6 @@ def _troubles(view: View) -> list[rows.Other]:
 
 def _story(view: View, run: int, record: Record) -> str:
     return plain(view.titled(run, f"{record.status}: {story(record)}"))
-
-
-def _verified(view: View) -> list[str]:
-    checked = sum(record.checked for file in view.files for record in file.records)
-    measured_any = any(record.status == "ok" for file in view.files for record in file.records)
-    if not checked:
-        return ["Data was not verified."] if measured_any else []
-    wrong = any(record.wrong for file in view.files for record in file.records)
-    return [
-        f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
-    ]
-
-
-def _floors(view: View) -> list[Line]:
-    lines = []
-    for title, series in groups(view.series).items():
-        collective, mode = title.split(", ", 1)
-        points = [(point, one) for one in series for point in one.points]
-        single = [(point, one) for point, one in points if _single(view, point)]
-        rates = [
-            (point, one)
-            for point, one in points
-            if point.busbw is not None and math.isfinite(point.busbw)
-        ]
-        best = max(rates, key=lambda pair: pair[0].busbw or 0.0, default=None)
-        least = min(single, key=lambda pair: pair[0].median, default=None)
-        floor = (
-            (duration(least[0].median), plus_minus(least[0]), _spot(*least))
-            if least
-            else ("-", "", "")
-        )
-        peak = (
-            (bandwidth(best[0].busbw), plus_minus(best[0]), _spot(*best)) if best else ("-", "", "")
-        )
-        lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
-    return lines
-
-
-def _single(view: View, point: Point) -> bool:
-    """Whether its time is that of a call on its own: one of many issued together has no latency to
-    tell."""
-    together = view.files[point.run].run.policy.agg_iters
-    return point.case.mode in ("isolated", "host") and together == 1
-
-
-def _spot(point: Point, one: Series) -> str:
-    return f"{size(point.size)}, {one.name}" if point.size else one.name
 
 
 def _cases(members: Sequence[Record]) -> str:

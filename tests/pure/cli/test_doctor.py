@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from collbench.cli import doctor
 from collbench.machine import environment
+from collbench.machine.load import Load
 from collbench.run.backends import _cuda
 
 Told = dict[str, tuple[str, str]]
@@ -195,3 +196,25 @@ def test_persistence_that_is_off_is_told(told: Callable[..., Told]) -> None:
     }
     assert "nvidia-smi -pm 1" in told(found)["gpu persistence"][1]
     assert "gpu persistence" not in told(NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "says"),
+    [
+        (Load(1.26, 2), "no", "other processes use 1.3 of 2 CPUs: numbers will scatter; stop them"),
+        (Load(0.1, 2), "yes", "hardly"),
+    ],
+)
+def test_a_busy_machine_is_told(
+    monkeypatch: pytest.MonkeyPatch, seen: Load, state: str, says: str
+) -> None:
+    monkeypatch.setattr(doctor.load, "look", lambda: {"vm": seen})
+    ((what, told, detail),) = doctor._others()
+    assert (what, told) == ("idle machine", state) and says in detail
+
+
+def test_where_nobody_can_tell_how_busy_it_is_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor.load, "look", dict)
+    assert list(doctor._others()) == []

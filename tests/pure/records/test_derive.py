@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -15,8 +16,10 @@ from factories import world
 
 import collbench
 from collbench.core.errors import UsageError
+from collbench.machine.load import Load
 from collbench.records import derive, store
 from collbench.records.types import End, Record, Run
+from collbench.show.words import FLAGS, explained
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 
@@ -174,6 +177,7 @@ def test_nothing_is_derived_of_what_was_not_measured() -> None:
 
 
 STEADY = [10_000 + 10 * (i % 7) for i in range(100)]
+BUSY, QUIET = {"h": Load(1.0, 2)}, {"h": Load(0.1, 2)}
 LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
 
 
@@ -186,7 +190,8 @@ LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
         ({"overhead_ns": 3000}, "overhead!", False),
         ({"invalid": {"late start": 10}}, "invalid", True),
         ({"invalid": {"late start": 50}}, "invalid!", False),
-        ({"steady": False}, "unsteady", True),
+        ({"steady": False, "times": [9_000] * 3 + [11_000] * 3}, "unsteady", True),
+        ({"preempted": 6, "load": BUSY}, "preempted", True),
         ({"stop": "budget"}, "unconverged", True),
         ({"cache": "shrunk"}, "few-buffers", True),
         ({"copies_first": True}, "+copy", True),
@@ -200,6 +205,58 @@ def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
     assert row is not None
     assert row.flags == (flag,)
     assert row.gateable is gateable
+
+
+TWO = [t * (1 + 0.06 * (i % 10 < 4)) for i, t in enumerate(STEADY)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"steady": False},  # warm-up's noise, of which nothing is left
+        {"preempted": 500, "load": QUIET},  # by the library's own threads
+        {"preempted": 500},  # by whom, an older version did not look
+        {"preempted": 5, "load": BUSY},  # of a hundred samples
+    ],
+)
+def test_what_does_not_matter_is_no_flag(fields: dict[str, object]) -> None:
+    row = derive.derive(measured(STEADY, stop="converged", **fields), world())
+    assert row is not None and row.flags == ()
+
+
+def test_ranks_that_share_cores_preempt_each_other() -> None:
+    row = derive.derive(measured(STEADY, preempted=500, load=BUSY), world(oversubscribed=True))
+    assert row is not None and row.flags == ("oversubscribed",)
+
+
+@pytest.mark.parametrize(("stop", "flags"), [("converged", ()), ("fixed", ("bimodal",))])
+def test_two_modes_within_the_interval_asked_for_do_not_matter(
+    stop: str, flags: tuple[str, ...]
+) -> None:
+    """With four samples in ten the interval reaches from one mode into the other."""
+    times = [round(t) for t in TWO[:40]]
+    row = derive.derive(measured(times, stop=stop), world())
+    assert row is not None and row.modes and row.lo <= row.modes[0] < row.modes[1] <= row.hi
+    assert row.flags == flags
+
+
+def test_modes_come_with_their_share_and_order() -> None:
+    slow = [t * 2 for t in STEADY[:30]]
+    row = derive.derive(measured(STEADY[:70] + slow), world())
+    assert row is not None
+    assert (row.mode_share, row.in_stretches) == (0.7, True)
+    every_third = [t * (1 + (7 * i % 10 < 3)) for i, t in enumerate(STEADY)]
+    mixed = derive.derive(measured(every_third), world())
+    assert mixed is not None and (mixed.mode_share, mixed.in_stretches) == (0.7, False)
+
+
+def test_every_flag_is_explained_with_a_remedy() -> None:
+    source = inspect.getsource(derive._flags) + inspect.getsource(derive._changing)
+    found = {re.split("[!:{]", flag)[0] for flag in re.findall(r'f?"([+\w][\w:!{}<-]*)": ', source)}
+    assert {"unconverged", "late", "bimodal", "preempted", "+copy"} <= found <= set(FLAGS)
+    for flag in {*FLAGS, *derive.UNGATED, *derive.DOUBTFUL}:
+        told = explained(flag)
+        assert told.meaning and told.remedy and "{" not in told.meaning + told.remedy
 
 
 def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:

@@ -303,6 +303,31 @@ def test_two_modes_are_found_where_they_are(
         assert high == pytest.approx((1 + apart) * 1e5, rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("above", "stretches"),
+    [
+        ([0] * 50 + [1] * 50, True),
+        (([0] * 20 + [1] * 10) * 4, True),
+        ([0, 0, 0, 1] * 25, False),
+        ([0, 1] * 50, False),
+    ],
+)
+def test_modes_come_in_stretches_or_mixed(above: list[int], stretches: bool) -> None:
+    assert stats.in_stretches(np.array(above, dtype=bool)) is stretches
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+def test_modes_in_random_order_are_not_in_stretches(share: float) -> None:
+    rng = np.random.default_rng(3)
+    found = [stats.in_stretches(rng.random(100) < share) for _ in range(200)]
+    assert np.mean(found) < 0.05
+
+
+def test_by_how_much_the_second_half_differs() -> None:
+    assert stats.moved([10, 11, 10, 20, 21, 20]) == 10
+    assert stats.moved([5, 5]) == 0
+
+
 def test_spikes_do_not_hide_two_modes() -> None:
     rng = np.random.default_rng(14)
     found = [

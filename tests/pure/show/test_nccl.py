@@ -14,6 +14,7 @@ import pytest
 
 from collbench import __version__
 from collbench.core.errors import CannotRun, UsageError
+from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
 from collbench.show import nccl, nccl_json
@@ -32,6 +33,8 @@ OURS = tuple(
         "note:",
         "skipped:",
         "failed:",
+        "flags:",
+        "busy:",
         "not",
     ]
 )
@@ -605,3 +608,65 @@ def test_document_writes_its_file_when_the_run_ends(tmp_path: Path) -> None:
 def test_another_suffix_is_refused_before_anything_runs(name: str) -> None:
     with pytest.raises(UsageError, match=r"\.json"):
         nccl_json.Document(Path(name))
+
+
+def flagged(case: Case, *flags: str, **changes) -> tuple[Record, Derived]:
+    record, row = measured(case, **changes)
+    modes = (250_000.0, 3_700_000.0) if "bimodal" in flags else None
+    return record, msgspec.structs.replace(row, flags=flags, modes=modes)
+
+
+def test_flags_stand_below_their_line_and_are_explained_below_the_table() -> None:
+    text = written(
+        [
+            flagged(a_case(nbytes=8), "unconverged", "bimodal"),
+            flagged(a_case(nbytes=8, in_place=True)),
+            flagged(a_case(nbytes=16), "unconverged", "oversubscribed"),
+            flagged(a_case(nbytes=16, in_place=True), "oversubscribed", "late:3"),
+        ]
+    )
+    lines = text.splitlines()
+    (first,) = (i for i, line in enumerate(lines) if line.startswith(f"{8:>12}"))
+    assert lines[first + 1] == "# flags: 8 B out of place: unconverged bimodal:250µs|3.70ms"
+    assert lines[first + 2].startswith(f"{16:>12}")
+    assert lines[first + 3 : first + 5] == [
+        "# flags: 16 B out of place: unconverged",
+        "# flags: 16 B in place: late:3",
+    ]
+    told = comments(text, "# flagged")
+    assert [line.split(":")[1] for line in told] == [
+        " unconverged (2)",
+        " oversubscribed (2)",
+        " bimodal (1)",
+        " late (1)",
+    ]
+    assert "; allow more (--max-time 20s) or ask for less (--precision 5%)" in told[0]
+    assert [row["size"] for row in scraped(text)] == [8, 16]
+
+
+def test_what_holds_for_a_whole_table_stands_with_no_line() -> None:
+    text = written([flagged(a_case(), "predicted"), flagged(a_case(in_place=True), "predicted")])
+    assert comments(text, "# flags:") == []
+    assert len(comments(text, "# flagged: predicted (2)")) == 1
+
+
+def test_a_busy_machine_is_a_comment_at_the_end() -> None:
+    load = {"h": Load(1.26, 2)}
+    text = written([measured(a_case(), seconds=1.0, load=load)])
+    (told,) = comments(text, "# busy")
+    assert "other processes used 1.3 of 2 CPUs while measuring" in told
+    assert comments(written([measured(a_case())]), "# busy") == []
+
+
+def test_json_has_the_flags_of_each_line() -> None:
+    outcomes = [
+        flagged(a_case(nbytes=8), "unconverged"),
+        flagged(a_case(nbytes=8, in_place=True), "late:3", "bimodal"),
+        flagged(a_case(nbytes=16)),
+    ]
+    told = nccl_json.document(a_run(), [], outcomes, End(exit=0, ended=""))["collbench"]
+    assert told["results"][0]["flags"] == {
+        "out_of_place": ("unconverged",),
+        "in_place": ("late:3", "bimodal"),
+    }
+    assert "flags" not in told["results"][1]

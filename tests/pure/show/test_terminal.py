@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from collbench.core import text as text_
+from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.types import End, FirstWrong, Record, RunFile, World
 from collbench.run import reporter as reporter_
@@ -30,6 +31,7 @@ from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
 from collbench.show.words import FLAGS, clock
 from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
 
 EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
 
@@ -402,12 +404,164 @@ def test_summary_explains_flags_that_occurred_and_no_others() -> None:
             measured(a_case(nbytes=8), row={"flags": ("skewed",)}),
         ]
     )
-    assert f"skewed (2): {FLAGS['skewed']}" in found
-    assert f"late (1): {FLAGS['late']}" in found
+    assert f"skewed (2): {FLAGS['skewed'].meaning}; {FLAGS['skewed'].remedy}" in found
+    assert f"late (1): {FLAGS['late'].meaning}; {FLAGS['late'].remedy}" in found
     assert not any(
         line.startswith(flag) for line in found for flag in FLAGS if flag not in ("late", "skewed")
     )
     assert found["slowest: rank 3 on node01 came late in 1 of 2 cases"] == "notice"
+
+
+@pytest.mark.parametrize(
+    ("policy", "stop", "says"),
+    [
+        (
+            {"max_seconds": 3.0},
+            "budget",
+            "stopped by --max-time 3s before ±2 %; allow more (--max-time 10s) or ask for less"
+            " (--precision 5%)",
+        ),
+        (
+            {"max_seconds": 0.765342, "precision": 0.01},
+            "budget",
+            "stopped by --max-time 0.77s before ±1 %; allow more (--max-time 2s) or ask for less"
+            " (--precision 2%)",
+        ),
+        (
+            {},
+            "max_n",
+            "stopped by the limit of 2,000 samples before ±2 %; allow more (max_iters = 5000 in a"
+            " suite) or ask for less (--precision 5%)",
+        ),
+    ],
+)
+def test_the_remedy_has_the_runs_own_numbers(policy: dict, stop: str, says: str) -> None:
+    slow = measured(a_case(), stop=stop, row={"flags": ("unconverged",)})
+    assert f"unconverged (1): {says}" in lines_of([slow], run=a_run(policy=Policy(**policy)))
+
+
+def test_the_remedy_knows_that_ranks_shared_cores() -> None:
+    slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
+    (told,) = (
+        line
+        for line in lines_of([slow], world=a_world(oversubscribed=True))
+        if line.startswith("unconverged")
+    )
+    assert "stopped by --max-time 5s before ±5 %" in told
+
+
+@pytest.mark.parametrize("flag", ["unconverged", "bimodal", "n<6", "invalid", "unsteady"])
+def test_a_floor_is_of_the_smallest_size_and_of_rows_to_rely_on(flag: str) -> None:
+    doubtful = {"flags": (flag,), "lo": 70.0, "hi": 120.0}
+    small = [
+        measured(a_case(nbytes=8), 100, row=doubtful),
+        measured(a_case(nbytes=8, in_place=True), 900),
+    ]
+    large = [measured(a_case(nbytes=size), median) for size, median in ((64, 300), (4096, 800))]
+    (told,) = (line for line in lines_of([*small, *large]) if "latency floor" in line)
+    assert "latency floor 900 ns ±1.5% at 8 B (in place)" in told
+    (told,) = (line for line in lines_of([small[0], *large]) if "latency floor" in line)
+    assert f"latency floor not known: no row of 8 B can be relied on (1 {flag})" in told
+
+
+def test_what_is_known_within_a_tenth_is_to_be_relied_on() -> None:
+    close = measured(a_case(), 100, row={"flags": ("unconverged", "unsteady"), "hi": 109.0})
+    assert any("latency floor 100 ns ±9.0%" in line for line in lines_of([close]))
+
+
+def test_a_peak_is_of_rows_to_rely_on() -> None:
+    slow, fast = measured(a_case(), 20_000), measured(a_case(), 1, row={"flags": ("bimodal",)})
+    (told,) = (line for line in lines_of([slow, fast]) if "peak" in line)
+    assert "peak busbw 0.077 GB/s" in told
+    (told,) = (line for line in lines_of([fast]) if "peak" in line)
+    assert "peak busbw not known: no row can be relied on (1 bimodal)" in told
+
+
+def two_modes(nbytes: int, low: float, high: float, share: float, stretches: bool = False):
+    modal = {"modes": (low, high), "mode_share": share, "in_stretches": stretches}
+    return measured(a_case(nbytes=nbytes), row={"flags": ("bimodal",), **modal})
+
+
+def test_the_summary_says_which_mode_a_program_will_see_and_how_often() -> None:
+    rows = [
+        two_modes(65536, 250_000, 3_700_000, 0.71),
+        two_modes(8, 1000, 2000, 0.2, stretches=True),
+        two_modes(64, 1000, 1500, 0.5),
+        two_modes(128, 1000, 1200, 0.9),
+        two_modes(256, 1000, 1100, 0.9),
+    ]
+    found = [line for line in lines_of(rows) if "a program will" in line or "two modes" in line]
+    assert found == [
+        "64 KiB all_reduce: 71% of calls took about 250 µs, 29% about 3.70 ms; a program"
+        " will mostly see the first",
+        "8 B all_reduce: 20% of calls took about 1.00 µs, 80% about 2.00 µs, in stretches;"
+        " a program will mostly see the second",
+        "64 B all_reduce: 50% of calls took about 1.00 µs, 50% about 1.50 µs; a program"
+        " will see both",
+        "… and 2 more rows with two modes",
+    ]
+
+
+def test_rows_with_two_modes_are_told_apart() -> None:
+    record, row = two_modes(8, 1000, 2000, 0.7)
+    there = msgspec.structs.replace(record, case=a_case(nbytes=8, in_place=True)), row
+    found = [line for line in lines_of([(record, row), there]) if "a program will" in line]
+    assert [line.split(":")[0] for line in found] == [
+        "8 B all_reduce, out of place",
+        "8 B all_reduce, in place",
+    ]
+
+
+def test_samples_of_several_calls_are_called_so() -> None:
+    record, row = two_modes(8, 1000, 2000, 0.7)
+    outcome = msgspec.structs.replace(record, inner=20), row
+    assert any("70% of samples of 20 calls took" in line for line in lines_of([outcome]))
+
+
+BUSY = {"h": Load(1.26, 2)}
+WARNING = "other processes use 1.3 of 2 CPUs: numbers will scatter"
+
+
+def busy(case: Case) -> tuple[Record, Derived]:
+    return measured(case, seconds=1.0, load=BUSY)
+
+
+def test_the_footer_says_that_others_used_the_machine() -> None:
+    found = lines_of([busy(a_case())], run=a_run(load=BUSY), end=End(exit=0, ended="", load=BUSY))
+    (told,) = (line for line in found if line.startswith("other processes"))
+    assert told.startswith("other processes used 1.3 of 2 CPUs while measuring (1.3 before, 1.3")
+    assert found[told] == "notice"
+    assert not any("other processes" in line for line in lines_of([measured(a_case())]))
+
+
+def test_a_terminal_is_warned_in_its_header_while_the_run_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown([measured(a_case())], terminal=True, width=120, run=a_run(load=BUSY))
+    assert text.count(WARNING) >= 1 and WARNING not in text[text.rindex("collbench 0") :]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("format_", [Csv, Json, Markdown])
+def test_whoever_reads_a_pipe_is_warned_before_and_told_after(
+    format_, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(Several(format_(io.StringIO()), Status()), [busy(a_case())], run=a_run(load=BUSY))
+    before, after = capsys.readouterr().err.splitlines()
+    assert before.startswith(f"collbench: {WARNING}")
+    assert after.startswith("collbench: other processes used 1.3 of 2 CPUs while measuring")
+
+
+def test_a_quiet_machine_is_not_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
+    told(Several(Csv(io.StringIO()), Status()), [measured(a_case())])
+    assert capsys.readouterr().err == ""
+
+
+def test_markdown_explains_its_flags() -> None:
+    slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
+    text = as_text(Markdown, [slow, busy(a_case(nbytes=8))], run=a_run(load=BUSY))
+    assert "- unconverged (1): stopped by" in text
+    assert "other processes used 1.3 of 2 CPUs while measuring" in text
 
 
 def test_summary_is_loud_about_wrong_data_and_tells_the_first() -> None:

@@ -18,6 +18,7 @@ import pytest
 import collbench
 from collbench.core.errors import Exit
 from collbench.judge.comparison import Comparison, Rules
+from collbench.machine.load import Load
 from collbench.records import derive
 from collbench.records.types import End, FirstWrong, Record, RunFile, ToolTime, World
 from collbench.show import figures
@@ -27,6 +28,7 @@ from collbench.show.views import run as sections
 from collbench.show.views import series
 from collbench.show.views.measured import pair_of
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 NAMES = [
     "summary",
@@ -841,3 +843,68 @@ def test_runs_are_told_apart_by_libraries_that_their_backends_use(backend: str, 
         if line.cells[0] == "fingerprint"
     ]
     assert (prints[1] == prints[2]) == same
+
+
+BUSY = {"h": Load(1.26, 2)}
+
+
+def test_the_headline_says_that_others_used_the_machine() -> None:
+    said = sections.document([run(ok(seconds=1.0, load=BUSY))])
+    assert said.weight == "notice"
+    assert "none wrong. Other processes used 1.3 of 2 CPUs while measuring" in said.verdict
+    assert sections.document([run(ok(seconds=1.0, load={"h": Load(0.1, 2)}))]).weight == "good"
+
+
+def test_of_several_runs_the_summary_says_which_machine_was_busy() -> None:
+    quiet, loud = (
+        run(ok(), id="r1", tag="quiet"),
+        run(ok(seconds=1, load=BUSY), id="r2", tag="loud"),
+    )
+    words = section(sections.document([quiet, loud]), "summary").words
+    (told,) = (line for line in words if "other processes" in line)
+    assert told.startswith("loud: other processes used 1.3 of 2 CPUs")
+
+
+def test_floors_and_peaks_are_of_rows_to_rely_on() -> None:
+    wide = {"stop": "budget", "times_ns": [10 * (1 + i % 20) for i in range(40)]}
+    records = [
+        ok(case(nbytes=8), 5000),
+        ok(case(nbytes=8, in_place=True), **wide),
+        ok(case(nbytes=1024), 800, stop="budget"),  # whose interval is narrow all the same
+        ok(case(nbytes=1 << 20), **wide),
+    ]
+    ((_, _, floor, _, at, _, _, peak_at),) = table_of(
+        sections.document([run(*records)]), "summary", "best-of"
+    )
+    assert (floor, at) == ("5.00 µs", "8 B, gloo, out of place")
+    assert peak_at == "1 KiB, gloo, out of place"
+    ((_, _, floor, _, why, peak, _, also),) = table_of(
+        sections.document([run(*records[1::2])]), "summary", "best-of"
+    )
+    assert (floor, why) == ("not known", "8 B: 1 unconverged")
+    assert (peak, also) == ("not known", "2 unconverged")
+
+
+def test_over_many_launches_a_flag_of_one_does_not_matter() -> None:
+    records = [ok(world=index, invalid={"late start": 9 * (index == 0)}) for index in range(6)]
+    document = sections.document([run(*records, worlds=[world(i) for i in range(6)])])
+    assert table_of(document, "summary", "best-of")[0][2] == "1.00 µs"
+
+
+def test_flags_come_with_what_to_do_in_the_runs_own_numbers() -> None:
+    slow = run(ok(stop="budget"), policy=Policy(max_seconds=3.0))
+    ((flag, _, meaning, remedy),) = table_of(sections.document([slow]), "summary", "flags")
+    assert (flag, meaning) == ("unconverged", "stopped by --max-time 3s before ±2 %")
+    assert remedy == "allow more (--max-time 10s) or ask for less (--precision 5%)"
+    other = run(ok(stop="budget"), id="r2")
+    ((*_, general),) = table_of(sections.document([slow, other]), "summary", "flags")
+    assert general == "allow more (--max-time) or ask for less (--precision)"
+
+
+def test_the_summary_says_which_of_two_modes_a_program_will_see() -> None:
+    times = [1000 + i % 7 for i in range(70)] + [4000 + i % 7 for i in range(30)]
+    words = section(sections.document([run(ok(times_ns=times))]), "summary").words
+    assert (
+        "1 KiB all_reduce: 70% of calls took about 1.00 µs, 30% about 4.00 µs, in stretches;"
+        " a program will mostly see the first." in words
+    )

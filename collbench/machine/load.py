@@ -1,0 +1,110 @@
+"""CPU time that processes other than a run's own use on its machines: numbers scatter with it."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from collbench.machine import environment
+from collbench.machine.sysfs import text
+
+LOOK_SECONDS = 0.2  # of a look while nothing of ours runs: 20 of the kernel's ticks for each CPU
+
+# A machine is busy from a quarter of a CPU on, which a desktop or monitoring agents stay below, and
+# of more CPUs from a tenth of them: the scheduler long finds others' processes a free one there.
+LEAST, SHARE = 0.25, 0.1
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPUs that others kept busy, on average, of the ``cpus`` that the run's own processes may use.
+    A raw difference of two of the kernel's counts, which in short times may be a little below 0."""
+
+    others: float
+    cpus: int
+
+    @property
+    def busy(self) -> bool:
+        return self.others > max(LEAST, SHARE * self.cpus)
+
+
+def worked(cpus: Collection[int], root: Path = environment.ROOT) -> float:
+    """Seconds that these CPUs have worked since they were started: for any process or the kernel,
+    and for other virtual machines (stolen); without interrupts, which a run's own messages raise.
+    nan where the kernel does not tell."""
+    lines = (line.split() for line in (text(root / "proc/stat") or "").splitlines())
+    names = {f"cpu{cpu}" for cpu in cpus}
+    ticks = [
+        sum(map(int, (fields[1], fields[2], fields[3], *fields[8:9])))  # user nice system, steal
+        for fields in lines
+        if fields and fields[0] in names
+    ]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if sum(ticks) else math.nan
+
+
+def look(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
+    """Others' load on this host, while this process waits and has no other at work; empty where it
+    cannot be told."""
+    others = Others(0, lambda mine: [mine], root)
+    time.sleep(seconds)
+    return others.since()
+
+
+class Others:
+    """Others' load on all machines of a group of processes, which all make one and call ``since``
+    together. ``rank`` is this one's place in what ``collect`` gathers from all. To be made before
+    processes bind themselves to cores of their own.
+
+    Containers of one kernel are one machine, whatever hosts they take themselves for. Our own are
+    the group's processes with all their threads, and those that they descend from: what launched
+    them, and shows how far they are.
+    """
+
+    def __init__(
+        self, rank: int, collect: Callable[[Any], list[Any]], root: Path = environment.ROOT
+    ) -> None:
+        self._collect, self._root = collect, root
+        mine = sorted(os.sched_getaffinity(0))
+        told = collect([environment.boot_id(root) or environment.host(), environment.host(), mine])
+        self._machines = [machine for machine, _, _ in told]
+        self._cpus: dict[str, set[int]] = {}
+        self._hosts: dict[str, str] = {}
+        for machine, host, cpus in told:
+            self._cpus.setdefault(machine, set()).update(cpus)
+            self._hosts.setdefault(machine, host)
+        self._machine = self._machines[rank]
+        self._leads = self._machines.index(self._machine) == rank
+        self._parents = psutil.Process().parents() if self._leads else []
+        self._before = self._now()
+
+    def since(self) -> dict[str, Load]:
+        """By host, the load since this was last asked, or since there is this object."""
+        before, self._before = self._before, self._now()
+        wall, all_of_them, own = (b - a for a, b in zip(before, self._before, strict=True))
+        mine = [wall, None if math.isnan(all_of_them) else all_of_them, own]
+        told = list(zip(self._machines, self._collect(mine), strict=True))
+        found = {}
+        for machine, host in self._hosts.items():
+            here = [values for of, values in told if of == machine]
+            (wall, busy, _), ours = here[0], sum(own for _, _, own in here)
+            if busy is not None:
+                found[host] = Load(round((busy - ours) / wall, 3), len(self._cpus[machine]))
+        return found
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),
+        and what this process and those it descends from have."""
+        own = time.process_time()
+        for parent in self._parents:
+            with suppress(psutil.Error):  # it has ended, or belongs to another user
+                times = parent.cpu_times()
+                own += times.user + times.system
+        cpus = self._cpus[self._machine] if self._leads else ()
+        return time.perf_counter(), worked(cpus, self._root), own

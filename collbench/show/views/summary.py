@@ -1,0 +1,146 @@
+"""What the summary of a report rests on: the best of each collective, flags with what to do about
+them, rows with two modes, machines that others used too."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from collbench.core.text import bandwidth, counted, duration, size
+from collbench.judge import busy
+from collbench.judge.efficiency import Point
+from collbench.records import derive
+from collbench.records.rows import FEWEST_LAUNCHES
+from collbench.show.document import Line, Table
+from collbench.show.views.series import Series, View, groups, plus_minus, table
+from collbench.show.words import GENERAL, doubts, explained, figures, kind, two_modes
+
+
+def floors(view: View) -> list[Line]:
+    """For each collective and mode the least time at the smallest size, and the largest busbw."""
+    lines = []
+    for title, series in groups(view.series).items():
+        collective, mode = title.split(", ", 1)
+        points = [(point, one) for one in series for point in one.points]
+        single = [(point, one) for point, one in points if _single(view, point)]
+        smallest = min((point.size for point, _ in single), default=0)
+        floor = _best(
+            [(point, one) for point, one in single if point.size == smallest],
+            lambda point: -point.median,
+            lambda point: duration(point.median),
+        )
+        peak = _best(
+            [
+                (point, one)
+                for point, one in points
+                if point.busbw is not None and math.isfinite(point.busbw)
+            ],
+            lambda point: point.busbw or 0.0,
+            lambda point: bandwidth(point.busbw),
+        )
+        lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
+    return lines
+
+
+def _best(
+    points: Sequence[tuple[Point, Series]],
+    merit: Callable[[Point], float],
+    shown: Callable[[Point], str],
+) -> tuple[str, str, str]:
+    """A figure, its interval, and where: of the best among those that can be relied on, or why
+    there is none."""
+    if not points:
+        return "-", "", ""
+    good = [(point, one) for point, one in points if not _doubtful(point)]
+    if not good:
+        why = doubts(point for point, _ in points)
+        sizes = {size(point.size) for point, _ in points}
+        return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
+    point, one = max(good, key=lambda pair: merit(pair[0]))
+    return shown(point), plus_minus(point), _spot(point, one)
+
+
+def _doubtful(point: Point) -> bool:
+    """Whether its time stands for nothing; over launches enough to bound it, a flag of one of them
+    does not matter."""
+    return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
+
+
+def _single(view: View, point: Point) -> bool:
+    """Whether its time is that of a call on its own: one of many issued together has no latency to
+    tell."""
+    together = view.files[point.run].run.policy.agg_iters
+    return point.case.mode in ("isolated", "host") and together == 1
+
+
+def _spot(point: Point, one: Series) -> str:
+    return f"{size(point.size)}, {one.name}" if point.size else one.name
+
+
+def meanings(view: View) -> Table:
+    """The flags that occurred, most frequent first."""
+    flags = Counter(kind(flag) for point in view.points for flag in point.flags)
+    known = _figures(view)
+    lines = []
+    for flag, times in flags.most_common():
+        told = explained(flag, known)
+        lines.append(Line((flag, f"{times:,}", told.meaning, told.remedy), {}, "notice"))
+    heads = ("flag", "cases", "meaning", "what to do")
+    return table("flags", "What the flags mean", heads, lines, align="lrll")
+
+
+def _figures(view: View) -> dict[str, str]:
+    """Those of the runs, where all were measured by one policy."""
+    policies = list(dict.fromkeys(file.run.policy for file in view.files))
+    if len(policies) != 1:
+        return GENERAL
+    crowded = any(world.oversubscribed for file in view.files for world in file.worlds)
+    stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
+    return figures(policies[0], crowded, stops)
+
+
+def busy_runs(view: View) -> list[str]:
+    """What there is to say of each of several runs on machines that others used too."""
+    if len(view.files) == 1:  # the headline says it
+        return []
+    return [
+        view.titled(run, told)
+        for run, f in enumerate(view.files)
+        if (told := busy.sentence(f.run, f.records, f.end))
+    ]
+
+
+def modal(view: View) -> list[str]:
+    return two_modes((p.case, p.first, view.record(p).inner) for p in view.points)
+
+
+def crowded(view: View) -> list[str]:
+    many = sum("oversubscribed" in point.flags for point in view.points)
+    if not many:
+        return []
+    return [
+        f"More ranks than cores in {many:,} of {counted(len(view.points), 'case')}: such times"
+        " include waiting for a core and are not fit for claims about a network or a library."
+    ]
+
+
+def late(view: View) -> list[str]:
+    found = Counter(
+        (p.run, p.first.late_rank) for p in view.points if p.first.late_rank is not None
+    )
+    return [
+        view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
+        for (run, rank), times in found.most_common(3)
+    ]
+
+
+def verified(view: View) -> list[str]:
+    checked = sum(record.checked for file in view.files for record in file.records)
+    measured_any = any(record.status == "ok" for file in view.files for record in file.records)
+    if not checked:
+        return ["Data was not verified."] if measured_any else []
+    wrong = any(record.wrong for file in view.files for record in file.records)
+    return [
+        f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
+    ]
