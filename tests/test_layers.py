@@ -19,7 +19,7 @@ TESTS = Path(__file__).parent
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
     "core": 1_900,  # what a collective is, what algorithms do and cost
-    "machine": 430,  # where we are
+    "machine": 450,  # where we are
     "suite": 740,  # what is asked for
     "records": 2_080,  # what came out
     "run": 6_960,  # how it is measured

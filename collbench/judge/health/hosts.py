@@ -17,7 +17,7 @@ from collbench.core.text import counted, plain
 from collbench.judge import pairs as uniformity
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.night import Night, NightRecord, broken, evidence, named, several, where
-from collbench.records import derive
+from collbench.records.choice import worded
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import GpuState
 
@@ -149,7 +149,7 @@ def repeatability(night: Night) -> Looked:
 def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
     cases = dict.fromkeys(msgspec.structs.replace(told.record.case, cycle=0) for told in every)
     calls = any(len(told.record.bits) > 1 for told in every)
-    chosen = {derive.worded(told.record.chose) for told in every} - {""}
+    chosen = {worded(told.record.chose) for told in every} - {""}
     why = f"; the library chose {several(sorted(chosen))}" if len(chosen) > 1 else ""
     return Finding(
         check="repeatability",

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.collectives import OPS
-from collbench.records.derive import without_effect
+from collbench.records.choice import without_effect
 from collbench.records.types import Choice, GpuState
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase

@@ -238,7 +238,7 @@ def busy(told: Gathered) -> str:
 
 def explained(told: Gathered) -> list[str]:
     """A line for each flag that occurred (words.legend)."""
-    crowded = any(world.oversubscribed for world in told.worlds.values())
+    crowded = any(world.cramped for world in told.worlds.values())
     return legend(told.outcomes, told.run.policy, crowded)
 
 

@@ -95,7 +95,7 @@ def _figures(view: View) -> dict[str, str]:
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
     if len(policies) != 1:
         return GENERAL
-    crowded = any(world.oversubscribed for file in view.files for world in file.worlds)
+    crowded = any(world.cramped for file in view.files for world in file.worlds)
     stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
     return figures(policies[0], crowded, stops)
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from collbench.records.derive import IN_SWITCH, wire_factor, without_effect, worded
+from collbench.records.choice import IN_SWITCH, wire_factor, without_effect, worded
 from collbench.records.types import Choice
 
 RING = Choice(algorithm="Ring", protocol="LL128", channels=24, transport="P2P")

@@ -444,10 +444,10 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
     slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
     (told,) = (
         line
-        for line in lines_of([slow], world=a_world(oversubscribed=True))
+        for line in lines_of([slow], world=a_world(cramped=True))
         if line.startswith("unconverged")
     )
-    assert "stopped by --max-time 5s before ±5 %" in told
+    assert "stopped by --max-time 2s before ±5 %" in told
 
 
 @pytest.mark.parametrize("flag", ["unconverged", "bimodal", "n<6", "invalid", "unsteady"])

@@ -1,0 +1,106 @@
+"""What a library said it ran: in words, beside what was asked of it, and what that moves over the
+wires."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.records.types import Choice
+
+# NCCL's implementations in which the switch adds up or multiplies data, all on one NVLink domain
+IN_SWITCH = frozenset(
+    {
+        ("NVLS", "Simple"),
+        ("Symmetric", "RSxLDMC_AGxSTMC"),
+        ("Symmetric", "STMC"),
+        ("Symmetric", "TmaSTMC"),
+        ("Symmetric", "LDMC"),
+    }
+)
+
+
+def worded(choice: Choice | None) -> str:
+    """Algorithm, protocol, channels and transport, as in Ring/LL128 x24 P2P; empty where nothing is
+    known."""
+    if choice is None:
+        return ""
+    what = "/".join(filter(None, (choice.algorithm, choice.protocol)))
+    channels = f"x{choice.channels}" if choice.channels else ""
+    return " ".join(filter(None, (what, channels, choice.transport)))
+
+
+def without_effect(env: Iterable[tuple[str, str]], collective: str, choice: Choice | None) -> str:
+    """Which settings NCCL did not follow, as in "NCCL_ALGO=Tree asked, NCCL ran Ring"; empty where
+    it did, and where that cannot be told. Fewer channels than asked are told too, although NCCL
+    gives few to small messages anyway.
+    """
+    found = []
+    for name, value in env:
+        ran = SETTINGS[name](value, collective, choice) if choice and name in SETTINGS else ""
+        found += [f"{name}={value} asked, NCCL ran {ran}"] if ran else []
+    return "; ".join(found)
+
+
+def wire_factor(collective: str, n: int, choice: Choice | None) -> float | None:
+    """Bytes through the busier direction of each GPU's port, for one byte of the collective's size,
+    where a switch combines or multiplies the data of ``n`` GPUs, all on it; None for transfers
+    between GPUs (for which busbw stands), and where nobody knows.
+
+    Each GPU stands for 1/n of the S bytes. To reduce them, it asks the switch for the sum, which
+    the switch fetches from all n: every GPU sends all S and takes in S/n. To give them to all, it
+    sends S/n to the switch once, and every GPU takes in all S. all_reduce does both, S + S/n either
+    way (as NCCL's maintainers have it: NVIDIA/nccl-tests, issue 212 and pull request 239);
+    reduce_scatter does the first, all_gather the second.
+    """
+    if choice is None or (choice.algorithm, choice.protocol) not in IN_SWITCH:
+        return None
+    return {"all_reduce": 1 + 1 / n, "all_gather": 1.0, "reduce_scatter": 1.0}.get(collective)
+
+
+def _allowed(value: str, collective: str, ran: str) -> bool:
+    """Whether NCCL_ALGO or NCCL_PROTO admits what ran: ``ring,tree``, ``^tree``, since 2.24 also
+    lists by function (``ring;allreduce:tree,collnetdirect``), of which the last that fits counts
+    (ncclTopoTuneModel, parseList).
+    """
+    made = collective if COLLECTIVES[collective].moves_data else "all_reduce"  # torch's barrier
+    function = made.replace("_", "")
+    fits = True
+    for entry in value.lower().split(";"):
+        prefix, _, names = entry.rpartition(":")
+        if names and prefix in ("", function):
+            fits = (ran.lower() in names.removeprefix("^").split(",")) != names.startswith("^")
+    return fits
+
+
+def _algorithm(value: str, collective: str, choice: Choice) -> str:
+    return "" if _allowed(value, collective, choice.algorithm) else choice.algorithm
+
+
+def _protocol(value: str, collective: str, choice: Choice) -> str:
+    return "" if _allowed(value, collective, choice.protocol) else choice.protocol
+
+
+def _at_least(value: str, collective: str, choice: Choice) -> str:
+    few = re.fullmatch(r"\d+", value) and choice.channels < int(value)
+    return f"{choice.channels} channels" if few and choice.channels else ""
+
+
+def _at_most(value: str, collective: str, choice: Choice) -> str:
+    return (
+        f"{choice.channels} channels"
+        if re.fullmatch(r"\d+", value) and choice.channels > int(value)
+        else ""
+    )
+
+
+# each says what ran instead, in words, or nothing
+SETTINGS: dict[str, Callable[[str, str, Choice], str]] = {
+    "NCCL_ALGO": _algorithm,
+    "NCCL_PROTO": _protocol,
+    "NCCL_MIN_NCHANNELS": _at_least,
+    "NCCL_MAX_NCHANNELS": _at_most,
+    "NCCL_MIN_CTAS": _at_least,
+    "NCCL_MAX_CTAS": _at_most,
+}
