@@ -1,0 +1,102 @@
+"""Which cadence decides best: the scatter of identical launches in each, from one A/A experiment
+whose rounds go through all of them.
+
+python tests/perf/cadence.py --rounds 12 --output reports/cadence.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from collbench.core.text import size
+from collbench.machine import environment
+from collbench.records import store
+from collbench.records.rows import table
+
+MODES = ("isolated", "host", "streaming")
+SUITE = """
+[axes]
+collectives = "all_reduce"
+backends = "gloo"
+sizes = ["1K", "64K", "4M"]
+ranks = 2
+in_place = true
+modes = ["isolated", "host", "streaming"]
+[policy]
+max_seconds = "0.25s"
+[[include]]
+backends = "shm"
+algorithms = "ring"
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        suite = Path(folder) / "cadence.toml"
+        suite.write_text(SUITE)
+        command = [sys.executable, "-m", "collbench", "ab", "--aa", "--suite", str(suite)]
+        command += ["--rounds", str(given.rounds), "--format", "md"]
+        surroundings = {**os.environ, "COLLBENCH_HOME": folder}
+        subprocess.run(command, env=surroundings, check=False, stdout=subprocess.DEVNULL)
+        files = [store.read(path) for path in sorted(Path(folder, "runs").glob("*.jsonl"))]
+    text = report(scatter(files), given.rounds)
+    if given.output:
+        given.output.write_text(text)
+    print(text)
+
+
+def scatter(files: list) -> dict[tuple[str, int, str], list[float]]:  # type: ignore[type-arg]
+    """Logarithms of head's median over base's, by implementation, size and mode, one a round."""
+    medians: dict[tuple[str, int, str], dict[int, dict[str, float]]] = defaultdict(dict)
+    for row in table(files):
+        side = row.run.pairing.side if row.run.pairing else ""
+        if row.launch.stage == 1 and row.derived:
+            key = row.case.label, row.case.nbytes, row.case.mode
+            medians[key].setdefault(row.launch.round, {})[side] = row.median
+    return {
+        key: [math.log(pair["head"] / pair["base"]) for pair in rounds.values() if len(pair) == 2]
+        for key, rounds in medians.items()
+    }
+
+
+def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
+    lines = ["| implementation | size | " + " | ".join(MODES) + " | least |"]
+    lines += ["|---|--:|" + "--:|" * len(MODES) + "---|"]
+    each: dict[str, list[float]] = defaultdict(list)
+    for label, nbytes in dict.fromkeys(key[:2] for key in found):
+        sds = {mode: float(np.std(found[label, nbytes, mode], ddof=1)) for mode in MODES}
+        for mode, sd in sds.items():
+            each[mode].append(sd)
+        cells = [label, size(nbytes), *(f"{sds[mode]:.1%}" for mode in MODES)]
+        lines.append("| " + " | ".join([*cells, min(sds, key=lambda mode: sds[mode])]) + " |")
+    means = {mode: float(np.exp(np.mean(np.log(sds)))) for mode, sds in each.items()}
+    cells = ["geometric mean", "", *(f"{means[mode]:.1%}" for mode in MODES)]
+    lines.append("| " + " | ".join([*cells, min(means, key=lambda mode: means[mode])]) + " |")
+    cpu = environment.gather(Path.cwd())["cpu"]
+    return (
+        "# Which cadence decides best\n\n"
+        f"Standard deviation of ln(head / base) of identical launches, {rounds} rounds, 2 ranks,"
+        f" all_reduce in place, 0.25 s a row and launch; {cpu['model']}, {cpu['physical']} cores,"
+        f" {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison needs as"
+        " many more rounds as the square of this is larger. Made by `python tests/perf/cadence.py`.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
