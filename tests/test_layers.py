@@ -21,10 +21,10 @@ LAYERS = {
     "core": 1_900,  # what a collective is, what algorithms do and cost
     "machine": 400,  # where we are
     "suite": 690,  # what is asked for
-    "records": 1_970,  # what came out
-    "run": 6_460,  # how it is measured
-    "judge": 3_110,  # what it means
-    "show": 3_540,  # how it is told
+    "records": 2_090,  # what came out
+    "run": 6_570,  # how it is measured
+    "judge": 3_115,  # what it means
+    "show": 3_550,  # how it is told
     "cli": 1_860,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported

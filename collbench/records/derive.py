@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.records import stats
+from collbench.records import stats, traffic
 from collbench.records.types import (
     PER_RANK_SAMPLES,
     SCHEMA,
@@ -94,7 +95,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
     busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
     clocks of several hosts. ``slow_rank`` leaves last though nobody came late: of ranks on one
-    clock. Ranks are the world's, whatever groups there are.
+    clock. Ranks are the world's, whatever groups there are. ``wire``, ``carried`` and ``moves`` are
+    traffic.Traffic's.
     """
 
     samples: int
@@ -125,6 +127,9 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     wirebw: float | None = None
     clock_error: float = 0.0
     slow_rank: int | None = None
+    wire: float | None = None
+    carried: float = 1.0
+    moves: str = ""
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -150,10 +155,10 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     late, slow, lateness = _ranks(record, world)
     modes = stats.modes(ordered)
     overhead = record.overhead_ns / record.inner
+    algbw, counted = _algbw(record.case, median), traffic.traffic(record, world)
     flags = _flags(record, world, median, skew, overhead, late, modes)
-    host, device = _clocks(record, median)
-    algbw = _algbw(record.case, median)
     flags += ("no-splits",) if math.isnan(algbw) else ()
+    flags += ("wire",) if counted.carried > 1 else ()
     return Derived(
         samples=len(times),
         n_eff=n_eff,
@@ -167,8 +172,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         p95=stats.quantile(ordered, 0.95),
         p99=stats.quantile(ordered, 0.99),
         t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
-        host=host,
-        device=device,
+        **_clocks(record, median),
         skew=skew,
         overhead=overhead,
         algbw=algbw,
@@ -183,6 +187,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         wirebw=_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
         slow_rank=slow,
+        **counted._asdict(),
     )
 
 
@@ -201,14 +206,16 @@ def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None,
     return late, slow, lateness
 
 
-def _clocks(record: Record, median: float) -> tuple[float | None, float | None]:
+def _clocks(record: Record, median: float) -> dict[str, Any]:
     """Medians by the host's clock and by the device's, where there is a device."""
     host, device = (
         stats.median(other) if other else None for other in (record.host_ns, record.device_ns)
     )
     if record.clock == "device":
-        return host, median
-    return (host, None) if device is None else (median, device / record.inner)
+        return {"host": host, "device": median}
+    if device is None:
+        return {"host": host, "device": None}
+    return {"host": median, "device": device / record.inner}
 
 
 def _algbw(case: Case, median: float) -> float:

@@ -33,7 +33,7 @@ from collbench.core.version import __version__
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
 from collbench.run.reporter import Outcome, Reporter
-from collbench.show.words import FLAGS, PLACES, reasons
+from collbench.show.words import FLAGS, PLACES, movements, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
 
@@ -329,7 +329,7 @@ class Text(Reporter):
                 h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
             ]
             self._bad += sum(bool(h.wrong) for h in halves)
-            self._flags.update(flag for _, row in known if row for flag in row.flags)
+            self._shown += known
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -340,7 +340,7 @@ class Text(Reporter):
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
-        self._flags: Counter[str] = Counter()
+        self._shown: list[Outcome] = []
         mine = [
             w
             for w in self._worlds
@@ -372,11 +372,13 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
-            for flag, number in self._flags.items():
+            flags = Counter(flag for _, row in self._shown if row for flag in row.flags)
+            for flag, number in flags.items():
                 self._say(
                     f"# flagged: {flag} ({number}):"
                     f" {FLAGS.get(flag.rstrip('!').partition(':')[0], '')}"
                 )
+            self._say(*(f"# counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 

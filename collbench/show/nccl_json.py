@@ -118,15 +118,20 @@ def document(
             "version": __version__,
             "run": run.id,
             "time": f"median over samples of {AVERAGES[options.average][0]}",
-            "results": [_extra(next(iter(line.values()))) for line in lines],
+            "results": [_extra(line, done) for line in lines],
         },
     }
 
 
-def _extra(case: Case) -> dict[str, Any]:
+def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
+    """``wire`` are times as many bytes counted as needed, out of place and in place, null where
+    unknown."""
+    case = next(iter(line.values()))
+    rows = [done[line[place]][1] if line.get(place) in done else None for place in (False, True)]
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
     names += ["groups", "group"] if case.groups else []
-    return {name: getattr(case, name) for name in names}
+    found = {name: getattr(case, name) for name in names}
+    return found | {"wire": [None if row is None else row.wire for row in rows]}
 
 
 def _result(

@@ -11,6 +11,7 @@ import msgspec
 
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
 from collbench.records.derive import Derived
+from collbench.records.traffic import silent
 from collbench.records.types import Record
 from collbench.run.reporter import Outcome
 from collbench.suite.case import MODES, Case, Skip
@@ -35,6 +36,7 @@ OPTIONAL = (
     "device",
     "host",
     "wirebw",
+    "wire",
     "ran",
 )  # columns of tables for people, where a line has something to say
 
@@ -92,6 +94,10 @@ FLAGS = {
     "few-buffers": "too little memory for enough buffers: some data may still be in a cache",
     "no-effect": (
         "the library did not follow a setting that was asked for; the record's note says which"
+    ),
+    "wire": (
+        "counters saw that more bytes were sent than busbw assumes, or they are known to be: wire"
+        " says how many times as many"
     ),
     "no-splits": (
         "the file that said how data is split cannot be read any more: bandwidth is unknown"
@@ -188,7 +194,8 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "bimodal": (
             "bimodal:"
             + "|".join(duration(mode).replace(" ", "") for mode in (row and row.modes) or ())
-        )
+        ),
+        "wire": f"wire:{row.carried:.2f}x" if row else "",
     }
     flags = [named.get(flag, flag) for flag in (row.flags if row else ())]
     shown = row if record.status != "wrong" else None
@@ -212,6 +219,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "algbw": bandwidth(shown.algbw) if shown else "-",
         "busbw": bandwidth(shown.busbw) if shown else "-",
         "wirebw": more["wirebw"],
+        "wire": more["wire"],
         "skew": (unknown and f"<{duration(unknown)}") or duration(shown.skew) if shown else "-",
         "wrong": "-" if record.wrong is None else str(record.wrong),
         "ran": more["ran"],
@@ -230,9 +238,22 @@ def optional(row: Derived | None) -> dict[str, str]:
     }
     if row and row.wirebw is not None:
         said["wirebw"] = bandwidth(row.wirebw)
+    if row and row.wire is not None and not silent(row.wire):
+        said["wire"] = f"{row.wire:.2f}"
     return {name: said.get(name, "") for name in OPTIONAL} | {
         "ran": plain(row.chose) if row else ""
     }
+
+
+def movements(outcomes: Iterable[Outcome]) -> list[str]:
+    """Who sends more than busbw assumes, and why, a line for each collective and implementation:
+    that of the last size."""
+    found = {
+        (record.case.collective, record.case.label, record.case.n): plain(row.moves)
+        for record, row in outcomes
+        if row and "wire" in row.flags
+    }
+    return [f"{label}, {counted(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()]
 
 
 def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:

@@ -19,11 +19,11 @@ import torch
 
 from collbench.core.collectives import OPS
 from collbench.records.derive import without_effect
-from collbench.records.types import Choice, GpuState
+from collbench.records.types import Choice, GpuState, Sent
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase
 from collbench.run.plan import PAGE, Job
-from collbench.run.rank import check, payload
+from collbench.run.rank import check, counted, payload
 from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
@@ -121,6 +121,7 @@ class Seen(NamedTuple):
     submits: np.ndarray | None
     bits: list[list[str]]
     chose: Choice | None
+    sent: list[Sent]
     notes: list[str]
 
 
@@ -199,6 +200,7 @@ class Trial:
         if wrong:
             return wrong
         summed = self._bits()
+        sent = counted.count(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
         if guard:
@@ -207,7 +209,7 @@ class Trial:
         if measured is None or firsts is None:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
-        seen = Seen(measured, sampler.remedy, states, firsts, submits, summed, chose, notes)
+        seen = Seen(measured, sampler.remedy, states, firsts, submits, summed, chose, sent, notes)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
@@ -216,8 +218,7 @@ class Trial:
         if not measured.samples.durations.size:
             return fields | nothing_valid(measured.invalid, seen.remedy)
         chose = None if number else seen.chose
-        effect = without_effect(case.env, case.collective, chose)
-        notes = [seen.notes[0], effect, *seen.notes[1:]]
+        notes = [seen.notes[0], without_effect(case.env, case.collective, chose), *seen.notes[1:]]
         return {
             **fields,
             **measured_well(measured, self._common, ranks, self._policy),
@@ -225,6 +226,7 @@ class Trial:
             "checked": self._totals[number],
             "chose": chose,
             "bits": seen.bits[number],
+            "sent": seen.sent,
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,
@@ -286,10 +288,8 @@ class Trial:
 
     def _clock(self) -> Stream | None:
         """The stream whose clock makes the times of this case; None where the host's does."""
-        mode, waits = (
-            self._case.mode,
-            self._policy.blocking == 1 or any(call.waits for call in self._calls),
-        )
+        mode = self._case.mode
+        waits = self._policy.blocking == 1 or any(call.waits for call in self._calls)
         return (
             self._bench.backend.stream
             if mode == "graph" or (mode == "isolated" and not waits)
@@ -330,8 +330,7 @@ class Trial:
         self._bench.backend.finish()
         sync()
         begin = clock()
-        self._calls[0].run()
-        self._bench.backend.finish()
+        self._finished()
         return clock() - begin
 
     def _submit_times(self) -> np.ndarray | None:
@@ -363,9 +362,7 @@ class Trial:
                 check.fill(buffers.send, checker.sends, self._seed, rank)
             self._bench.backend.finish()
             self._control.barrier()
-            self._bench.board.beat(self._rank)
-            self._calls[0].run()
-            self._bench.backend.finish()
+            self._finished()
             mine.append(
                 check.together(
                     [check.digest(b.recv, checker.receives or ()) for _, checker, b in places]
@@ -374,6 +371,17 @@ class Trial:
         everyone = self._control.collect(mine)
         of = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
         return [list(dict.fromkeys(map(check.together, zip(*told, strict=True)))) for told in of]
+
+    def _again(self) -> None:
+        """One more call, to its end."""
+        if self._grows:
+            self._fill(0)
+        self._finished()
+
+    def _finished(self) -> None:
+        self._bench.board.beat(self._rank)
+        self._calls[0].run()
+        self._bench.backend.finish()
 
     def _fill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
@@ -430,11 +438,7 @@ class Trial:
 
 
 FATAL_CALL = 3  # of the first case: ranks have met, and what they send is known to arrive
-
-
 DROPPED = 70  # exit status
-
-
 _SLEEPS = 2e-3  # seconds; the rest is spent on the core, as sleeping is not more exact
 
 

@@ -24,6 +24,7 @@ from collbench.show.words import (
     columns,
     interval,
     meaning,
+    movements,
     reasons,
     story,
     worded,
@@ -290,6 +291,7 @@ def _legend(outcomes: Sequence[Outcome]) -> Iterable[Words]:
     )
     for flag, number in found.most_common():
         yield toned(f"{flag} ({number}): {meaning(flag)}", "notice")
+    yield from (toned(line, "notice") for line in movements(outcomes))
 
 
 def _verified(told: Gathered) -> Iterable[Words]:
