@@ -26,14 +26,16 @@ APART = 0.05  # by which two counts may differ
 ALIKE = 0.03  # of what is sent, by which something else is recognised
 
 # What each collective can be made of, sending more than it needs
-WITHIN = {
-    "reduce_scatter": "all_reduce",
-    "reduce": "all_reduce",
-    "gather": "all_gather",
-    "scatter": "broadcast",
+MADE_OF = {
+    "all_gather": (("gather", "broadcast"),),
+    "reduce_scatter": (("all_reduce",), ("reduce", "scatter")),
+    "broadcast": (("scatter", "all_gather"),),
+    "reduce": (("all_reduce",), ("reduce_scatter", "gather")),
+    "gather": (("all_gather",),),
+    "scatter": (("broadcast",),),
 }
 
-# What libraries make of which, as counted with their versions up to this one; a later one may not
+# What torch's backends make of which, as counted with its versions up to this one
 KNOWN = {("gloo", "reduce_scatter"): ("all_reduce", (2, 13))}
 TORCH = re.compile(r"^torch (\d+)\.(\d+)")
 
@@ -131,10 +133,10 @@ def _why(case: Case, wire: float) -> str:
     if case.algorithm != "native" or case.splits:
         return ""
     least = _share(case.collective, "native", case.n, case.root)
-    other = WITHIN.get(case.collective)
-    if other and _close(COLLECTIVES[other].traffic(case.n) / least, wire):
-        return f"the library runs it as an {other}"
-    names: Sequence[str] = [
+    for parts in MADE_OF.get(case.collective, ()):
+        if _close(sum(COLLECTIVES[name].traffic(case.n) for name in parts) / least, wire):
+            return f"the library seems to run it as {' and '.join(parts)}"
+    names = [
         each.name
         for each in algorithms.of(case.collective)
         if _close(_share(case.collective, each.name, case.n, case.root) / least, wire)
@@ -157,4 +159,4 @@ def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
         return found
     carried = COLLECTIVES[other].traffic(case.n) / case.row.traffic(case.n)
     words = f"sends {carried:.2f}x what {_table(case)} does, not counted here: "
-    return Traffic(None, carried, f"{words}the library runs it as an {other}")
+    return Traffic(None, carried, f"{words}the library runs it as {other}")
