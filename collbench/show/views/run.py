@@ -112,7 +112,13 @@ def summary(view: View) -> Section:
         for label, file in zip(view.labels, view.files, strict=True)
         if _short(file)
     ]
-    words += [*machines.unlike(view), *_verified(view), *_crowded(view), *_late(view)]
+    words += [
+        *machines.unlike(view),
+        *_verified(view),
+        *_crowded(view),
+        *_late(view),
+        *_moved(view),
+    ]
     heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
     best = table("best-of", "Best of each collective", heads, _floors(view), align="llrrlrrl")
     tables = [one for one in (best, _meanings(view)) if one.lines]
@@ -134,6 +140,19 @@ def _late(view: View) -> list[str]:
     return [
         view.titled(run, f"rank {rank} came late in {counted(times, 'case')}.")
         for (run, rank), times in late.most_common(3)
+    ]
+
+
+def _moved(view: View) -> list[str]:
+    """Who sends more than busbw assumes, and why, as counted at the last size."""
+    found = {
+        (p.run, p.case.collective, p.case.label, p.case.n): plain(p.first.moves)
+        for p in view.points
+        if p.first.carried > 1
+    }
+    return [
+        view.titled(run, f"{name} of {label}, {counted(n, 'rank')}: {moves}.")
+        for (run, name, label, n), moves in found.items()
     ]
 
 
