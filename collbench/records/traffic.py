@@ -117,7 +117,7 @@ def _counted(record: Record) -> Traffic:
     if wire < 1:
         rest = "the rest went through memory, or a switch added up"
         return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_table(case)} sends: {rest}")
-    why = _why(case, wire) or "messages sent again, other traffic, or another algorithm"
+    why = likely(case, wire) or "messages sent again, other traffic, or another algorithm"
     return Traffic(wire, wire, f"sends {wire:.2f}x what {_table(case)} does: {why}")
 
 
@@ -128,7 +128,7 @@ def _table(case: Case) -> str:
     return f"the schedule of {case.algorithm}"
 
 
-def _why(case: Case, wire: float) -> str:
+def likely(case: Case, wire: float) -> str:
     """What a library's own choice probably is, by what it sends; empty where nothing fits."""
     if case.algorithm != "native" or case.splits:
         return ""
