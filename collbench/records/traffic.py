@@ -116,16 +116,16 @@ def _counted(record: Record) -> Traffic:
         return Traffic(wire)
     if wire < 1:
         rest = "the rest went through memory, or a switch added up"
-        return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_table(case)} sends: {rest}")
+        return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_table(case)}: {rest}")
     why = likely(case, wire) or "messages sent again, other traffic, or another algorithm"
-    return Traffic(wire, wire, f"sends {wire:.2f}x what {_table(case)} does: {why}")
+    return Traffic(wire, wire, f"sends {wire:.2f}x what {_table(case)}: {why}")
 
 
 def _table(case: Case) -> str:
     """Whose bytes are needed, in words."""
     if case.algorithm == "native":
-        return f"{case.collective} at its least"
-    return f"the schedule of {case.algorithm}"
+        return f"{case.collective} needs"
+    return f"the schedule of {case.algorithm} has"
 
 
 def likely(case: Case, wire: float) -> str:
@@ -158,5 +158,5 @@ def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
     if (int(version[1]), int(version[2])) > latest:
         return found
     carried = COLLECTIVES[other].traffic(case.n) / case.row.traffic(case.n)
-    words = f"sends {carried:.2f}x what {_table(case)} does, not counted here: "
+    words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "
     return Traffic(None, carried, f"{words}the library runs it as {other}")

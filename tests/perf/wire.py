@@ -72,8 +72,10 @@ def rows(backend: str, n: int) -> Iterator[tuple[Case, float, float, str, float 
             print(f"{case.collective} {case.label} {n}: {ratio:.4f}", file=sys.stderr, flush=True)
             seen = {SIZE >> 20: ratio, SIZE >> 18: wire or 1.0}
             odd = {mib: share for mib, share in seen.items() if not traffic.silent(share)}
-            likely = [f"at {mib} MiB {traffic.likely(case, share)}" for mib, share in odd.items()]
-            yield case, counted, needed, "; ".join(likely), wire
+            likely = {mib: traffic.likely(case, share) for mib, share in odd.items()}
+            alike = len(odd) == len(seen) and len(set(likely.values())) == 1
+            told = [words if alike else f"at {mib} MiB {words}" for mib, words in likely.items()]
+            yield case, counted, needed, "; ".join(dict.fromkeys(told)), wire
 
 
 def wires(file: RunFile) -> dict[tuple[str, str], float | None]:

@@ -25,7 +25,7 @@ from collbench.show.views import run as sections
 from collbench.show.views import series
 
 WORLD = factories.world(library="torch 2.13.0+cpu gloo")
-ODD = "gloo, 4 ranks: sends 2.00x what reduce_scatter at its least does: the library seems to run"
+ODD = "gloo, 4 ranks: sends 2.00x what reduce_scatter needs: the library seems to run"
 
 
 def counted(name: str, share: float, **fields: object) -> Record:
