@@ -24,6 +24,7 @@ UNSEEN = 0.05  # below, the data went where no counter is: through shared memory
 NOISE = 0.05  # of what is needed, this much may pass in the same time without calls
 APART = 0.05  # by which two counts may differ
 ALIKE = 0.03  # of what is sent, by which something else is recognised
+MOST_RANKS = 256  # beyond, working out what every algorithm sends takes too long
 
 # What each collective can be made of, sending more than it needs
 MADE_OF = {
@@ -77,12 +78,14 @@ def silent(share: float) -> bool:
 
 def settled(case: Case, sent: Sequence[Sent]) -> float | None:
     """What was counted over what is needed, less what left without calls: of the last count during
-    which little else did, if that is as much as is needed or the one before says the same; else
-    None."""
+    which little else did, if that is as much as is needed, or next to nothing, or the one before
+    says the same; else None."""
     quiet = [share for share, noise in (_shares(case, each) for each in sent) if noise <= NOISE]
-    if quiet and (silent(quiet[-1]) or (len(quiet) > 1 and _close(quiet[-2], quiet[-1], APART))):
-        return quiet[-1]
-    return None
+    if not quiet:
+        return None
+    last = quiet[-1]
+    same = len(quiet) > 1 and _close(quiet[-2], last, APART)
+    return last if same or silent(last) or last < UNSEEN else None
 
 
 def _shares(case: Case, sent: Sent) -> tuple[float, float]:
@@ -139,7 +142,8 @@ def likely(case: Case, wire: float) -> str:
     names = [
         each.name
         for each in algorithms.of(case.collective)
-        if _close(_share(case.collective, each.name, case.n, case.root) / least, wire)
+        if case.n <= MOST_RANKS
+        and _close(_share(case.collective, each.name, case.n, case.root) / least, wire)
     ]
     return f"as much as {' or '.join(names[:2])}" if names else ""
 

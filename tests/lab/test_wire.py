@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import counting
+import launching
 import pytest
+from network import Lab
 
 from collbench.core import algorithms, simulate
 from collbench.core.collectives import COLLECTIVES
@@ -89,3 +91,17 @@ def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> No
     assert wire == pytest.approx(expected, rel=0.1)
     instead = {f"{name} {owner}" for owner, name, n in INSTEAD if (owner, n) == (backend, 2)}
     assert flagged == instead
+
+
+def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:
+    """Two ranks on each of two hosts: half of what they send stays on loopback."""
+    path = tmp_path / "run.jsonl"
+    fast = ["--sizes", "1M", "-n", "6", "-w", "1", "--place", "out", "--cache", "hot"]
+    words = ["reduce_scatter", *fast, "--algo", "native,ring", "--output", str(path)]
+    with Lab(hosts=2) as lab:
+        done = launching.run(lab, launching.by_environment, *words, per_host=2)
+    assert [one.returncode for one in done] == [0] * 4, done[0].stderr
+    file = store.read(path)
+    rows = {each.case.label: derive.derive(each, file.worlds[0]) for each in file.records}
+    wire = {label: row.wire for label, row in rows.items() if row}
+    assert wire == pytest.approx({"gloo": 2.0, "ring@gloo": 1.0}, rel=0.05)

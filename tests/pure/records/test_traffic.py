@@ -117,7 +117,7 @@ def test_a_reference_algorithm_has_no_choice() -> None:
 
 
 def test_shared_memory_is_not_counted_and_never_zero() -> None:
-    found = told(case(MIB), 0.001, 0.001)
+    found = told(case(MIB), 0.001)
     assert (found.wire, found.carried) == (None, 1.0) and "shared memory" in found.moves
 
 

@@ -99,7 +99,7 @@ def write(root: Path, nbytes: int) -> None:
     (root / "proc/net/dev").write_text(f"-\n-\n  lo: 0 0 0 0 0 0 0 0 {nbytes} 0 0 0 0 0 0 0\n")
 
 
-@pytest.mark.parametrize(("factor", "counts"), [(1.0, 1), (2.0, 2), (0.0, 2)])
+@pytest.mark.parametrize(("factor", "counts"), [(1.0, 1), (2.0, 2), (0.0, 1)])
 def test_ranks_of_one_network_count_once_and_what_is_odd_is_counted_again(
     factor: float, counts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +125,7 @@ def test_small_cases_are_headers_and_are_not_counted(
     machine(tmp_path, monkeypatch)
     made = []
     counted.count(Alone(n), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
-    assert len(made) == 2 * calls  # nothing moves, which is counted twice
+    assert len(made) == calls
     made.clear()
     counted.count(Alone(1), None, case(size, n=n), lambda: made.append(1))  # type: ignore[arg-type]
     assert made == []  # ranks are virtual ones
