@@ -44,6 +44,7 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 
 lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), written to reports/
 	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab
+	$(BIN)/python tests/perf/wire.py --output reports/wire.md
 
 gpu-check: $(VENV)/gpu  ## what this machine's GPUs show: tests, bounds, nccl-tests beside; all of it goes to $(OUT)
 	mkdir -p $(OUT)

@@ -21,10 +21,10 @@ LAYERS = {
     "core": 1_900,  # what a collective is, what algorithms do and cost
     "machine": 450,  # where we are
     "suite": 740,  # what is asked for
-    "records": 2_080,  # what came out
-    "run": 6_960,  # how it is measured
-    "judge": 3_210,  # what it means
-    "show": 3_760,  # how it is told
+    "records": 2_240,  # what came out
+    "run": 7_100,  # how it is measured
+    "judge": 3_230,  # what it means
+    "show": 3_820,  # how it is told
     "cli": 1_870,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported

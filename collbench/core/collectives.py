@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -44,14 +45,14 @@ class Collective(NamedTuple):
 
     ``result(inputs, op, root)`` maps every rank's input to every rank's output (None where the
     operation leaves a rank's output undefined); it is pure and works on any values that ``op`` can
-    combine. ``factor`` is busbw's, ``least`` the terms of the bound, both as formulas (TERMS).
-    ``total``: the size is divided over the ranks. ``in_place``: which buffer serves as both -
-    ``same``, the rank's ``block of recv`` is its input, the rank's ``block of send`` is its output
-    - or None where no in-place form exists. ``synchronising``: no rank can leave before the last
-    one arrived, so exits nearly coincide and per-rank durations tell who came late. ``uneven``:
-    blocks differ in length, and an input is a list of blocks. ``moves_data``: there is a size, and
-    bandwidth. ``pairwise``: each rank has to do with two others only, so that pairs of ranks can be
-    measured by it.
+    combine. ``factor`` is busbw's, ``least`` the terms of the bound, ``sends`` the bytes that all
+    ranks together have to send at least, over the size, all as formulas (TERMS). ``total``: the
+    size is divided over the ranks. ``in_place``: which buffer serves as both - ``same``, the rank's
+    ``block of recv`` is its input, the rank's ``block of send`` is its output - or None where no
+    in-place form exists. ``synchronising``: no rank can leave before the last one arrived, so exits
+    nearly coincide and per-rank durations tell who came late. ``uneven``: blocks differ in length,
+    and an input is a list of blocks. ``moves_data``: there is a size, and bandwidth. ``pairwise``:
+    each rank has to do with two others only, so that pairs of ranks can be measured by it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Collective(NamedTuple):
     counts: Callable[[int, int], tuple[int, int]]
     factor: str
     least: tuple[str, str, str]
+    sends: str
     rooted: bool = False
     reduces: bool = False
     total: bool = False
@@ -77,6 +79,11 @@ class Collective(NamedTuple):
     def bound(self, n: int) -> Bound:
         """What no algorithm can beat on n ranks."""
         return Bound(*(TERMS[term](n) for term in self.least))
+
+    def traffic(self, n: int) -> float:
+        """Bytes that n ranks together send at least, for one byte of the size; nan where that
+        depends on how it is divided."""
+        return float(TERMS[self.sends](n))
 
     def overlay(self, n: int, count: int, rank: int) -> tuple[int, int, int]:
         """Where a rank's send and receive block begin in one buffer that holds both, and its
@@ -204,6 +211,10 @@ TERMS: dict[str, Callable[[int], float]] = {
     "(n-1)/n": lambda n: (n - 1) / n,
     "1": lambda n: 1,
     "1 (of the busiest rank's bytes)": lambda n: 1,
+    "n-1": lambda n: n - 1,
+    "2(n-1)": lambda n: 2 * (n - 1),
+    "n": lambda n: n,
+    "?": lambda n: math.nan,
     "0": lambda n: 0,
     "-": lambda n: 0,
     "log2(n)": lambda n: (n - 1).bit_length(),
@@ -220,6 +231,7 @@ COLLECTIVES: dict[str, Collective] = {
             _same,
             factor="2(n-1)/n",
             least=("log2(n)", "2(n-1)/n", "(n-1)/n"),
+            sends="2(n-1)",
             reduces=True,
             in_place="same",
             synchronising=True,
@@ -232,6 +244,7 @@ COLLECTIVES: dict[str, Collective] = {
             _gathers,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
+            sends="n-1",
             total=True,
             in_place="block of recv",
             synchronising=True,
@@ -244,6 +257,7 @@ COLLECTIVES: dict[str, Collective] = {
             _scatters,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "(n-1)/n"),
+            sends="n-1",
             reduces=True,
             total=True,
             in_place="block of send",
@@ -257,6 +271,7 @@ COLLECTIVES: dict[str, Collective] = {
             _exchanges,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
+            sends="n-1",
             total=True,
             synchronising=True,
             aliases=("alltoall",),
@@ -268,6 +283,7 @@ COLLECTIVES: dict[str, Collective] = {
             _exchanges,
             factor="1 (of the busiest rank's bytes)",
             least=("log2(n)", "1", "0"),
+            sends="?",
             total=True,
             synchronising=True,
             aliases=("alltoallv",),
@@ -280,6 +296,7 @@ COLLECTIVES: dict[str, Collective] = {
             _same,
             factor="1",
             least=("log2(n)", "1", "0"),
+            sends="n-1",
             rooted=True,
             in_place="same",
             aliases=("bcast",),
@@ -291,6 +308,7 @@ COLLECTIVES: dict[str, Collective] = {
             _same,
             factor="1",
             least=("log2(n)", "1", "(n-1)/n"),
+            sends="n-1",
             rooted=True,
             reduces=True,
             in_place="same",
@@ -302,6 +320,7 @@ COLLECTIVES: dict[str, Collective] = {
             _gathers,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
+            sends="(n-1)/n",
             rooted=True,
             total=True,
             in_place="block of recv",
@@ -313,6 +332,7 @@ COLLECTIVES: dict[str, Collective] = {
             _scatters,
             factor="(n-1)/n",
             least=("log2(n)", "(n-1)/n", "0"),
+            sends="(n-1)/n",
             rooted=True,
             total=True,
             in_place="block of send",
@@ -324,6 +344,7 @@ COLLECTIVES: dict[str, Collective] = {
             _same,
             factor="1",
             least=("1", "1", "0"),
+            sends="n",
             pairwise=True,
         ),
         Collective(
@@ -333,6 +354,7 @@ COLLECTIVES: dict[str, Collective] = {
             _same,
             factor="1",
             least=("log2(n)", "1", "(n-1)/n"),
+            sends="n-1",
             reduces=True,
             in_place="same",
         ),
@@ -343,6 +365,7 @@ COLLECTIVES: dict[str, Collective] = {
             _nothing,
             factor="-",
             least=("log2(n)", "0", "0"),
+            sends="0",
             synchronising=True,
             moves_data=False,
         ),

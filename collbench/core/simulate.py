@@ -52,6 +52,12 @@ def count(schedule: Schedule) -> Counts:
     return Counts(Fraction(rounds), most * unit, reduced * unit, int(sent.max()) * unit)
 
 
+def traffic(schedule: Schedule) -> Fraction:
+    """Bytes that all ranks send together, as a multiple of the size."""
+    sent = sum(times * round(float(m.length.sum())) for m, times in steps(schedule))
+    return sent * share(schedule)
+
+
 def share(schedule: Schedule) -> Fraction:
     """A cell's part of the size; 0 where there is no data."""
     return Fraction(schedule.has_data, schedule.cells * (schedule.n if schedule.row.total else 1))

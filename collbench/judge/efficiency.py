@@ -2,10 +2,10 @@
 implementations change places, and three numbers that say how good a time is. Times in nanoseconds,
 constants in ns a message and ns a byte.
 
-The three numbers, of which none says it all: link efficiency is busbw over that of sendrecv at the
-same size; bound efficiency is the time that no algorithm on point-to-point links beats, ``max(L
-alpha, B n beta, G n gamma)``, over the time measured; the model ratio is the time measured over
-what the algorithm's exact schedule takes on such links.
+The three numbers, of which none says it all: link efficiency is busbw, of the bytes that links
+carried, over that of sendrecv at the same size; bound efficiency is the time that no algorithm on
+point-to-point links beats, ``max(L alpha, B n beta, G n gamma)``, over the time measured; the model
+ratio is the time measured over what the algorithm's exact schedule takes on such links.
 """
 
 from __future__ import annotations
@@ -299,9 +299,9 @@ class Yardstick:
     def merit(self, point: Point) -> Merit:
         """The three numbers of ``point``."""
         probe = self._probe(point)
-        link = (
-            point.busbw / probe.busbw if probe and probe.busbw and point.busbw is not None else None
-        )
+        link = None
+        if probe and probe.busbw and point.busbw is not None:
+            link = point.busbw * point.first.carried / probe.busbw
         known = self.link(point)
         if (
             known is None

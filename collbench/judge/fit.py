@@ -1,9 +1,9 @@
 """The model's constants from recorded runs: ``T = A alpha + n B beta + n G gamma``.
 
 A, B and G are exact counts of the algorithm (``simulate.count``), or the lower bound's for a
-library's own choice. Nanoseconds and bytes throughout: alpha in ns a message, beta and gamma in ns
-a byte. One line seldom holds for all sizes, so a series is cut where the library seems to change
-its protocol.
+library's own choice, with B as many times that as more was counted than it needs. Nanoseconds and
+bytes throughout: alpha in ns a message, beta and gamma in ns a byte. One line seldom holds for all
+sizes, so a series is cut where the library seems to change its protocol.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _series(
     measured = np.array([rows.case_time(each).median for each in launches])
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
-    counts, model, refused = _counts(case)
+    counts, model, refused = _counts(case, launches[-1][0].carried)
     if case.n < 2 or not counts[0]:
         refused = "one rank sends nothing"
     elif not sizes.any():
@@ -177,11 +177,13 @@ def _redrawn(samples: Floats, rng: np.random.Generator) -> Floats:
     return np.asarray(np.quantile(samples, rng.beta(shape, shape, DRAWS)), float)
 
 
-def _counts(case: Case) -> tuple[tuple[float, float, float], str, str]:
-    """A, B and G, what they are, and why there are none."""
+def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
+    """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
+    collective needs."""
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)
-        return (bound.alpha, bound.beta, bound.gamma), "lower bound", ""
+        model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")
+        return (bound.alpha, bound.beta * carried, bound.gamma), model, ""
     variant = algorithms.find(case.collective, case.algorithm)
     free = [name for name in variant.algorithm.parameters if name not in dict(variant.given)]
     refused = (

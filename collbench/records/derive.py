@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.records import stats
+from collbench.records import stats, traffic
 from collbench.records.choice import wire_factor, without_effect, worded
 from collbench.records.types import (
     PER_RANK_SAMPLES,
@@ -106,7 +106,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     ``t_glob``, ``skew`` and ``lateness`` where they rest on the clocks of several hosts. ``modes``
     are the two times around which samples gather, ``mode_share`` how many of them around the first,
     and ``in_stretches`` whether they stay there for long. ``slow_rank`` leaves last though nobody
-    came late: of ranks on one clock. Ranks are the world's, whatever groups there are.
+    came late: of ranks on one clock. Ranks are the world's, whatever groups there are. ``wire``,
+    ``carried`` and ``moves`` are traffic.Traffic's.
     """
 
     samples: int
@@ -142,6 +143,9 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     absorbed: float | None = None
     mode_share: float | None = None
     in_stretches: bool | None = None
+    wire: float | None = None
+    carried: float = 1.0
+    moves: str = ""
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -170,9 +174,9 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     control, sensitive = _control(record, median, lo, hi)
     apart = sensitive and record.case.mode != "host"
     flags = _flags(record, world, median, skew, late, changing) + (SENSITIVE,) * apart
-    host, device = _clocks(record, median)
-    algbw = _algbw(record.case, median)
+    algbw, counted = _algbw(record.case, median), traffic.traffic(record, world)
     flags += ("no-splits",) if math.isnan(algbw) else ()
+    flags += ("wire",) if counted.carried > 1 else ()
     return Derived(
         **_spread(ordered),
         n_eff=n_eff,
@@ -180,8 +184,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         lo=lo,
         hi=hi,
         t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
-        host=host,
-        device=device,
+        **_clocks(record, median),
         skew=skew,
         overhead=record.overhead_ns / record.inner,
         algbw=algbw,
@@ -198,6 +201,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         sensitive=sensitive,
         absorbed=_absorbed(record, control),
         **modal,
+        **counted._asdict(),
     )
 
 
@@ -279,14 +283,16 @@ def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None,
     return late, slow, lateness
 
 
-def _clocks(record: Record, median: float) -> tuple[float | None, float | None]:
+def _clocks(record: Record, median: float) -> dict[str, Any]:
     """Medians by the host's clock and by the device's, where there is a device."""
     host, device = (
         stats.median(other) if other else None for other in (record.host_ns, record.device_ns)
     )
     if record.clock == "device":
-        return host, median
-    return (host, None) if device is None else (median, device / record.inner)
+        return {"host": host, "device": median}
+    if device is None:
+        return {"host": host, "device": None}
+    return {"host": median, "device": device / record.inner}
 
 
 def _algbw(case: Case, median: float) -> float:

@@ -93,6 +93,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.cycles[0]
 
     @property
+    def carried(self) -> float:
+        """How many times what busbw assumes links carried, 1 where nobody knows."""
+        return self.derived.carried if self.derived else 1.0
+
+    @property
     def record(self) -> Record:
         return self.first.record
 

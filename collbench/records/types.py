@@ -127,6 +127,22 @@ class Choice(
     transport: str = ""
 
 
+class Sent(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """Bytes that left all hosts, as their counters have it, while all ranks made ``calls`` calls
+    for nothing else, in ``ns``; ``idle`` those of the same without calls, in ``idle_ns``. Both hold
+    the barriers around. By what counted them: "tcp" (network interfaces, loopback too, less the
+    headers), "ib" (InfiniBand ports), "nvlink"; nothing where no counter moved.
+    """
+
+    calls: Positive
+    ns: Whole
+    idle_ns: Whole
+    bytes: dict[str, Whole] = {}
+    idle: dict[str, Whole] = {}
+
+
 class HostInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A host of a world of several: a digest of all that decides performance there, and the facts,
     by key path as in Run.environment, that are not the same on all its hosts; null where a host
@@ -228,9 +244,11 @@ class Record(_Line, frozen=True, tag="record"):
     samples in the other cadence: of ranks that come as a program's do where the case aligns them,
     and aligned in mode host. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its
     worst meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
-    rounded: one where they agree. ``injected`` says which faults were planted (inject.py). ``told``
-    marks an imported record; ``times_ns`` is then often empty. Raises ValueError where times by
-    rank are not of the case's ranks, or not as many of each.
+    rounded: one where they agree. ``sent`` are bytes counted after all of this, of all groups;
+    several times where the first count was not what the collective needs. ``injected`` says which
+    faults were planted (faults.py). ``told`` marks an imported record; ``times_ns`` is then often
+    empty. Raises ValueError where times by rank are not of the case's ranks, or not as many of
+    each.
     """
 
     case: Case
@@ -273,6 +291,7 @@ class Record(_Line, frozen=True, tag="record"):
     chose: Choice | None = None
     gpus: list[GpuState] = []
     load: dict[str, Load] = {}
+    sent: list[Sent] = []
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

@@ -128,6 +128,7 @@ def told(point: Point) -> list[str]:
             else ""
         ),
         f"ran {row.chose}" if row.chose else "",
+        row.moves if row.carried > 1 else "",
         (
             f"wirebw {bandwidth(row.wirebw * row.median / point.median)} GB/s"
             if row.wirebw is not None

@@ -35,7 +35,8 @@ from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
 from collbench.run.reporter import Outcome, Reporter
-from collbench.show.words import PLACES, explained, legend, named, reasons
+from collbench.show.flags import explained, legend, named
+from collbench.show.words import PLACES, movements, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
 
@@ -333,7 +334,7 @@ class Text(Reporter):
                 h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
             ]
             self._bad += sum(bool(h.wrong) for h in halves)
-            self._known += known
+            self._shown += known
             self._say(*_flags(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
@@ -345,7 +346,7 @@ class Text(Reporter):
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
-        self._known: list[Outcome] = []
+        self._shown: list[Outcome] = []
         mine = [
             w
             for w in self._worlds
@@ -377,9 +378,10 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
-            crowded = any(world.oversubscribed for world in self._worlds)
-            told = legend(self._known, self._run.policy, crowded)
+            crowded = any(world.cramped for world in self._worlds)
+            told = legend(self._shown, self._run.policy, crowded)
             self._say(*(f"# flagged: {line}" for line in told))
+            self._say(*(f"# counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 
@@ -427,7 +429,7 @@ def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
         own = [flag for flag in (row.flags if row else ()) if not explained(flag).whole]
         if row and own:
             where = PLACES["in" if record.case.in_place else "out"]
-            yield f"# flags: {record.case.nbytes} B {where}: {' '.join(named(own, row.modes))}"
+            yield f"# flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:

@@ -124,17 +124,21 @@ def document(
 
 
 def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
-    """What the schema has no place for, of a line; of flags those that occurred."""
+    """What the schema has no place for, of a line: flags that occurred; medians in the other
+    cadence (ns); ``wire``, times as many bytes counted as needed. Of out of place and in place,
+    null where unknown."""
     case = next(iter(line.values()))
-    rows = {place: done[case][1] for place, case in line.items() if case in done}
-    flags = {
-        "in_place" if place else "out_of_place": row.flags
-        for place, row in rows.items()
-        if row and row.flags
-    }
+    rows = [done[line[place]][1] if line.get(place) in done else None for place in (False, True)]
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
     names += ["groups", "group"] if case.groups else []
-    return {name: getattr(case, name) for name in names} | ({"flags": flags} if flags else {})
+    names += ["arrival"] if case.arrival else []
+    places = zip(("out_of_place", "in_place"), rows, strict=True)
+    flags = {place: row.flags for place, row in places if row and row.flags}
+    return {
+        **{name: getattr(case, name) for name in names},
+        **({"flags": flags} if flags else {}),
+        **{name: [row and getattr(row, name) for row in rows] for name in ("control", "wire")},
+    }
 
 
 def _result(

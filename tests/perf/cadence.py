@@ -92,9 +92,8 @@ def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
         f"Standard deviation of ln(head / base) of identical launches, {rounds} rounds, 2 ranks,"
         f" all_reduce in place, 0.25 s a row and launch; {cpu['model']}, {cpu['physical']} cores,"
         f" {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison needs as"
-        " many more rounds as the square of this is larger. Made by `python tests/perf/cadence.py`.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        " many more rounds as the square of this is larger. Made by"
+        " `python tests/perf/cadence.py`.\n\n" + "\n".join(lines) + "\n"
     )
 
 

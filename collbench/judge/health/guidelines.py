@@ -162,7 +162,8 @@ def library(night: Night) -> list[Claim]:
 
 
 def link(night: Night) -> list[Claim]:
-    """From 1 MiB on, busbw is at least half that of sendrecv at the same size."""
+    """From 1 MiB on, busbw - of the bytes that were counted, where these are more - is at least
+    half that of sendrecv at the same size."""
     probes = {
         msgspec.structs.replace(_whatever(t.case), collective="sendrecv"): t
         for t in night.fit
@@ -179,7 +180,7 @@ def link(night: Night) -> list[Claim]:
             and case.size >= LARGE
             and case.n > 1
         ):
-            bound = case.row.busbw(case.n) * timing.moved / probe.moved
+            bound = case.row.busbw(case.n) * timing.carried * timing.moved / probe.moved
             found.append(
                 Claim(
                     timing,

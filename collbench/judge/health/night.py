@@ -44,13 +44,15 @@ class NightRecord(NamedTuple):
 
 class Timing(NamedTuple):
     """A case (cycle 0) in each launch that counts: ns a call. ``lost`` says, by reason, how many
-    launches tell nothing: all that are not among ``medians``, and those between two modes."""
+    launches tell nothing: all that are not among ``medians``, and those between two modes.
+    ``carried`` is how many times what busbw assumes its links carried."""
 
     case: Case
     run: str
     moved: float
     medians: dict[Launch, float]
     lost: Counter[str]
+    carried: float = 1.0
 
     @property
     def telling(self) -> int:
@@ -177,7 +179,8 @@ def _timing(case: Case, launches: Sequence[Row]) -> Timing:
     ]
     first = next((c.derived for row in launches for c in row.cycles if c.derived), None)
     moved = first.algbw * first.median if first else math.nan
-    return Timing(case, launches[0].run.id, moved, medians, Counter(filter(None, reasons)))
+    carried = first.carried if first else 1.0
+    return Timing(case, launches[0].run.id, moved, medians, Counter(filter(None, reasons)), carried)
 
 
 def named(case: Case) -> str:

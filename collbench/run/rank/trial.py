@@ -16,11 +16,11 @@ import numpy as np
 
 from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
-from collbench.records.types import Choice, GpuState
+from collbench.records.types import Choice, GpuState, Sent
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase
 from collbench.run.plan import Job
-from collbench.run.rank import check
+from collbench.run.rank import check, counted
 from collbench.run.rank.calls import Pattern, Planted, Slot, allocate, prepare
 from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
@@ -73,6 +73,7 @@ class Seen(NamedTuple):
     bits: list[list[str]]
     control: Samples | None
     chose: Choice | None
+    sent: list[Sent]
     notes: list[str]
 
 
@@ -155,6 +156,7 @@ class Trial:
             return wrong
         control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
+        sent = counted.count(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
         if guard:
@@ -164,7 +166,8 @@ class Trial:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
         remedy = sampler.remedy
-        seen = Seen(measured, remedy, states, firsts, submits, summed, control, chose, notes)
+        told = control, chose, sent, notes
+        seen = Seen(measured, remedy, states, firsts, submits, summed, *told)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
 
     def _protocol(self, sync: Sync, guard: Guard | None) -> Protocol:
@@ -187,8 +190,7 @@ class Trial:
         if not measured.samples.durations.size:
             return fields | nothing_valid(measured.invalid, seen.remedy)
         chose = None if number else seen.chose
-        effect = without_effect(case.env, case.collective, chose)
-        notes = [seen.notes[0], effect, *seen.notes[1:]]
+        notes = [seen.notes[0], without_effect(case.env, case.collective, chose), *seen.notes[1:]]
         return {
             **fields,
             **measured_well(case, measured, self._common, ranks, self._policy),
@@ -197,6 +199,7 @@ class Trial:
             "chose": chose,
             "bits": seen.bits[number],
             "control_ns": in_control(seen.control, ranks),
+            "sent": seen.sent,
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,
@@ -258,10 +261,8 @@ class Trial:
 
     def _clock(self) -> Stream | None:
         """The stream whose clock makes the times of this case; None where the host's does."""
-        mode, waits = (
-            self._case.mode,
-            self._policy.blocking == 1 or any(call.waits for call in self._calls),
-        )
+        mode = self._case.mode
+        waits = self._policy.blocking == 1 or any(call.waits for call in self._calls)
         return (
             self._bench.backend.stream
             if mode == "graph" or (mode == "isolated" and not waits and not self._case.arrival)
@@ -320,8 +321,7 @@ class Trial:
         self._bench.backend.finish()
         sync()
         begin = clock()
-        self._calls[0].run()
-        self._bench.backend.finish()
+        self._finished()
         return clock() - begin
 
     def _submit_times(self) -> np.ndarray | None:
@@ -353,9 +353,7 @@ class Trial:
                 check.fill(buffers.send, checker.sends, self._seed, rank)
             self._bench.backend.finish()
             self._control.barrier()
-            self._bench.board.beat(self._rank)
-            self._calls[0].run()
-            self._bench.backend.finish()
+            self._finished()
             mine.append(
                 check.together(
                     [check.digest(b.recv, checker.receives or ()) for _, checker, b in places]
@@ -364,6 +362,17 @@ class Trial:
         everyone = self._control.collect(mine)
         of = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
         return [list(dict.fromkeys(map(check.together, zip(*told, strict=True)))) for told in of]
+
+    def _again(self) -> None:
+        """One more call, to its end."""
+        if self._grows:
+            self._fill(0)
+        self._finished()
+
+    def _finished(self) -> None:
+        self._bench.board.beat(self._rank)
+        self._calls[0].run()
+        self._bench.backend.finish()
 
     def _fill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):

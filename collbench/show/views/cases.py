@@ -16,6 +16,7 @@ from collbench.records.derive import Derived
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
+from collbench.show.flags import doubts, legend
 from collbench.show.words import (
     AXES,
     LEFT,
@@ -26,9 +27,8 @@ from collbench.show.words import (
     cells,
     clock,
     columns,
-    doubts,
     interval,
-    legend,
+    movements,
     reasons,
     story,
     two_modes,
@@ -217,7 +217,7 @@ def summary(told: Gathered) -> list[Words]:
     lines = [toned(fault, "bad")] if fault else []
     lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told.outcomes)]
     lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
-    lines += map(noticed, explained(told))
+    lines += map(noticed, (*explained(told), *movements(told.outcomes)))
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
@@ -237,7 +237,7 @@ def busy(told: Gathered) -> str:
 
 
 def explained(told: Gathered) -> list[str]:
-    """A line for each flag that occurred (words.legend)."""
+    """A line for each flag that occurred (flags.legend)."""
     crowded = any(world.cramped for world in told.worlds.values())
     return legend(told.outcomes, told.run.policy, crowded)
 

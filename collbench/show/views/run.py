@@ -86,6 +86,9 @@ MEANINGS = {
     "host": "its median by the host's clock, ns",
     "device": "its median by the GPU's clock, ns",
     "wirebw": "GB/s through a GPU's port, where a switch adds up or multiplies",
+    "wire": "bytes counted on their way over those that the algorithm's table has",
+    "carried": "bytes that links carried over those that busbw assumes, 1 unless known to be more",
+    "moves": "what wire comes of, or why it is unknown",
     "over": "of what another tool's time is, which stands under median",
 }
 
@@ -113,7 +116,7 @@ def summary(view: View) -> Section:
         if _short(file)
     ]
     words += [*machines.unlike(view), *summing.verified(view)]
-    words += [*summing.crowded(view), *summing.late(view)]
+    words += [*summing.crowded(view), *summing.late(view), *summing.moved(view)]
     words += [f"{told}." for told in (*summing.busy_runs(view), *summing.modal(view))]
     heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
     best = table(

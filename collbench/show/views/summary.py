@@ -7,14 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from collbench.core.text import bandwidth, counted, duration, size
+from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
 from collbench.records import derive
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Line, Table
+from collbench.show.flags import GENERAL, doubts, explained, figures, kind
 from collbench.show.views.series import Series, View, groups, plus_minus, table
-from collbench.show.words import GENERAL, doubts, explained, figures, kind, two_modes
+from collbench.show.words import two_modes
 
 
 def floors(view: View) -> list[Line]:
@@ -143,4 +144,17 @@ def verified(view: View) -> list[str]:
     wrong = any(record.wrong for file in view.files for record in file.records)
     return [
         f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
+    ]
+
+
+def moved(view: View) -> list[str]:
+    """Who sends more than busbw assumes, and why, as counted at the last size."""
+    found = {
+        (p.run, p.case.collective, p.case.label, p.case.n): plain(p.first.moves)
+        for p in view.points
+        if p.first.carried > 1
+    }
+    return [
+        view.titled(run, f"{name} of {label}, {counted(n, 'rank')}: {moves}.")
+        for (run, name, label, n), moves in found.items()
     ]

@@ -313,3 +313,28 @@ def test_what_has_no_interval_is_unknown() -> None:
         found = best(series.view([run(*few, *steady)]).points)
         assert all(not one.ties and len(one.unknown) == 1 and one.reference for one in found)
         assert not any(one.clear for one in found)
+
+
+def test_link_efficiency_is_of_the_bytes_that_were_carried() -> None:
+    """Gloo's reduce_scatter is an all_reduce: its links carry twice what busbw says."""
+    send, scatter = (
+        swept(name, lambda s: ALPHA + s * BETA) for name in ("sendrecv", "reduce_scatter")
+    )
+    for library, factor in (("", 0.75), ("torch 2.13.0+cpu gloo", 1.5)):
+        file = factories.run_file([*send, *scatter], [factories.world(library=library)])
+        for merit in merits([file], "reduce_scatter"):
+            assert merit.link == pytest.approx(factor, rel=0.02)
+
+
+def test_gamma_is_not_taken_from_a_reduce_scatter_that_is_an_all_reduce() -> None:
+    """Twice the bytes at the same rate, and nothing for adding them up."""
+    records = [
+        *swept("sendrecv", lambda s: ALPHA + s * BETA),
+        *swept("all_gather", lambda s: 3 * ALPHA + 0.75 * s * BETA),
+        *swept("reduce_scatter", lambda s: 6 * ALPHA + 1.5 * s * BETA),
+    ]
+    for library, gamma in (("", BETA), ("torch 2.13.0+cpu gloo", 0.0)):
+        file = factories.run_file(records, [factories.world(library=library)])
+        points = series.view([file]).points
+        link = Yardstick([file], points).link(points[0])
+        assert link is not None and link.gamma == pytest.approx(gamma, abs=0.05 * BETA)

@@ -329,3 +329,16 @@ def test_command_says_so_where_nothing_fits(
     with pytest.raises(typer.Exit) as caught:
         fit_command.fit([path])
     assert caught.value.exit_code == 3 and "2 sizes; a line needs 4" in capsys.readouterr().out
+
+
+def test_what_was_counted_counts_in_place_of_the_least() -> None:
+    cases = [case(int(size), "reduce_scatter", "native") for size in SIZES]
+    file = recorded(np.random.default_rng(3), cases, 0.01, 20)
+    known = msgspec.structs.replace(
+        file,
+        records=[msgspec.structs.replace(record, world=0) for record in file.records],
+        worlds=[factories.world(library="torch 2.13.0+cpu gloo")],
+    )
+    (least,), (counted,) = fit.series(file), fit.series(known)
+    assert counted.counts == (least.counts[0], 2 * least.counts[1], least.counts[2])
+    assert (least.model, counted.model) == ("lower bound", "lower bound, 2.00x its bytes")

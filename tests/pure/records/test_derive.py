@@ -19,7 +19,7 @@ from collbench.core.errors import UsageError
 from collbench.machine.load import Load
 from collbench.records import derive, store
 from collbench.records.types import End, Record, Run
-from collbench.show.words import FLAGS, explained
+from collbench.show.flags import FLAGS, explained
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 

@@ -17,6 +17,7 @@ from collbench.records.importers import Asked, Reading
 from collbench.records.importers.text import decode
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
+from collbench.show import flags as flags_
 from collbench.show import nccl, nccl_json, programs
 from collbench.show import words as words_
 
@@ -427,7 +428,7 @@ def test_a_barrier_within_the_time_is_flagged() -> None:
     assert ["blocking" in r.flags for r in found if r] == [
         False,
         True,
-    ] and "blocking" in words_.FLAGS
+    ] and "blocking" in flags_.FLAGS
 
 
 def test_what_has_no_place_here_is_left_out_with_a_reason() -> None:

@@ -26,10 +26,11 @@ from collbench.show import live
 from collbench.show import terminal as console
 from collbench.show import words as words_
 from collbench.show.document import Document
+from collbench.show.flags import FLAGS
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
-from collbench.show.words import FLAGS, clock
+from collbench.show.words import clock
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 

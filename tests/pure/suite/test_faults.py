@@ -16,7 +16,7 @@ from collbench.judge.comparison import Rules, compare
 from collbench.records import derive
 from collbench.run.backends import Call, why_not_so
 from collbench.run.rank.calls import Planted
-from collbench.show.words import FLAGS
+from collbench.show.flags import FLAGS
 from collbench.suite import faults as inject
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault, planted

@@ -188,3 +188,15 @@ def test_faster_than_the_links_allow_is_a_hint_about_the_measuring() -> None:
         row.key for row in large
     }
     assert findings("bound", rows=rows) == []
+
+
+def test_links_are_judged_by_what_they_carried() -> None:
+    """A library that runs reduce_scatter as an all_reduce uses its links twice as well as busbw
+    shows."""
+    rows = [case(64 << 20, name) for name in ("sendrecv", "reduce_scatter")]
+    slow = {rows[0]: 1e6, rows[1]: 0.75 * 1e6 * guidelines.LINK * 1.5}
+    night = timings(np.random.default_rng(1), rows, 5, [0.001] * 2, slow.__getitem__)
+    (found,) = missed(guidelines.link(night))
+    assert found.ratio == pytest.approx(1.5, rel=0.01)
+    night.fit = [one._replace(carried=2.0) for one in night.fit[1:]] + night.fit[:1]
+    assert missed(guidelines.link(night)) == []

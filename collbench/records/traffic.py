@@ -1,0 +1,166 @@
+"""Bytes that a call sent, as counters have it (types.Sent), against what its table says: the
+algorithm's schedule, for a library's own choice the least that the collective takes.
+
+A library that sends more than busbw's factor assumes has busier links than its busbw shows;
+``carried`` is by how much.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.core import algorithms, simulate
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.records.types import Record, Sent, World
+from collbench.suite.case import Case
+
+SILENT = (0.9, 1.15)  # counted over needed, between which there is nothing to say
+UNSEEN = 0.05  # below, the data went where no counter is: through shared memory
+NOISE = 0.05  # of what is needed, this much may pass in the same time without calls
+APART = 0.05  # by which two counts may differ
+ALIKE = 0.03  # of what is sent, by which something else is recognised
+MOST_RANKS = 256  # beyond, working out what every algorithm sends takes too long
+
+# What each collective can be made of, sending more than it needs
+MADE_OF = {
+    "all_gather": (("gather", "broadcast"),),
+    "reduce_scatter": (("all_reduce",), ("reduce", "scatter")),
+    "broadcast": (("scatter", "all_gather"),),
+    "reduce": (("all_reduce",), ("reduce_scatter", "gather")),
+    "gather": (("all_gather",),),
+    "scatter": (("broadcast",),),
+}
+
+# What torch's backends make of which, as counted with its versions up to this one
+KNOWN = {("gloo", "reduce_scatter"): ("all_reduce", (2, 13))}
+TORCH = re.compile(r"^torch (\d+)\.(\d+)")
+
+
+class Traffic(NamedTuple):
+    """``wire`` is what was counted over what is needed, None where nothing was or something else
+    was on the way too; ``carried`` what links carried over what busbw assumes, 1 unless known to be
+    more; ``moves`` says why, or why nothing is known, or empty."""
+
+    wire: float | None = None
+    carried: float = 1.0
+    moves: str = ""
+
+
+def needed(case: Case) -> float:
+    """Bytes that the ranks of a group send together in one call, by the table; nan where that is
+    unknown. Raises UsageError where a file that says how data is split cannot be read."""
+    if case.splits:
+        table = case.matrix
+        return float(table.sum() - table.trace()) * case.type.size
+    return _share(case.collective, case.algorithm, case.n, case.root) * case.size
+
+
+@functools.lru_cache(maxsize=1024)
+def _share(collective: str, algorithm: str, n: int, root: int) -> float:
+    """The same for one byte of the size."""
+    if algorithm == "native":
+        return COLLECTIVES[collective].traffic(n)
+    try:
+        variant = algorithms.find(collective, algorithm)
+        return float(simulate.traffic(variant.schedule(n, root)))
+    except UsageError:  # an algorithm of another version
+        return math.nan
+
+
+def silent(share: float) -> bool:
+    return SILENT[0] <= share <= SILENT[1]
+
+
+def settled(case: Case, sent: Sequence[Sent]) -> float | None:
+    """What was counted over what is needed, less what left without calls: of the last count during
+    which little else did, if that is as much as is needed, or next to nothing, or the one before
+    says the same; else None."""
+    quiet = [share for share, noise in (_shares(case, each) for each in sent) if noise <= NOISE]
+    if not quiet:
+        return None
+    last = quiet[-1]
+    same = len(quiet) > 1 and _close(quiet[-2], last, APART)
+    return last if same or silent(last) or last < UNSEEN else None
+
+
+def _shares(case: Case, sent: Sent) -> tuple[float, float]:
+    """What the calls sent over what is needed, and by how much other traffic may have changed
+    that."""
+    whole = needed(case) * case.of * sent.calls or math.nan
+    apart = sum(sent.idle.values())
+    lasted = max(1.0, sent.ns / max(1, sent.idle_ns))
+    return (sum(sent.bytes.values()) - apart) / whole, apart * lasted / whole
+
+
+def traffic(record: Record, world: World | None) -> Traffic:
+    """What the counts of a record come to; where there are none, what is known of the library."""
+    try:
+        found = _counted(record) if record.sent else Traffic()
+    except UsageError:
+        found = Traffic()
+    return found if found.wire is not None else _known(record.case, world, found)
+
+
+def _counted(record: Record) -> Traffic:
+    case = record.case
+    wire = settled(case, record.sent)
+    if wire is None:
+        shares = [_shares(case, each) for each in record.sent]
+        told = ", ".join(f"{share:.2f} (others {noise:.2f})" for share, noise in shares)
+        return Traffic(moves=f"not counted, for other traffic: {told} of what is needed")
+    if wire < UNSEEN:
+        return Traffic(moves="not counted: no counter saw the data, as in shared memory")
+    if silent(wire):
+        return Traffic(wire)
+    if wire < 1:
+        rest = "the rest went through memory, or a switch added up"
+        return Traffic(wire, moves=f"counters saw {wire:.2f}x what {_table(case)}: {rest}")
+    why = likely(case, wire) or "messages sent again, other traffic, or another algorithm"
+    return Traffic(wire, wire, f"sends {wire:.2f}x what {_table(case)}: {why}")
+
+
+def _table(case: Case) -> str:
+    """Whose bytes are needed, in words."""
+    if case.algorithm == "native":
+        return f"{case.collective} needs"
+    return f"the schedule of {case.algorithm} has"
+
+
+def likely(case: Case, wire: float) -> str:
+    """What a library's own choice probably is, by what it sends; empty where nothing fits."""
+    if case.algorithm != "native" or case.splits:
+        return ""
+    least = _share(case.collective, "native", case.n, case.root)
+    for parts in MADE_OF.get(case.collective, ()):
+        if _close(sum(COLLECTIVES[name].traffic(case.n) for name in parts) / least, wire):
+            return f"the library seems to run it as {' and '.join(parts)}"
+    names = [
+        each.name
+        for each in algorithms.of(case.collective)
+        if case.n <= MOST_RANKS
+        and _close(_share(case.collective, each.name, case.n, case.root) / least, wire)
+    ]
+    return f"as much as {' or '.join(names[:2])}" if names else ""
+
+
+def _close(one: float, other: float, share: float = ALIKE) -> bool:
+    return abs(one - other) <= share * max(one, other, UNSEEN)
+
+
+def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
+    """What links carried where it was not counted, by KNOWN."""
+    version = TORCH.match(world.library if world else "")
+    key = case.backend, case.collective
+    if not version or case.algorithm != "native" or case.n < 2 or key not in KNOWN:
+        return found
+    other, latest = KNOWN[key]
+    if (int(version[1]), int(version[2])) > latest:
+        return found
+    carried = COLLECTIVES[other].traffic(case.n) / case.row.traffic(case.n)
+    words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "
+    return Traffic(None, carried, f"{words}the library runs it as {other}")

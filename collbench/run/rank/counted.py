@@ -1,0 +1,136 @@
+"""Bytes that leave hosts while a case's calls are made once more, outside all timing.
+
+Counters are those of the network interfaces (loopback and veth too), of InfiniBand's ports and of
+NVLink. All ranks meet, read them, meet again, make their calls, meet and read: the difference is
+what all of them sent, and what the barriers and everything else on these hosts did, of which the
+same without calls tells how much that is. Ranks of one network read the same counters, which count
+once.
+
+An interface counts an Ethernet header of 14 bytes, an IP header of 20 and TCP's of 32 (with its
+timestamps) for each packet, on loopback too, and for what it will cut up later (GSO) once, as for
+one packet: 66 bytes a packet are taken off, which leaves nothing of bare acknowledgements. What
+libraries put around their messages stays.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from collbench.machine import environment, sysfs
+from collbench.records.traffic import needed, settled
+from collbench.records.types import Sent
+from collbench.run.rank.control import Control
+from collbench.run.rank.gpu import Watch
+from collbench.run.rank.measure import clock
+from collbench.suite.case import Case
+
+HEADERS = 14 + 20 + 32  # bytes a packet
+SMALLEST = 16 << 10  # bytes a rank has of the size, below which what surrounds messages counts
+ENOUGH = 64 << 10  # bytes a rank, beside which barriers are little
+MOST_CALLS, MOST_COUNTS = 16, 3
+LONGEST = 0.1  # seconds without calls
+INFINIBAND = 32  # ARPHRD_INFINIBAND: such an interface's bytes are its port's, too
+WORD = 4  # bytes that port_xmit_data counts as one
+
+Counters = dict[str, int]  # "tcp", "ib" or "nvlink", then whose it is
+
+
+def count(
+    control: Control, watch: Watch | None, case: Case, call: Callable[[], object]
+) -> list[Sent]:
+    """What left all hosts in calls of all ranks, at every rank: nothing for cases too small to
+    tell, and again where the first count is not what is needed, so that what comes only once is
+    known for that. ``call`` returns when this rank is done."""
+    calls = _calls(case) if control.n == case.world else 0  # virtual ranks are one process
+    found: list[Sent] = []
+    while calls and len(found) < MOST_COUNTS and settled(case, found) is None:
+        ns, sent = _during(control, watch, lambda: [call() for _ in range(calls)])
+        pause = min(ns * 1e-9, LONGEST)
+        idle_ns, idle = _during(control, watch, partial(time.sleep, pause))
+        found.append(Sent(calls=calls, ns=ns, idle_ns=idle_ns, bytes=sent, idle=idle))
+    return found
+
+
+def _calls(case: Case) -> int:
+    """How many calls tell what they send: 0 where too little of it is data."""
+    if case.n < 2 or case.size < case.n * SMALLEST:
+        return 0
+    whole = needed(case)
+    return min(MOST_CALLS, math.ceil(ENOUGH * case.n / whole)) if whole > 0 else 0
+
+
+def _during(
+    control: Control, watch: Watch | None, action: Callable[[], object]
+) -> tuple[int, dict[str, int]]:
+    """How long it took the slowest rank, and the bytes that left all hosts, by what counted
+    them."""
+    control.barrier()
+    before = _read(watch)
+    control.barrier()
+    began = clock()
+    action()
+    took = clock() - began
+    control.barrier()
+    after = _read(watch)
+    risen = {name: value - before.get(name, value) for name, value in after.items()}
+    moved = {name: by for name, by in risen.items() if by and _carries(name, environment.ROOT)}
+    everyone = control.collect([took, moved])
+    once: Counters = {}
+    for _, counters in reversed(everyone):
+        once |= counters
+    sums: dict[str, int] = {}
+    for name, by in once.items():
+        kind = name.partition(" ")[0]
+        sums[kind] = sums.get(kind, 0) + by
+    return max(took for took, _ in everyone), {k: by for k, by in sums.items() if by > 0}
+
+
+def _read(watch: Watch | None) -> Counters:
+    root = environment.ROOT
+    machine = environment.boot_id() or environment.host()
+    network = f"{machine} {Path('/proc/self/ns/net').stat().st_ino}"
+    found = {f"tcp {network} {name}": by for name, by in interfaces(root).items()}
+    found |= {f"ib {machine} {name}": by for name, by in ports(root).items()}
+    state = watch.read() if watch else None
+    if state and state.nvlink_kib is not None:  # sent and received, and each byte was both
+        found[f"nvlink {machine} {state.index}"] = (state.nvlink_kib << 10) // 2
+    return found
+
+
+def interfaces(root: Path) -> Counters:
+    """Bytes that left by each interface of this process's network, without their headers."""
+    found = {}
+    for line in (sysfs.text(root / "proc/net/dev") or "").splitlines()[2:]:
+        name, _, rest = line.rpartition(":")
+        numbers = [int(word) for word in rest.split()]
+        found[name.strip()] = numbers[8] - HEADERS * numbers[9]
+    return found
+
+
+def ports(root: Path) -> Counters:
+    """Bytes that left by each InfiniBand or RoCE port as RDMA, with their headers."""
+    files = (root / "sys/class/infiniband").glob("*/ports/*/counters/port_xmit_data")
+    words = {f"{path.parts[-5]}:{path.parts[-3]}": sysfs.integer(path) for path in files}
+    return {name: WORD * count for name, count in words.items() if count is not None}
+
+
+def _carries(name: str, root: Path) -> bool:
+    return not name.startswith("tcp ") or carries(name.rpartition(" ")[2], root)
+
+
+def carries(name: str, root: Path) -> bool:
+    """Whether bytes of this interface are counted by no other: it is loopback, a device's, or one
+    end of a pair or child of an interface of another network; not what lies on others that count
+    them as well (bridges, bonds, VLANs, tunnels)."""
+    place = root / "sys/class/net" / name
+    if name == "lo" or not place.exists():
+        return True
+    kind, above = sysfs.integer(place / "type"), any(place.glob("lower_*"))
+    if kind == INFINIBAND and ports(root):
+        return False
+    linked = sysfs.integer(place / "iflink") != sysfs.integer(place / "ifindex")
+    return (place / "device").exists() or (linked and not above)

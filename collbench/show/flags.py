@@ -1,0 +1,218 @@
+"""What flags mean, and what to do about them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from collbench.core.text import duration
+from collbench.records import derive
+from collbench.records.derive import Derived
+from collbench.run.reporter import Outcome
+from collbench.suite.policy import Policy
+
+
+class Flag(NamedTuple):
+    """What a flag means, and what to do about it or that nothing is to be done. ``whole``: all rows
+    of a process group have it, so that it need not stand with each of them in nccl-tests' text."""
+
+    meaning: str
+    remedy: str
+    whole: bool = False
+
+
+FLAGS = {
+    "injected": Flag(
+        "a fault was planted on purpose (--inject): shows that an alarm fires, and nothing of the"
+        " machine",
+        "leave --inject out to measure",
+        whole=True,
+    ),
+    "predicted": Flag(
+        "computed from a model of the network, not measured",
+        "measure it to know",
+        whole=True,
+    ),
+    "oversubscribed": Flag(
+        "more ranks than physical cores: times include waiting for a core",
+        "take no more ranks than cores (-g) for times to rely on",
+        whole=True,
+    ),
+    "n<6": Flag(
+        "fewer than 6 samples: too few for an interval",
+        "allow more time ({more_time}) or ask for more samples (-n 20)",
+    ),
+    "unconverged": Flag(
+        "stopped by {limit} before {precision}",
+        "allow more ({more}) or ask for less ({less})",
+    ),
+    "unsteady": Flag(
+        "times were still changing when warm-up had to end, and while measuring",
+        "warm up for longer (-w 1000)",
+    ),
+    "skewed": Flag(
+        "ranks started apart by more than 5 % of the time (with !: 20 %)",
+        "leave a core to each rank and stop other processes; larger sizes are less affected",
+    ),
+    "arrival-sensitive": Flag(
+        "ranks that start together, as here, take another time than a program's, which come as they"
+        " may: see the column `as called`",
+        "measure what a program sees (--mode host)",
+    ),
+    "apart": Flag(
+        "ranks came apart on purpose (--arrival): times count from the last one's arrival",
+        "nothing: compare with --arrival aligned",
+        whole=True,
+    ),
+    "overhead": Flag(
+        "measuring itself takes more than 5 % of the time (with !: 20 %)",
+        "put several calls into each sample (-m 20)",
+    ),
+    "invalid": Flag(
+        "more than 5 % of the samples were discarded and measured again (with !: 25 %)",
+        "stop other processes; --sync barrier where ranks cannot start in time",
+    ),
+    "bimodal": Flag(
+        "times gather around two values (shown), and the median may be neither",
+        "read these two in place of the median",
+    ),
+    "preempted": Flag(
+        "other processes were at work, and a rank lost its core in more than 5 % of the samples",
+        "stop them, or measure when the machine is idle",
+    ),
+    "late": Flag(
+        "this rank came last far more often than chance explains; the others wait for it",
+        "look at what else runs on its host; collbench locate finds slow hosts",
+    ),
+    "+copy": Flag(
+        "the time includes copying the buffer: this library has no out-of-place version",
+        "nothing to do; rows in place are without the copy",
+    ),
+    "imported": Flag(
+        "read from another tool's log, which tells less than samples do: never decides a"
+        " comparison",
+        "nothing to do, or measure again with collbench",
+        whole=True,
+    ),
+    "blocking": Flag(
+        "each call's time includes a wait for all ranks (-z 1)",
+        "leave -z out for the call alone",
+        whole=True,
+    ),
+    "interpreted": Flag(
+        "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
+        "measure on a GPU",
+        whole=True,
+    ),
+    "virtual": Flag(
+        "all ranks are virtual ones on one GPU: what an algorithm costs there, not what links"
+        " between GPUs do",
+        "leave --virtual-ranks out where there are several GPUs",
+        whole=True,
+    ),
+    "shared-gpu": Flag(
+        "ranks share a GPU: shows that it runs, not what a machine can do",
+        "take no more ranks than GPUs (-g)",
+        whole=True,
+    ),
+    "throttled": Flag(
+        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were"
+        " replaced",
+        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power limits",
+    ),
+    "wire": Flag(
+        "counters saw that more bytes were sent than busbw assumes, or they are known to be: wire"
+        " says how many times as many",
+        "judge links by what they carried; another algorithm (--algo) may send less",
+    ),
+    "few-buffers": Flag(
+        "too little memory for enough buffers: some data may still be in a cache",
+        "take smaller sizes (-e) or fewer ranks, or say --cache hot and mean it",
+    ),
+    "no-effect": Flag(
+        "the library did not follow a setting that was asked for; the record's note says which",
+        "leave the setting out, or ask for one that the library has here",
+    ),
+    "no-splits": Flag(
+        "the file that said how data is split cannot be read any more: bandwidth is unknown",
+        "put the file back where it was",
+    ),
+}
+
+
+GENERAL = {  # where the run's own figures are not known, or differ between runs
+    "limit": "the limit of time or samples",
+    "precision": "the interval was as narrow as asked for",
+    "more": "--max-time",
+    "more_time": "--max-time",
+    "less": "--precision",
+}
+
+
+def figures(policy: Policy, crowded: bool, stops: Collection[str] = ()) -> dict[str, str]:
+    """What stands in place of GENERAL for a run: ``crowded`` says whether ranks shared cores,
+    ``stops`` for which reasons measuring unconverged rows ended (Record.stop)."""
+    limits = policy.resolved(crowded)
+    assert limits.precision and limits.max_seconds is not None
+    samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
+    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}"
+    return {
+        "limit": f"the limit of {limits.max_iters:,} samples"
+        if samples
+        else f"--max-time {_seconds(seconds)}",
+        "precision": f"±{100 * limits.precision:.2g} %",
+        "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
+        if samples
+        else more_time,
+        "more_time": more_time,
+        "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
+    }
+
+
+def _stepped(least: float) -> float:
+    """The first of 1, 2, 5, 10, 20 ... that is no less."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
+
+
+def _seconds(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}s"
+
+
+def kind(flag: str) -> str:
+    """A flag without its rank and its exclamation mark."""
+    return flag.partition(":")[0].rstrip("!")
+
+
+def explained(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
+    """What a flag means and what to do, with figures of the run where these are ``known``."""
+    found = FLAGS.get(kind(flag)) or Flag("a flag that this version does not know", "update it")
+    return found._replace(
+        meaning=found.meaning.format_map(known), remedy=found.remedy.format_map(known)
+    )
+
+
+def legend(outcomes: Sequence[Outcome], policy: Policy, crowded: bool) -> list[str]:
+    """A line for each flag that occurred, most frequent first: how often, its meaning, and what to
+    do."""
+    flags = Counter(kind(flag) for _, row in outcomes if row for flag in row.flags)
+    stops = {r.stop for r, row in outcomes if row and "unconverged" in row.flags}
+    known = figures(policy, crowded, stops)
+    lines = [(flag, times, explained(flag, known)) for flag, times in flags.most_common()]
+    return [f"{flag} ({times}): {told.meaning}; {told.remedy}" for flag, times, told in lines]
+
+
+def named(row: Derived, among: Iterable[str] | None = None) -> list[str]:
+    """Flags as they stand with a row, all unless told: with both modes' times, and with how many
+    times as many bytes were sent."""
+    both = "|".join(duration(mode).replace(" ", "") for mode in row.modes or ())
+    more = {"bimodal": f"bimodal:{both}", "wire": f"wire:{row.carried:.2f}x"}
+    return [more.get(flag, flag) for flag in (row.flags if among is None else among)]
+
+
+def doubts(rows: Iterable[derive.Interval]) -> str:
+    """Why none of these rows stands for the run: 2 unconverged, 1 bimodal."""
+    found = Counter(kind(flag) for row in rows for flag in derive.doubts(row))
+    return ", ".join(f"{times} {flag}" for flag, times in found.most_common())

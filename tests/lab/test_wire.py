@@ -1,0 +1,107 @@
+"""Bytes on a network's links against what tables say, for every collective, by libraries and by
+reference algorithms; and what collbench itself counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import counting
+import launching
+import pytest
+from network import Lab
+
+from collbench.core import algorithms, simulate
+from collbench.core.collectives import COLLECTIVES
+from collbench.records import derive, store
+from collbench.suite.case import Case
+
+pytestmark = pytest.mark.usefixtures("possible")
+
+# Libraries' own choices that send more than the collective takes, and what they do instead: Gloo's
+# reduce_scatter is an all_reduce, its reduce a reduce_scatter whose blocks are gathered; Open MPI's
+# reduce_scatter of two ranks is a reduce whose result is scattered.
+INSTEAD = {
+    ("gloo", "reduce_scatter", 2): ("all_reduce",),
+    ("gloo", "reduce_scatter", 4): ("all_reduce",),
+    ("gloo", "reduce", 2): ("reduce_scatter", "gather"),
+    ("gloo", "reduce", 4): ("reduce_scatter", "gather"),
+    ("mpi", "reduce_scatter", 2): ("reduce", "scatter"),
+}
+SHARE = {  # of the size: what all ranks together send at least
+    "all_reduce": lambda n: 2 * (n - 1),
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "all_to_allv": lambda n: n - 1,
+    "broadcast": lambda n: n - 1,
+    "reduce": lambda n: n - 1,
+    "gather": lambda n: (n - 1) / n,
+    "scatter": lambda n: (n - 1) / n,
+    "sendrecv": lambda n: n,
+    "scan": lambda n: n - 1,
+}
+
+
+def table(case: Case) -> float:
+    """Bytes that all ranks send in a call."""
+    if case.algorithm != "native":
+        schedule = algorithms.find(case.collective, case.algorithm).schedule(case.n, case.root)
+        return float(simulate.traffic(schedule)) * case.size
+    parts = INSTEAD.get((case.backend, case.collective, case.n), (case.collective,))
+    return sum(SHARE[part](case.n) for part in parts) * case.size
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_links_carry_what_the_table_says(backend: str, n: int, tmp_path: Path) -> None:
+    """Within 2 %, read from outside."""
+    with counting.Network() as network:
+        found = {
+            f"{case.collective} {case.label}": by / table(case)
+            for case, by in counting.outside(network, backend, n, tmp_path)
+        }
+    assert len(found) == 2 * len(COLLECTIVES) - 2 - (backend == "gloo")  # all but barrier
+    assert found == pytest.approx(dict.fromkeys(found, 1.0), rel=0.02)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> None:
+    """Within 10 %, as what TCP sends again is on the links, too."""
+    path = tmp_path / "run.jsonl"
+    with counting.Network() as network:
+        suite = counting.suite(tmp_path / "suite.toml", backend, 2)
+        command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = network.inside(command, **pipes)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err + out
+    file = store.read(path)
+    wire, expected, flagged = {}, {}, set()
+    for record in file.records:
+        case, row = record.case, derive.derive(record, file.worlds[0])
+        if row:  # torch.distributed has no scan
+            name = f"{case.collective} {case.label}"
+            native = case.algorithm == "native"
+            least = SHARE[case.collective](2) * case.size if native else table(case)
+            wire[name], expected[name] = row.wire, table(case) / least
+            flagged |= {name} if "wire" in row.flags else set()
+    assert len(expected) == 2 * len(COLLECTIVES) - 2 - (backend == "gloo")
+    assert wire == pytest.approx(expected, rel=0.1)
+    instead = {f"{name} {owner}" for owner, name, n in INSTEAD if (owner, n) == (backend, 2)}
+    assert flagged == instead
+
+
+def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:
+    """Two ranks on each of two hosts: half of what they send stays on loopback."""
+    path = tmp_path / "run.jsonl"
+    fast = ["--sizes", "1M", "-n", "6", "-w", "1", "--place", "out", "--cache", "hot"]
+    words = ["reduce_scatter", *fast, "--algo", "native,ring", "--output", str(path)]
+    with Lab(hosts=2) as lab:
+        done = launching.run(lab, launching.by_environment, *words, per_host=2)
+    assert [one.returncode for one in done] == [0] * 4, done[0].stderr
+    file = store.read(path)
+    rows = {each.case.label: derive.derive(each, file.worlds[0]) for each in file.records}
+    wire = {label: row.wire for label, row in rows.items() if row}
+    assert wire == pytest.approx({"gloo": 2.0, "ring@gloo": 1.0}, rel=0.05)
