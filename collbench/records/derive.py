@@ -60,6 +60,8 @@ NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all t
     "no valid sample"
 )
 
+NO_TIME_LEFT = "dropped for --budget"  # how the note of a case begins that there was no time for
+
 SENSITIVE = "arrival-sensitive"
 
 ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on

@@ -144,10 +144,10 @@ class Cost(NamedTuple):
 class Budget:
     """Jobs one by one, each with its share of what is left of ``seconds``, which run from now on.
     Where that does not suffice for a few samples of all that are to come, the costliest are
-    dropped, which ``drop`` is told with the reason."""
+    dropped, which ``drop`` is told."""
 
-    def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job, str], None]) -> None:
-        self._seconds, self._policy, self._drop = seconds, policy, drop
+    def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
+        self._policy, self._drop = policy, drop
         self._until = time.monotonic() + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
         self._ahead: list[list[Job]] = []  # of this world and those to come
@@ -208,18 +208,12 @@ class Budget:
             if spare >= 0:
                 break
             worst = max(costs, key=lambda place: (costs[place], place))
-            self._told(self._ahead[worst[0]][worst[1]], costs.pop(worst), max(0.0, left))
+            self._drop(self._ahead[worst[0]][worst[1]])
+            costs.pop(worst)
             dropped.add(worst)
         for number, jobs in enumerate(self._ahead):
             jobs[:] = [job for place, job in enumerate(jobs) if (number, place) not in dropped]
         return spare / len(costs) if costs else 0.0
-
-    def _told(self, job: Job, takes: float, left: float) -> None:
-        self._drop(
-            job,
-            f"dropped for --budget {self._seconds:g}s: it takes about {takes:.1f} s, and"
-            f" {left:.1f} s were left for it and others",
-        )
 
     def _cost(self, job: Job) -> Cost:
         """What was seen of the case in an earlier cycle; else a guess, made as wrong as those of

@@ -16,6 +16,7 @@ from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
+from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, too_few_gpus, why_never, why_not_so
@@ -338,9 +339,10 @@ class _Session:
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
 
-    def _dropped(self, job: Job, reason: str) -> None:
+    def _dropped(self, job: Job) -> None:
+        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: what was left of it did not suffice"
         for case in job.case.siblings:
-            self._hear(Record(case=case, status="skipped", note=reason))
+            self._hear(Record(case=case, status="skipped", note=note))
 
     def _go_on(self) -> list[Job]:
         if self._pace:

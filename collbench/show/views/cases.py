@@ -12,7 +12,7 @@ from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
 from collbench.judge.busy import sentence
 from collbench.records import derive
-from collbench.records.derive import Derived
+from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
@@ -222,7 +222,7 @@ def summary(told: Gathered) -> list[Words]:
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
     ]
-    lines += _verified(told)
+    lines += [*_dropped(told), *_verified(told)]
     if told.path is None:
         return [*lines, toned("not saved")]
     return [*lines, toned(f"saved: {plain(str(told.path))} (collbench runs lists all)")]
@@ -244,6 +244,20 @@ def explained(told: Gathered) -> list[str]:
 
 def _modal(told: Gathered) -> list[str]:
     return two_modes((record.case, row, record.inner) for record, row in told.outcomes if row)
+
+
+def _dropped(told: Gathered) -> Iterable[Words]:
+    """The cases for which a budget left no time, by name."""
+    cases = [r.case for r, _ in told.arrived if r.note.startswith(NO_TIME_LEFT)]
+    varying, _ = axes(cases) if cases else ([], "")
+    named = [name for name in varying if name != "cycle"]
+    words = Counter(
+        " ".join(filter(None, [size(case.size), *(worded(case)[name] for name in named)]))
+        for case in cases
+    )
+    if words:
+        times = [f"{name} (x{number})" if number > 1 else name for name, number in words.items()]
+        yield toned(plain(f"dropped: {', '.join(times)}"), "notice")
 
 
 def _trouble(told: Gathered) -> Iterable[Words]:

@@ -390,6 +390,16 @@ def test_what_depends_on_arrival_is_told_with_factor_and_reason(
     assert "depend on how" not in shown([measured(a_case(mode=mode))], width=160)
 
 
+def test_what_a_budget_left_no_time_for_is_named() -> None:
+    note = "dropped for --budget 10s: what was left of it did not suffice"
+    left_out = [
+        Record(case=a_case(nbytes=8 << 20, cycle=c), status="skipped", note=note) for c in (0, 1)
+    ]
+    left_out.append(Record(case=a_case(nbytes=1 << 20), status="skipped", note=note))
+    table = shown([measured(a_case()), *((record, None) for record in left_out)], width=160)
+    assert "dropped: 8 MiB (x2), 1 MiB" in table and f"3 skipped: {note}" in table
+
+
 def test_a_case_measured_again_keeps_its_line(tmp_path: Path) -> None:
     first = measured(a_case(nbytes=8), 10_000)
     second = measured(a_case(nbytes=8), 20_000, again=True)
