@@ -26,7 +26,7 @@ $(BIN)/ruff: $(BIN)/pytest
 	@touch $@
 
 demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
-	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --max-time 3s
+	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 15s
 
 test: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder

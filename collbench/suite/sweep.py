@@ -186,7 +186,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return cases, skips
 
 
-LIBRARY_THREADS = {"gloo": 1}  # that must run beside a rank's own thread
+THREADS = {"gloo": 2, "mpi": 1, "shm": 1}  # of a rank that must run, where all work is on CPUs
 
 
 def default_mode(backend: str, sharing: int) -> Mode:
@@ -195,9 +195,8 @@ def default_mode(backend: str, sharing: int) -> Mode:
     run, as ranks that start all at once then wait for cores in a way that no program's do."""
     if backend == "nccl":
         return "streaming"
-    threads = sharing * (1 + LIBRARY_THREADS.get(backend, 0))
-    crowded = sharing > 1 and backend != "model" and threads > environment.core_count()
-    return "host" if crowded else "isolated"
+    cramped = sharing * THREADS.get(backend, 0) > environment.core_count()
+    return "host" if cramped and sharing > 1 else "isolated"
 
 
 def default_backends() -> tuple[str, ...]:

@@ -41,7 +41,7 @@ from collbench.run.rank.measure import clock
 from collbench.run.rank.outcome import Fields
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
-from collbench.suite.sweep import LIBRARY_THREADS
+from collbench.suite.sweep import THREADS
 
 Emit = Callable[[World | Record], None]
 
@@ -145,7 +145,7 @@ class Worker:
         self._enter(Phase.CONNECTING)
         began = clock()
         self._others = Others(place.rank, self._control.collect)
-        threads = 1 + LIBRARY_THREADS.get(plan.backend, 0)
+        threads = THREADS.get(plan.backend, 1)
         on_cpus = plan.backend not in ON_GPUS
         cores = settle(place, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
