@@ -34,7 +34,7 @@ SLACK = 1.3  # by how much a case may take longer than the like of it has
 
 LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
 
-SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns", "control_ns")
+SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns")
 
 BY_RANK = ("per_rank", "starts_ns")
 
@@ -112,6 +112,7 @@ def together(first: Record, second: Record, enough: float) -> Record:
         "seconds": first.seconds + second.seconds,
         "checked": first.checked + second.checked,
         "control_ns": first.control_ns,
+        "sent": first.sent,
     }
     alike = (first.sync, first.inner, first.clock) == (second.sync, second.inner, second.clock)
     if not (first.steady and alike and bool(first.glob_ns) == bool(second.glob_ns)):
@@ -171,7 +172,7 @@ class Budget:
             times = np.asarray(record.times_ns, dtype=float) / 1e9
             call = float(np.median(times))
             seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
-            self._seen[_like(record.case)] = seen
+            self._seen[record.case.key] = seen
             guess = plan.call_seconds(job.case) + plan.fixed_seconds(job, self._policy)
             self._ratios[_large(job)].append((seen.fixed + call) / guess)
         return record
@@ -218,18 +219,13 @@ class Budget:
     def _cost(self, job: Job) -> Cost:
         """What was seen of the case in an earlier cycle; else a guess, made as wrong as those of
         its kind were."""
-        seen = self._seen.get(_like(job.case))
+        seen = self._seen.get(job.case.key)
         if seen is not None:
             return seen
         own, other = self._ratios[_large(job)], self._ratios[not _large(job)]
         factor = float(np.median(own)) if own else max(1.0, *other) if other else 1.0
         fixed, call = plan.fixed_seconds(job, self._policy), plan.call_seconds(job.case)
         return Cost(factor * fixed, factor * call)
-
-
-def _like(case: Case) -> str:
-    """What a case has in common with that of another cycle."""
-    return case.key
 
 
 def _large(job: Job) -> bool:

@@ -156,7 +156,9 @@ class Trial:
             return wrong
         control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
-        sent = counted.count(self._control, self._bench.watch, self._case, self._again)
+        sent: list[Sent] = []
+        if self._job.control:
+            sent = counted.count(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
         if guard:
