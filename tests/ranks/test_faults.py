@@ -128,8 +128,8 @@ SWEEP = (
 )
 def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> None:
     """The fault is planted in the second case; each case calls 1 (setup) + 1 (warm-up) + 5 + 4
-    (check) times."""
-    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:16")
+    (check) times, and 8 in the other cadence."""
+    begun = run(*SWEEP, "--backend", "saboteur", "-T", "3", SABOTAGE=f"{what}:1:24")
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
@@ -154,7 +154,7 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
 ) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
     begun = run(
-        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:16"
+        *SWEEP, "--backend", "saboteur_shm", "--algo", "ring", "-T", "3", SABOTAGE=f"{what}:1:24"
     )
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT

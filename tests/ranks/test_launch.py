@@ -199,7 +199,7 @@ def test_only_the_thread_of_the_control_group_stands_back(tmp_path: Path) -> Non
 def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
     """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is
     quicker, and ends the run; nobody waits for ever."""
-    env = {**os.environ, "PYTHONPATH": str(PLUGINS), "SABOTAGE": f"{what}:1:18"}
+    env = {**os.environ, "PYTHONPATH": str(PLUGINS), "SABOTAGE": f"{what}:1:24"}
     path = tmp_path / "joined.jsonl"
     command = [
         *torchrun(2),

@@ -458,7 +458,7 @@ def test_ranks_listen_on_loopback_only(started) -> None:
 def test_a_fault_under_mpirun_is_seen_and_ends_the_job(tmp_path: Path, what: str) -> None:
     """Rank 1 gets a wrong element in the first call, or raises in the second case's: calls long
     enough to be timed one by one, and starts that need no repeating, make their number known."""
-    sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:16"}[what]
+    sabotage = {"corrupt": "corrupt:1:1", "raise": "raise:1:25"}[what]
     done, run = under_mpirun(
         tmp_path / "run.jsonl",
         "all_reduce",
