@@ -35,6 +35,8 @@ ARGS = [
     "hot",
     "--algo",
     "native,ring",
+    "--mode",
+    "isolated",
 ]
 # what only worlds of several hosts, or only those of one clock, have to say
 SEVERAL = {

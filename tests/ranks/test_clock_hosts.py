@@ -52,6 +52,7 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         "--no-save",
         "--output",
         str(path),
+        *(() if "--mode" in more else ("--mode", "isolated")),
         *more,
     ]
     seen = {**os.environ, "CLOCKS": limit, "GLOO_SOCKET_IFNAME": "lo", **env}

@@ -161,6 +161,8 @@ SWEEP = (
     "out",
     "--backend",
     "gloo",
+    "--mode",
+    "isolated",
 )
 
 
