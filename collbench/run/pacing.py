@@ -153,7 +153,7 @@ class Budget:
         self._most = policy.resolved(False).max_seconds or 0.0
         self._ahead: list[list[Job]] = []  # of this world and those to come
         self._seen: dict[str, Cost] = {}
-        self._ratios: dict[bool, list[float]] = {False: [], True: []}  # seen to guessed
+        self._known: dict[bool, list[tuple[Cost, Cost]]] = {False: [], True: []}  # seen, guessed
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
 
@@ -162,7 +162,13 @@ class Budget:
 
     def first(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
-        self._ahead.append(list(current.jobs))
+        jobs = list(current.jobs)
+        if not self._ahead:  # what is learned of the cheapest of a kind goes for the others
+            cheapest = {
+                _large(job): job for job in sorted(jobs, key=lambda job: -self._guess(job).least)
+            }
+            jobs.sort(key=lambda job: job is not cheapest[_large(job)])
+        self._ahead.append(jobs)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def heard(self, record: Record) -> Record:
@@ -173,8 +179,7 @@ class Budget:
             call = float(np.median(times))
             seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._seen[record.case.key] = seen
-            guess = plan.call_seconds(job.case) + plan.fixed_seconds(job, self._policy)
-            self._ratios[_large(job)].append((seen.fixed + call) / guess)
+            self._known[_large(job)].append((seen, self._guess(job)))
         return record
 
     def further(self) -> list[Job]:
@@ -217,15 +222,21 @@ class Budget:
         return spare / len(costs) if costs else 0.0
 
     def _cost(self, job: Job) -> Cost:
-        """What was seen of the case in an earlier cycle; else a guess, made as wrong as those of
-        its kind were."""
+        """What was seen of the case in an earlier cycle; else a guess, corrected by what others
+        took: by a sum for what every case costs, by a factor for what grows with the size."""
         seen = self._seen.get(job.case.key)
         if seen is not None:
             return seen
-        own, other = self._ratios[_large(job)], self._ratios[not _large(job)]
-        factor = float(np.median(own)) if own else max(1.0, *other) if other else 1.0
-        fixed, call = plan.fixed_seconds(job, self._policy), plan.call_seconds(job.case)
-        return Cost(factor * fixed, factor * call)
+        guess, known = self._guess(job), self._known[_large(job)]
+        more = [seen.fixed - guessed.fixed for seen, guessed in self._known[False]]
+        each = max(0.0, float(np.median(more))) if more else 0.0
+        call = float(np.median([seen.call / old.call for seen, old in known])) if known else 1.0
+        filled = [max(0.0, seen.fixed - each) / old.fixed for seen, old in known]
+        factor = max(1.0, float(np.median(filled))) if filled and _large(job) else 1.0
+        return Cost(each + factor * guess.fixed, call * guess.call)
+
+    def _guess(self, job: Job) -> Cost:
+        return Cost(plan.fixed_seconds(job, self._policy), plan.call_seconds(job.case))
 
 
 def _large(job: Job) -> bool:

@@ -32,7 +32,7 @@ HEADERS = 14 + 20 + 32  # bytes a packet
 SMALLEST = 16 << 10  # bytes a rank has of the size, below which what surrounds messages counts
 ENOUGH = 64 << 10  # bytes a rank, beside which barriers are little
 MOST_CALLS, MOST_COUNTS = 16, 3
-LARGE = 256 << 20  # bytes that all ranks send in a call, from which on one count has to do
+LARGE = 1 << 30  # bytes that all ranks send in a call, from which on it is not made once more
 LONGEST = 0.1  # seconds without calls
 INFINIBAND = 32  # ARPHRD_INFINIBAND: such an interface's bytes are its port's, too
 WORD = 4  # bytes that port_xmit_data counts as one
@@ -48,8 +48,7 @@ def count(
     known for that. ``call`` returns when this rank is done."""
     calls = _calls(case) if control.n == case.world else 0  # virtual ranks are one process
     found: list[Sent] = []
-    most = 1 if calls and needed(case) >= LARGE else MOST_COUNTS
-    while calls and len(found) < most and settled(case, found) is None:
+    while calls and len(found) < MOST_COUNTS and settled(case, found) is None:
         ns, sent = _during(control, watch, lambda: [call() for _ in range(calls)])
         pause = min(ns * 1e-9, LONGEST)
         idle_ns, idle = _during(control, watch, partial(time.sleep, pause))
@@ -58,11 +57,12 @@ def count(
 
 
 def _calls(case: Case) -> int:
-    """How many calls tell what they send: 0 where too little of it is data."""
+    """How many calls tell what they send: 0 where too little of it is data, or where another call
+    would take long, as smaller sizes tell the same."""
     if case.n < 2 or case.size < case.n * SMALLEST:
         return 0
     whole = needed(case)
-    return min(MOST_CALLS, math.ceil(ENOUGH * case.n / whole)) if whole > 0 else 0
+    return min(MOST_CALLS, math.ceil(ENOUGH * case.n / whole)) if 0 < whole < LARGE else 0
 
 
 def _during(

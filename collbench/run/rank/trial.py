@@ -143,7 +143,8 @@ class Trial:
         submits = self._submit_times() if self._policy.cpu_time else None
         self._bench.board.beat(self._rank)
         chose = self._bench.backend.overheard(self._once)
-        self._fill(0)
+        if self._grows:
+            self._fill(0)
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
