@@ -303,15 +303,18 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
 
 
 def _peak(rows: Timed, varying: Sequence[str]) -> str:
+    """The highest bus bandwidth; not known where a row shows it that cannot be relied on."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
         return ""
-    if not (good := _trusted(rated)):
+    if not _trusted(rated):
         why = doubts(row for _, row in rated)
         return f"; peak busbw not known: no row can be relied on ({why})"
-    case, row = max(good, key=lambda pair: pair[1].busbw or 0.0)
-    where = _point(case, varying)
-    return f"; peak busbw {bandwidth(row.busbw)} GB/s {interval(row)} at {where}"
+    case, row = max(rated, key=lambda pair: pair[1].busbw or 0.0)
+    most = f"{bandwidth(row.busbw)} GB/s {interval(row)} at {_point(case, varying)}"
+    if why := doubts([row]):
+        return f"; peak busbw not known: {most} ({why.partition(' ')[2]})"
+    return f"; peak busbw {most}"
 
 
 def _trusted(rows: Timed) -> Timed:

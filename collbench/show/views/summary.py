@@ -39,6 +39,7 @@ def floors(view: View) -> list[Line]:
             ],
             lambda point: point.busbw or 0.0,
             lambda point: bandwidth(point.busbw),
+            peak=True,
         )
         lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
     return lines
@@ -48,9 +49,11 @@ def _best(
     points: Sequence[tuple[Point, Series]],
     merit: Callable[[Point], float],
     shown: Callable[[Point], str],
+    *,
+    peak: bool = False,
 ) -> tuple[str, str, str]:
     """A figure, its interval, and where: of the best among those that can be relied on, or why
-    there is none."""
+    there is none. A ``peak`` is not known where another shows more that cannot be relied on."""
     if not points:
         return "-", "", ""
     good = [(point, one) for point, one in points if not _doubtful(point)]
@@ -58,7 +61,10 @@ def _best(
         why = doubts(point for point, _ in points)
         sizes = {size(point.size) for point, _ in points}
         return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
-    point, one = max(good, key=lambda pair: merit(pair[0]))
+    point, one = max(points if peak else good, key=lambda pair: merit(pair[0]))
+    if _doubtful(point):
+        told = f"{_spot(point, one)}: {shown(point)} {plus_minus(point)}"
+        return "not known", "", f"{told}, {doubts([point]).partition(' ')[2]}"
     return shown(point), plus_minus(point), _spot(point, one)
 
 

@@ -877,7 +877,7 @@ def test_floors_and_peaks_are_of_rows_to_rely_on() -> None:
         sections.document([run(*records)]), "summary", "best-of"
     )
     assert (floor, at) == ("5.00 µs", "8 B, gloo, out of place")
-    assert peak_at == "1 KiB, gloo, out of place"
+    assert peak_at == "1 MiB, gloo, out of place: 9986 ±71%, unconverged"
     ((_, _, floor, _, why, peak, _, also),) = table_of(
         sections.document([run(*records[1::2])]), "summary", "best-of"
     )
