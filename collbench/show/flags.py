@@ -46,7 +46,7 @@ FLAGS = {
     ),
     "unconverged": Flag(
         "stopped by {limit} before {precision}",
-        "allow more ({more}) or ask for less ({less})",
+        "allow more ({more}) or ask for less ({less}){why}",
     ),
     "unsteady": Flag(
         "times were still changing when warm-up had to end, and while measuring",
@@ -148,12 +148,17 @@ GENERAL = {  # where the run's own figures are not known, or differ between runs
     "more": "--max-time",
     "more_time": "--max-time",
     "less": "--precision",
+    "why": "",
 }
+BUDGET = {"limit": "its share of --budget", "more": "--budget", "more_time": "--budget"}
 
 
-def figures(policy: Policy, crowded: bool, stops: Collection[str] = ()) -> dict[str, str]:
-    """What stands in place of GENERAL for a run: ``crowded`` says whether ranks shared cores,
-    ``stops`` for which reasons measuring unconverged rows ended (Record.stop)."""
+def figures(
+    policy: Policy, crowded: bool, stops: Collection[str] = (), command: Collection[str] = ()
+) -> dict[str, str]:
+    """What stands in place of GENERAL for a run: ``crowded`` says whether ranks had fewer cores
+    than threads that must run, ``stops`` for which reasons measuring unconverged rows ended
+    (Record.stop), and ``command`` what the run was asked with."""
     limits = policy.resolved(crowded)
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
@@ -168,6 +173,10 @@ def figures(policy: Policy, crowded: bool, stops: Collection[str] = ()) -> dict[
         else more_time,
         "more_time": more_time,
         "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
+        "why": "; times scatter, as ranks have fewer cores than threads that must run"
+        if crowded
+        else "",
+        **(BUDGET if "--budget" in command else {}),
     }
 
 
@@ -194,12 +203,14 @@ def explained(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
     )
 
 
-def legend(outcomes: Sequence[Outcome], policy: Policy, crowded: bool) -> list[str]:
+def legend(
+    outcomes: Sequence[Outcome], policy: Policy, crowded: bool, command: Collection[str] = ()
+) -> list[str]:
     """A line for each flag that occurred, most frequent first: how often, its meaning, and what to
     do."""
     flags = Counter(kind(flag) for _, row in outcomes if row for flag in row.flags)
     stops = {r.stop for r, row in outcomes if row and "unconverged" in row.flags}
-    known = figures(policy, crowded, stops)
+    known = figures(policy, crowded, stops, command)
     lines = [(flag, times, explained(flag, known)) for flag, times in flags.most_common()]
     return [f"{flag} ({times}): {told.meaning}; {told.remedy}" for flag, times, told in lines]
 

@@ -379,7 +379,7 @@ class Text(Reporter):
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
             crowded = any(world.cramped for world in self._worlds)
-            told = legend(self._shown, self._run.policy, crowded)
+            told = legend(self._shown, self._run.policy, crowded, self._run.command)
             self._say(*(f"# flagged: {line}" for line in told))
             self._say(*(f"# counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")

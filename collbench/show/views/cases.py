@@ -239,7 +239,7 @@ def busy(told: Gathered) -> str:
 def explained(told: Gathered) -> list[str]:
     """A line for each flag that occurred (flags.legend)."""
     crowded = any(world.cramped for world in told.worlds.values())
-    return legend(told.outcomes, told.run.policy, crowded)
+    return legend(told.outcomes, told.run.policy, crowded, told.run.command)
 
 
 def _modal(told: Gathered) -> list[str]:

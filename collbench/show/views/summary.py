@@ -104,7 +104,8 @@ def _figures(view: View) -> dict[str, str]:
         return GENERAL
     crowded = any(world.cramped for file in view.files for world in file.worlds)
     stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
-    return figures(policies[0], crowded, stops)
+    commands = [word for file in view.files for word in file.run.command]
+    return figures(policies[0], crowded, stops, commands)
 
 
 def busy_runs(view: View) -> list[str]:

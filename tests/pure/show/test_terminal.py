@@ -459,6 +459,14 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
         if line.startswith("unconverged")
     )
     assert "stopped by --max-time 2s before ±5 %" in told
+    assert told.endswith("as ranks have fewer cores than threads that must run")
+
+
+def test_the_remedy_within_a_budget_is_a_longer_one() -> None:
+    slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
+    asked = a_run(command=["collbench", "all_reduce", "--budget", "9s"])
+    (told,) = (line for line in lines_of([slow], run=asked) if line.startswith("unconverged"))
+    assert "stopped by its share of --budget before ±2 %; allow more (--budget)" in told
 
 
 @pytest.mark.parametrize("flag", ["unconverged", "bimodal", "n<6", "invalid", "unsteady"])
