@@ -33,10 +33,10 @@ ARGS = [
     "out",
     "--cache",
     "hot",
-    "--algo",
-    "native,ring",
     "--mode",
     "isolated",
+    "--algo",
+    "native,ring",
 ]
 # what only worlds of several hosts, or only those of one clock, have to say
 SEVERAL = {

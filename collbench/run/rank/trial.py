@@ -117,6 +117,8 @@ class Trial:
             self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         )
         self._checked = 0
+        # calls beside the samples: none where kernels are interpreted, whose time means nothing
+        self._beside = job.control and not bench.backend.interpreted
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
@@ -158,7 +160,7 @@ class Trial:
         control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
         sent: list[Sent] = []
-        if self._job.control:
+        if self._beside:
             sent = counted.count(self._control, self._bench.watch, self._case, self._again)
         self._enter(Phase.REPORTING)
         states = [None] * self._control.n
@@ -297,7 +299,7 @@ class Trial:
         case aligns them, aligned where it does not or has some come late. None where the job wants
         no control, or a device's clock would have to be set beside a host's."""
         mode = self._case.mode
-        if self._bench.backend.stream or mode not in ("isolated", "host") or not self._job.control:
+        if self._bench.backend.stream or mode not in ("isolated", "host") or not self._beside:
             return None
         scheme = self._bench.scheme if mode == "host" or self._case.arrival else "none"
         after = self._planted.tarry if self._planted else nothing
