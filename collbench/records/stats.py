@@ -219,6 +219,11 @@ def converged(
     return max(hi - middle, middle - lo) <= precision * middle
 
 
+def half_width(median: float, lo: float, hi: float) -> float:
+    """The larger half of an interval, as a share of the median; infinite where that is 0."""
+    return max(hi - median, median - lo) / median if median else math.inf
+
+
 def next_block(n: int) -> int:
     """How many samples to add to ``n`` before looking again: a quarter more, and 10 at least."""
     return max(BLOCK, math.ceil(n / 4))

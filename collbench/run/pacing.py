@@ -8,7 +8,9 @@ the place of the first.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -56,8 +58,9 @@ class Passes:
 
     def first(self, current: Plan) -> Plan:
         """The plan with its coarse pass."""
-        jobs = [self._begun(job) for job in current.jobs]
-        return msgspec.structs.replace(current, jobs=jobs, open=True)
+        return msgspec.structs.replace(
+            current, jobs=[self._begun(job) for job in current.jobs], open=True
+        )
 
     def _begun(self, job: Job) -> Job:
         if plan.fixed_seconds(job, self._policy) > AT_ONCE * self._most:
@@ -97,8 +100,7 @@ class Passes:
 def width(record: Record) -> float:
     """Half of the median's interval, relative to it."""
     times = np.asarray(record.times_ns, dtype=float)
-    median, lo, hi = stats.median_interval(np.sort(times), stats.n_eff(times))
-    return max(hi - median, median - lo) / median if median else 0.0
+    return stats.half_width(*stats.median_interval(np.sort(times), stats.n_eff(times)))
 
 
 def together(first: Record, second: Record, enough: float) -> Record:
@@ -148,17 +150,18 @@ class Budget:
     dropped, which ``drop`` is told."""
 
     def __init__(self, seconds: float, policy: Policy, drop: Callable[[Job], None]) -> None:
-        self._policy, self._drop = policy, drop
+        self._drop = drop
         self._until = time.monotonic() + seconds * (1 - SPARE)
         self._most = policy.resolved(False).max_seconds or 0.0
         self._ahead: list[list[Job]] = []  # of this world and those to come
         self._seen: dict[str, Cost] = {}
         self._known: dict[bool, list[tuple[Cost, Cost]]] = {False: [], True: []}  # seen, guessed
+        self._guess = cache(
+            lambda job: Cost(plan.fixed_seconds(job, policy), plan.call_seconds(job.case))
+        )
+        self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
-
-    def begun(self, world: World) -> None:
-        """A world's ranks have met; what that took is seen once they ask for a job."""
 
     def first(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
@@ -180,6 +183,7 @@ class Budget:
             seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._seen[record.case.key] = seen
             self._known[_large(job)].append((seen, self._guess(job)))
+            self._correct()
         return record
 
     def further(self) -> list[Job]:
@@ -201,25 +205,29 @@ class Budget:
 
     def _shared_out(self, now: float) -> float:
         """Seconds for each case beyond the few samples that it must have; drops those for which
-        there is no time."""
-        costs = {
-            (world, place): self._cost(job).least * SLACK
+        there is no time, the costliest first, and of alike ones the last."""
+        cheapest_first = sorted(
+            (self._cost(job).least * SLACK, world, place)
             for world, jobs in enumerate(self._ahead)
             for place, job in enumerate(jobs)
-        }
-        left = self._until - now
+        )
+        worlds = Counter(world for _, world, _ in cheapest_first)
+        spare = (
+            self._until
+            - now
+            - sum(seconds for seconds, _, _ in cheapest_first)
+            - self._start * len(set(worlds) - {0})
+        )
         dropped = set()
-        while costs:
-            spare = left - sum(costs.values()) - self._start * (len({w for w, _ in costs} - {0}))
-            if spare >= 0:
-                break
-            worst = max(costs, key=lambda place: (costs[place], place))
-            self._drop(self._ahead[worst[0]][worst[1]])
-            costs.pop(worst)
-            dropped.add(worst)
+        while cheapest_first and spare < 0:
+            seconds, world, place = cheapest_first.pop()
+            self._drop(self._ahead[world][place])
+            dropped.add((world, place))
+            worlds[world] -= 1
+            spare += seconds + (self._start if world and not worlds[world] else 0.0)
         for number, jobs in enumerate(self._ahead):
             jobs[:] = [job for place, job in enumerate(jobs) if (number, place) not in dropped]
-        return spare / len(costs) if costs else 0.0
+        return spare / len(cheapest_first) if cheapest_first else 0.0
 
     def _cost(self, job: Job) -> Cost:
         """What was seen of the case in an earlier cycle; else a guess, corrected by what others
@@ -227,16 +235,20 @@ class Budget:
         seen = self._seen.get(job.case.key)
         if seen is not None:
             return seen
-        guess, known = self._guess(job), self._known[_large(job)]
-        more = [seen.fixed - guessed.fixed for seen, guessed in self._known[False]]
-        each = max(0.0, float(np.median(more))) if more else 0.0
-        call = float(np.median([seen.call / old.call for seen, old in known])) if known else 1.0
-        filled = [max(0.0, seen.fixed - each) / old.fixed for seen, old in known]
-        factor = max(1.0, float(np.median(filled))) if filled and _large(job) else 1.0
+        guess = self._guess(job)
+        each, factor, call = self._corrections[_large(job)]
         return Cost(each + factor * guess.fixed, call * guess.call)
 
-    def _guess(self, job: Job) -> Cost:
-        return Cost(plan.fixed_seconds(job, self._policy), plan.call_seconds(job.case))
+    def _correct(self) -> None:
+        """Works out the corrections anew, for small and large cases: seconds that every case costs,
+        and factors of what else is fixed and of a call."""
+        more = [seen.fixed - guess.fixed for seen, guess in self._known[False]]
+        each = max(0.0, float(np.median(more))) if more else 0.0
+        for large, known in self._known.items():
+            call = float(np.median([s.call / g.call for s, g in known])) if known else 1.0
+            filled = [max(0.0, s.fixed - each) / g.fixed for s, g in known if large]
+            factor = max(1.0, float(np.median(filled))) if filled else 1.0
+            self._corrections[large] = each, factor, call
 
 
 def _large(job: Job) -> bool:

@@ -317,7 +317,7 @@ class _Session:
     def _hear(self, line: World | Record) -> None:
         if isinstance(line, Record) and line.case in self._stand:
             return  # a group's, measured again for the sake of those whose records had been cut off
-        if self._pace and isinstance(line, World):
+        if isinstance(self._pace, Passes) and isinstance(line, World):
             self._pace.begun(line)
         elif self._pace and isinstance(line, Record):
             heard = self._pace.heard(line)

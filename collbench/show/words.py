@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
+from collbench.records import stats
 from collbench.records.derive import Derived
 from collbench.records.traffic import silent
 from collbench.records.types import Record
@@ -259,7 +260,7 @@ def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tup
 def interval(row: Derived) -> str:
     """The larger half of the median's 95 % interval, relative to it: ±0.8 %; ±∞ with too few
     samples."""
-    half = max(row.hi - row.median, row.median - row.lo) / row.median if row.median else math.inf
+    half = stats.half_width(row.median, row.lo, row.hi)
     return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
 
 

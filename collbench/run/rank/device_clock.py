@@ -114,7 +114,7 @@ class DeviceSampler(Sampler):
         host.dirty = self.dirty
         samples = host.take(count, Sync("barrier", self._control, None))
         self.dirty = host.dirty
-        return [] if samples is None else samples.durations.max(axis=0).tolist()
+        return [] if samples is None else samples.times.tolist()
 
 
 class GraphSampler(DeviceSampler):

@@ -295,8 +295,7 @@ class Protocol:
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
-    ``times`` says what samples took, if not Samples.times.
-    ``bare`` is Call's.
+    ``times`` says what samples took, if not Samples.times; ``bare`` is Call's.
     """
 
     def __init__(
@@ -393,8 +392,9 @@ class Protocol:
                 elapsed = time.perf_counter() - begun
                 steady = stats.steady(seen)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
-                cap = max(WARM_MIN_S, min(WARM_CAP_S, self._most_seconds / 2))
-                spent = elapsed >= cap or done >= WARM_CAP_N
+                spent = done >= WARM_CAP_N or elapsed >= max(
+                    WARM_MIN_S, min(WARM_CAP_S, self._most_seconds / 2)
+                )
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
         typical = float(np.median(seen[-10:])) if len(seen) else first_ns

@@ -100,6 +100,7 @@ class Trial:
         device, planned = bench.backend.device, faults(self._policy.inject)
         mine = [fault for fault in planned if fault.rank == self._rank]
         self._planted = Planted(mine, self._policy.seed, bench.backend.finish) if mine else None
+        self._late = self._planted.tarry if self._planted else nothing
         self._slots = allocate(
             bench.backend, self._case, bench.held, self._policy.unalign, job.rotation
         )
@@ -276,12 +277,11 @@ class Trial:
 
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
-        late = self._planted.tarry if self._planted else nothing
         pattern = self._case.arrival
         apart = Pattern(pattern, self._control, self._policy.seed).tarry if pattern else nothing
 
         def after() -> None:
-            late()
+            self._late()
             apart()
 
         if self._clock():
@@ -302,8 +302,7 @@ class Trial:
         if self._bench.backend.stream or mode not in ("isolated", "host") or not self._beside:
             return None
         scheme = self._bench.scheme if mode == "host" or self._case.arrival else "none"
-        after = self._planted.tarry if self._planted else nothing
-        return Sync(scheme, self._control, self._bench.board, nothing, self._common, after)
+        return Sync(scheme, self._control, self._bench.board, nothing, self._common, self._late)
 
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)

@@ -141,7 +141,6 @@ def spent(
     for current in [budget.first(each) for each in worlds]:
         assert current.open and current.jobs == []
         clock.now += 1.0
-        budget.begun(world())
         while jobs := budget.further():
             (job,) = jobs
             assert job.seconds is not None and job.seconds <= 2.0 and job.least == FEWEST_SAMPLES
