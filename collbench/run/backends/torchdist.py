@@ -8,7 +8,7 @@ says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun
 from collbench.core.groups import placed
+from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _cuda, _wire
 from collbench.run.rank import ncclog
@@ -57,12 +58,13 @@ Tensor = torch.Tensor
 
 class _Site(NamedTuple):
     """Where a collective is issued from; ranks are the group's, which may be some ``members`` of a
-    process group."""
+    process group. ``near`` are the process group's ranks on this machine."""
 
     rank: int
     n: int
     group: Any
     members: Sequence[int] = ()
+    near: Collection[int] = ()
 
     def globally(self, rank: int) -> int:
         """The rank's number in the world, by which torch names roots and peers in every group."""
@@ -128,12 +130,12 @@ def _scatter(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[...,
 
 def _shift(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[..., Any]:
     ahead, behind = (at.globally((at.rank + step) % at.n) for step in (1, -1))
-    # receiving first: between two ranks that share a link, word that one waits for data would queue
-    # behind its own
     pair = [
         dist.P2POp(dist.irecv, recv, behind, at.group),
         dist.P2POp(dist.isend, send, ahead, at.group),
     ]
+    if dist.get_group_rank(at.group, ahead) in at.near:  # as _wire._posted does
+        pair.reverse()
 
     def issue(async_op: bool = False) -> Any:
         works = _Joined(dist.batch_isend_irecv(pair))
@@ -200,7 +202,10 @@ class TorchDistributed(Base):
         if self.name == "nccl":
             self._take_seat(world() if self.control else Control(rank, n), local_rank)
         try:
-            self._at = _Site(rank, n, (self.control or Control(rank, n)).joined(self.name))
+            control = self.control or Control(rank, n)
+            hosts = [] if self.stream else control.collect(environment.host())
+            near = {peer for peer, host in enumerate(hosts) if host == environment.host()}
+            self._at = _Site(rank, n, control.joined(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError) as e:
             reason = str(e).splitlines()[0]
             raise CannotRun(
@@ -240,7 +245,7 @@ class TorchDistributed(Base):
             at = at._replace(rank=self.control.rank, n=case.n, members=self.control.members)
         if case.algorithm != "native":
             return _wire.prepare(
-                case, send, recv, at.rank, at.group, self._room, members=at.members
+                case, send, recv, at.rank, at.group, self._room, members=at.members, near=at.near
             )
         issue = CALLS[case.collective](case, send, recv, at)
         submit = partial(issue, async_op=True)
