@@ -22,9 +22,9 @@ LAYERS = {
     "machine": 460,  # where we are
     "suite": 740,  # what is asked for
     "records": 2_190,  # what came out
-    "run": 6_930,  # how it is measured
+    "run": 7_000,  # how it is measured
     "judge": 3_220,  # what it means
-    "show": 3_780,  # how it is told
+    "show": 3_830,  # how it is told
     "cli": 1_880,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported

@@ -201,7 +201,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         slow_rank=slow,
         control=control,
         sensitive=sensitive,
-        absorbed=_absorbed(record, control),
+        absorbed=_absorbed(record, modal["modes"]),
         **modal,
         **counted._asdict(),
     )
@@ -232,13 +232,21 @@ def _control(record: Record, median: float, lo: float, hi: float) -> tuple[float
     return control, far and (least > hi or most < lo) and not record.case.arrival
 
 
-def _absorbed(record: Record, control: float | None) -> float | None:
+def _absorbed(record: Record, modes: tuple[float, float] | None) -> float | None:
     """1 - (T - T0) / spread, where T is from the first arrival to the last end and T0 the time of
-    calls whose ranks arrive together."""
-    if not (record.case.arrival and record.glob_ns and record.skew_ns and control):
+    calls whose ranks arrive together. None where T - T0 is not known to a quarter of the spread,
+    nor where a call would have to be quicker for coming apart: T0 is of another mode then."""
+    if not (record.case.arrival and record.glob_ns and record.skew_ns and record.control_ns):
         return None
-    spread = stats.median(record.skew_ns)
-    return 1 - (stats.median(record.glob_ns) - control) / spread if spread else None
+    if modes or not (spread := stats.median(record.skew_ns)):
+        return None
+    whole, together = (
+        stats.median_interval(np.sort(times), stats.n_eff(times))
+        for times in (np.asarray(of, dtype=float) for of in (record.glob_ns, record.control_ns))
+    )
+    unsure = math.hypot(whole[2] - whole[1], together[2] - together[1]) / 2
+    absorbed = 1 - (whole[0] - together[0]) / spread
+    return absorbed if unsure <= spread / 4 and absorbed <= 1 + 1 / 4 else None
 
 
 def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from collbench.suite.policy import Policy
 MAX_ROTATION = 64
 
 
+STAYS = 1 << 20  # bytes that a core's own cache holds, whatever else passes through it
+
+
 PAGE = 4096
 
 
@@ -120,14 +123,17 @@ def _landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
 
 
 def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
-    """Pairs needed so that a buffer has left the cache before its next turn; at least 2, at most
-    MAX_ROTATION.
+    """Pairs needed so that a buffer has left the cache before its next turn, at most MAX_ROTATION.
+    One where by its own end nothing of its beginning is left; 2 where MAX_ROTATION would never
+    leave it: they would only drive out what calls themselves need, half a microsecond each.
 
     Calls issued together (-m) never share a buffer.
     """
     if policy.cache == "hot" or not case.row.moves_data:
         return policy.agg_iters
-    wanted = max(2, min(MAX_ROTATION, math.ceil(3 * cache_bytes / buffer_bytes(case, policy))))
+    pair = buffer_bytes(case, policy)
+    turns = math.ceil(3 * cache_bytes / pair)
+    wanted = 2 if MAX_ROTATION * pair <= STAYS else min(MAX_ROTATION, max(1, turns))
     return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
 
 

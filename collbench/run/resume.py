@@ -11,6 +11,7 @@ import msgspec
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.records import store
+from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import SCHEMA, Record, RunFile
 from collbench.run import plan
 from collbench.run.plan import Job, Plan
@@ -57,8 +58,13 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 
 
 def standing(resumed: RunFile | None) -> list[Record]:
-    """What need not be measured again: all but what failed. Wrong data stays: it is a finding."""
-    return [record for record in resumed.records if record.status != "failed"] if resumed else []
+    """What need not be measured again: all but what failed, and what a budget left no time for.
+    Wrong data stays: it is a finding."""
+    return [
+        record
+        for record in (resumed.records if resumed else ())
+        if record.status != "failed" and not record.note.startswith(NO_TIME_LEFT)
+    ]
 
 
 def unplanned(record: Record) -> bool:

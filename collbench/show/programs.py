@@ -216,6 +216,7 @@ class Markdown(Gathered):
             blocks += [Heading(f"{constant}, {mode}"), table]
         left_out = reasons(self.skips, self.arrived)
         blocks += [f"{number} skipped: {reason}" for reason, number in left_out]
+        blocks += views.dropped(self)
         blocks += [Points(told)] if (told := views.explained(self)) else []
         blocks += [busy] if (busy := views.busy(self)) else []
         blocks += [f"Ended early: {end.note}"] if end.note else []

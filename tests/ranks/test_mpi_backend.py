@@ -154,6 +154,7 @@ def test_an_error_of_the_library_is_raised_in_its_own_words() -> None:
 backend.open(0, 1, 0)
 try:
     call("broadcast", root=7).run()
+    backend.finish()
 except Exception as e:
     print(type(e).__name__, e)
 """)

@@ -39,6 +39,9 @@ CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 
 
+WARM_SHARE = 0.25  # of the time a case may be measured
+
+
 MAX_LATE = 0.25
 
 
@@ -203,6 +206,10 @@ class Sampler:
         self._control = control
         self._next = 0
         self.dirty: Sequence[int] = ()
+
+    @property
+    def called(self) -> int:
+        return self._next * self.inner
 
     @property
     def used(self) -> set[int]:
@@ -393,7 +400,7 @@ class Protocol:
                 steady = stats.steady(seen)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
                 spent = done >= WARM_CAP_N or elapsed >= max(
-                    WARM_MIN_S, min(WARM_CAP_S, self._most_seconds / 2)
+                    WARM_MIN_S, min(WARM_CAP_S, WARM_SHARE * self._most_seconds)
                 )
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
@@ -450,8 +457,8 @@ class Protocol:
         ):  # of very short samples even that many may take less than min_seconds
             narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
-        if elapsed >= self._most_seconds and n >= self._least:
-            return 0, STOPS.index("budget")
+        if elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least:
+            return 0, STOPS.index("budget")  # another would end farther beyond than this is before
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
 

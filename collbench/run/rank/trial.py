@@ -140,13 +140,13 @@ class Trial:
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
         setup = self._timed_first(sync)
-        wrong = self._check([0], "before timing")
-        if wrong:
+        slow = self._takes_longer_than_there_is(setup)
+        if not slow and (wrong := self._check([0], "before timing")):
             return wrong
         submits = self._submit_times() if self._policy.cpu_time else None
         self._bench.board.beat(self._rank)
         chose = self._bench.backend.overheard(self._once)
-        if self._grows:
+        if self._grows or slow:
             self._fill(0)
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
@@ -155,8 +155,7 @@ class Trial:
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
-        wrong = self._check_after(sampler)
-        if wrong:
+        if wrong := self._check_after(sampler, slow):
             return wrong
         control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
@@ -175,6 +174,12 @@ class Trial:
         told = control, chose, sent, notes
         seen = Seen(measured, remedy, states, firsts, submits, summed, *told)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
+
+    def _takes_longer_than_there_is(self, first_ns: int) -> bool:
+        """Whether one call takes more than the time of the case, so that one is timed. Its own data
+        is checked then, in a buffer filled anew, instead of calls' made for that alone."""
+        most = (self._policy.max_seconds or math.inf) * 1e9
+        return bool(self._control.decide([int(first_ns > most)])[0])
 
     def _protocol(self, sync: Sync, guard: Guard | None) -> Protocol:
         return Protocol(
@@ -402,12 +407,16 @@ class Trial:
         self._totals = [sum(checked for checked, _, _ in found) for found in findings]
         return wrong_somewhere(self._case, findings, when)
 
-    def _check_after(self, sampler: Sampler) -> list[Fields]:
-        """What timed calls left in their buffers, then what calls leave in fresh ones."""
+    def _check_after(self, sampler: Sampler, fresh: bool) -> list[Fields]:
+        """What timed calls left in their buffers, then what calls leave in fresh ones, unless the
+        only timed call had a ``fresh`` one itself."""
         # in place, where a batch used a slot twice, its input was no longer what the check knows
         repeated = sampler.inner > len(sampler.calls)
         left = sampler.used if not self._grows else set() if repeated else set(sampler.dirty)
-        return self._check(sorted(left), "after timing") or self._check_again(sampler)
+        wrong = self._check(sorted(left), "after timing")
+        if fresh and sampler.called == 1 and self._policy.check == 1:
+            return wrong
+        return wrong or self._check_again(sampler)
 
     def _check_again(self, sampler: Sampler) -> list[Fields]:
         """What timed calls left behind may be older than the last of them: so some of the buffers

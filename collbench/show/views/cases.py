@@ -222,7 +222,7 @@ def summary(told: Gathered) -> list[Words]:
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
     ]
-    lines += [*_dropped(told), *_verified(told)]
+    lines += [*map(noticed, dropped(told)), *_verified(told)]
     if told.path is None:
         return [*lines, toned("not saved")]
     return [*lines, toned(f"saved: {plain(str(told.path))} (collbench runs lists all)")]
@@ -246,8 +246,8 @@ def _modal(told: Gathered) -> list[str]:
     return two_modes((record.case, row, record.inner) for record, row in told.outcomes if row)
 
 
-def _dropped(told: Gathered) -> Iterable[Words]:
-    """The cases for which a budget left no time, by name."""
+def dropped(told: Gathered) -> list[str]:
+    """The cases for which a budget left no time, by name, in at most one line."""
     cases = [r.case for r, _ in told.arrived if r.note.startswith(NO_TIME_LEFT)]
     varying, _ = axes(cases) if cases else ([], "")
     named = [name for name in varying if name != "cycle"]
@@ -255,9 +255,8 @@ def _dropped(told: Gathered) -> Iterable[Words]:
         " ".join(filter(None, [size(case.size), *(worded(case)[name] for name in named)]))
         for case in cases
     )
-    if words:
-        times = [f"{name} (x{number})" if number > 1 else name for name, number in words.items()]
-        yield toned(plain(f"dropped: {', '.join(times)}"), "notice")
+    times = [f"{name} (x{number})" if number > 1 else name for name, number in words.items()]
+    return [plain(f"dropped: {', '.join(times)}")] if times else []
 
 
 def _trouble(told: Gathered) -> Iterable[Words]:

@@ -16,7 +16,7 @@ from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
-from collbench.show.views import efficiency, machines, measured
+from collbench.show.views import arrival, efficiency, machines, measured
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
@@ -192,7 +192,8 @@ SECTIONS: tuple[Callable[[View], Section | None], ...] = (
     efficiency.implementations,
     efficiency.efficiency,
     efficiency.crossovers,
-    measured.skew,
+    arrival.arrival,
+    arrival.skew,
     measured.outliers,
     measured.pairs,
     comparison,

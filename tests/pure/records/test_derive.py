@@ -305,23 +305,40 @@ def test_what_depends_on_arrival_shows_both_medians(
     assert (derive.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
 
 
-def test_what_ranks_spread_over_may_be_absorbed() -> None:
-    """Ranks 50 us apart, 10 us for a call that starts together: 30 us of the 50 cost nothing."""
-    case = msgspec.structs.replace(CASE, arrival="one-late:50us")
+def apart(whole: list[int], together: list[int]) -> derive.Derived:
+    """Ranks 50 us apart, with times from the first arrival, and of calls that start together."""
     record = Record(
-        case=case,
+        case=msgspec.structs.replace(CASE, arrival="one-late:50us"),
         status="ok",
         world=0,
         sync="window",
-        times_ns=[6_000] * 8,
-        glob_ns=[30_000] * 8,
-        skew_ns=[50_000] * 8,
-        control_ns=[10_000] * 20,
+        times_ns=[6_000] * len(whole),
+        glob_ns=whole,
+        skew_ns=[50_000] * len(whole),
+        control_ns=together,
     )
     row = derive.derive(record, world())
-    assert row is not None and row.median == 6_000 and row.skew == 50_000
+    assert row is not None
+    return row
+
+
+def test_what_ranks_spread_over_may_be_absorbed() -> None:
+    """30 us of 50 cost nothing."""
+    row = apart([30_000] * 8, [10_000] * 20)
+    assert row.median == 6_000 and row.skew == 50_000
     assert row.absorbed == pytest.approx(1 - (30_000 - 10_000) / 50_000)
     assert "apart" in row.flags and "skewed!" not in row.flags and not row.gateable
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        [90_000] * 20,  # as slow as no call that comes apart: another mode
+        [5_000, 40_000] * 10,  # whose median may be either
+    ],
+)
+def test_what_was_absorbed_is_not_known_where_the_control_does_not_say(together: list[int]) -> None:
+    assert apart([30_000] * 8, together).absorbed is None
 
 
 def test_a_second_visit_takes_the_place_of_the_first_in_its_world(tmp_path: Path) -> None:

@@ -396,8 +396,10 @@ def test_what_a_budget_left_no_time_for_is_named() -> None:
         Record(case=a_case(nbytes=8 << 20, cycle=c), status="skipped", note=note) for c in (0, 1)
     ]
     left_out.append(Record(case=a_case(nbytes=1 << 20), status="skipped", note=note))
-    table = shown([measured(a_case()), *((record, None) for record in left_out)], width=160)
+    outcomes = [measured(a_case()), *((record, None) for record in left_out)]
+    table, text = shown(outcomes, width=160), as_text(Markdown, outcomes)
     assert "dropped: 8 MiB (x2), 1 MiB" in table and f"3 skipped: {note}" in table
+    assert "dropped: 8 MiB (x2), 1 MiB" in text and "3 skipped: dropped for" in text
 
 
 def test_a_case_measured_again_keeps_its_line(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def texts(value: Any) -> Iterator[str]:
 def sound(document: Document) -> None:
     """All sections stand in order with something to say, all figures are JSON that plotly can
     draw."""
-    assert [found.name for found in document.sections if found.name != "comparison"] == NAMES
+    sometimes = ("comparison", "arrival")
+    assert [found.name for found in document.sections if found.name not in sometimes] == NAMES
     names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
     assert len(names) == len(set(names))
     for found in document.sections:
@@ -354,6 +355,32 @@ def test_gpus_are_described_with_their_topology_once() -> None:
         ("topology-2", 2),
     ]
     assert topologies[0].lines[2].cells == ("GPU 2", "SYS", "SYS", "X", "0-7", "0")
+
+
+def test_what_ranks_that_come_apart_cost_is_shown() -> None:
+    apart = case(arrival="one-late:50us")
+    fields = {"skew_ns": [50_000] * 8, "glob_ns": [30_000] * 8, "control_ns": [10_000] * 20}
+    records = [
+        Record(case=apart, status="ok", world=0, sync="window", times_ns=[6_000] * 8, **fields),
+        ok(case(nbytes=8), 1000, control_ns=[4000] * 20, sync="window"),
+        ok(case(nbytes=64, mode="host"), 1000, control_ns=[4000] * 20),
+        ok(case(nbytes=1 << 20), 1000, control_ns=[1000] * 20, sync="window"),
+    ]
+    found = section(sections.document([run(*records)]), "arrival")
+    spread, cadences = found.tables
+    ((*_, size, arrival, skew, last, _, absorbed),) = (line.cells for line in spread.lines)
+    assert (size, arrival, skew, last) == ("1 KiB", "one-late:50us", "50.0 µs", "6.00 µs")
+    assert absorbed == "60%"
+    told = [(line.cells[0], *line.cells[2:6]) for line in cadences.lines]
+    assert told == [
+        ("all_reduce, isolated", "8 B", "4.00 µs", "1.00 µs", "4.0x"),
+        ("all_reduce, host", "64 B", "1.00 µs", "4.00 µs", "4.0x"),
+    ]
+
+
+def test_where_arrival_does_not_matter_no_section_is_about_it() -> None:
+    document = sections.document([run(*sweep())])
+    assert "arrival" not in [found.name for found in document.sections]
 
 
 def test_a_planted_late_rank_is_shown() -> None:
