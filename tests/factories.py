@@ -167,7 +167,9 @@ def saved(file: RunFile, folder: Path) -> Path:
 
 def write(file: RunFile, folder: Path) -> Path:
     """The run as a file of its own in ``folder``."""
-    writer = store.Writer(folder / f"{file.run.id}.jsonl", file.run)
+    path = folder / f"{file.run.id}.jsonl"
+    path.unlink(missing_ok=True)
+    writer = store.Writer(path, file.run)
     for line in (*file.worlds, *file.records, *([file.end] if file.end else [])):
         writer.write(line)
     writer.close()

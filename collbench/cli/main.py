@@ -3,16 +3,23 @@ called."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
-from collbench.core.errors import CollbenchError, Exit, UsageError
+from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
+from collbench.core.text import plain
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
 
@@ -100,7 +107,7 @@ fixes the number of samples, without it they are taken until the median is known
 
 EXITS = (
     "Exit codes: 0 fine, 1 judged bad, 2 usage, 3 no verdict, 4 timeout or hang, 5 cannot run here,"
-    " 7 wrong data, 130 interrupted."
+    " 7 wrong data, 70 a fault of collbench, 130 interrupted."
 )
 
 
@@ -198,19 +205,96 @@ def _root(
 
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    out = sys.stdout = Out(sys.stdout or io.StringIO())
+    code = _ended()
+    with suppress(OSError):
+        out.flush()
+    _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
+
+
+def _ended() -> int:
+    """Runs the command; its exit code."""
     try:
         app()
     except CollbenchError as e:
         if "--debug" in sys.argv:
             raise
-        print(f"collbench: {e.message}", file=sys.stderr)
-        if e.hint:
-            print(f"  hint: {e.hint}", file=sys.stderr)
-        _leave(e.exit)
+        _tell(e.message, e.hint)
+        return e.exit
     except KeyboardInterrupt:
-        _leave(Exit.INTERRUPTED)
+        return Exit.INTERRUPTED
     except SystemExit as e:
-        _leave(e.code if isinstance(e.code, int) else bool(e.code))
+        return e.code if isinstance(e.code, int) else int(bool(e.code))
+    except MemoryError:
+        _tell(
+            "there is not enough memory",
+            "free some, raise ulimit -v, or give fewer or smaller runs",
+        )
+        return Exit.CANNOT_RUN
+    except Exception as e:
+        if "--debug" in sys.argv:
+            raise
+        kept = _kept(traceback.format_exc())
+        _tell(
+            f"{type(e).__name__}, {first_line(e)}",
+            f"this is a fault of collbench, please report it: {kept}",
+        )
+        return Exit.FAULT
+    return Exit.OK
+
+
+def _tell(message: str, hint: str) -> None:
+    print(f"collbench: {plain(message)}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {plain(hint)}", file=sys.stderr)
+
+
+def _kept(text: str) -> str:
+    """Where ``text`` lies now, in words."""
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="collbench-fault-", suffix=".txt", delete=False
+        ) as file:
+            file.write(text)
+        return f"its traceback is in {file.name}"
+    except OSError:
+        return "--debug prints its traceback"
+
+
+class Out:
+    """Standard output that never ends what the command does. What cannot be written is given up:
+    without a word where nobody reads on (``closed_early``), told once where the disk is full
+    (``lost``)."""
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self.closed_early = self.lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+    def write(self, text: str) -> int:
+        return self._tried(partial(self._out.write, text)) or len(text)
+
+    def flush(self) -> None:
+        self._tried(self._out.flush)
+
+    def _tried(self, act: Callable[[], Any]) -> Any:
+        if self.closed_early or self.lost:
+            return None
+        try:
+            return act()
+        except BrokenPipeError:
+            self.closed_early = True
+        except OSError as e:
+            self.lost = True
+            _tell(f"standard output: {e.strerror}; what follows is not printed", "")
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with suppress(OSError, ValueError):  # what it still holds goes there when Python ends
+            os.dup2(nowhere, self._out.fileno())
+        return None
 
 
 def _leave(code: int) -> None:

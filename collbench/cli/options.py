@@ -277,8 +277,9 @@ def reporter(
         "md": lambda: programs.Markdown(sys.stdout),
     }
     grammar.choice("--format", name, ("auto", *makers))
-    if name == "auto":
-        name = "table" if sys.stdout.isatty() else "nccl"
+    if name == "auto":  # what launchers give ranks may be a terminal, but is nobody's
+        watched = sys.stdout.isatty() and join.detect("auto") is None
+        name = "table" if watched else "nccl"
     reporters = [makers[name]()]
     if name != "table":
         reporters.append(live.Status())

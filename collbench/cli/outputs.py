@@ -4,7 +4,6 @@ written."""
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,9 +72,5 @@ def text(document: Document, name: str) -> str:
 
 
 def show(words: str) -> None:
-    """Prints text to standard output; whoever reads it may have seen enough."""
-    try:
-        typer.echo(words.rstrip("\n"))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+    """Prints text to standard output."""
+    typer.echo(words.rstrip("\n"))

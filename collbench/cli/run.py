@@ -47,7 +47,7 @@ def run(
     from collbench.suite import toml
 
     changes = (ranks, backends, only, max_seconds, budget, inject, output, tag, not save)
-    _refuse(suites or [], resume, any(changes), launcher)
+    _refuse(suites or [], resume, any(changes), launcher, output)
     ray = options.where(launcher, address, placement)
     narrowed = partial(options.changed, only=only, launcher=launcher, ray=ray, inject=inject)
     changed = partial(narrowed, ngpus=ranks, backend=backends, max_time=max_seconds)
@@ -63,7 +63,9 @@ def run(
     raise typer.Exit(max(codes, default=Exit.OK))
 
 
-def _refuse(suites: list[str], resume: str, changed: bool, launcher: str) -> None:
+def _refuse(
+    suites: list[str], resume: str, changed: bool, launcher: str, output: Path | None
+) -> None:
     """Raises UsageError for what cannot be asked together."""
     from collbench.run.launch import join
 
@@ -74,6 +76,11 @@ def _refuse(suites: list[str], resume: str, changed: bool, launcher: str) -> Non
     if not resume and not suites:
         raise UsageError(
             "no suite is named", "collbench list shows the built-in ones; or a TOML file"
+        )
+    if len(suites) > 1 and output and not output.is_dir():
+        raise UsageError(
+            f"--output {output} is one file, and each suite's run is a file of its own",
+            "give a folder that exists, or one command per suite",
         )
     if len(suites) > 1 and join.detect(launcher):
         raise UsageError("under a launcher, ranks live for one suite", "one command per suite")

@@ -15,6 +15,7 @@ class Exit(IntEnum):
     TIMEOUT = 4
     CANNOT_RUN = 5
     WRONG_DATA = 7
+    FAULT = 70
     INTERRUPTED = 130
 
 

@@ -97,6 +97,8 @@ def told(variables: Mapping[str, str]) -> tuple[str, str]:
         return "", ""
     text = variables[name].strip()
     is_mask = name == VARIABLES[0]  # hexadecimal, with or without 0x
+    if re.fullmatch(r"(0x)?0+" if is_mask else r"(and|&)[\s:]*(0[xb])?0+", text.lower()):
+        return "", ""  # all ranks have one colour
     return (
         spelled(f"&0x{text.lower().removeprefix('0x')}" if is_mask else text, name),
         f"{name}={text}",

@@ -76,13 +76,23 @@ ALLOWED = re.compile(
 )
 
 
-SECRET = "TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH"
+# in any part of a name, the short ones as words of it: SIGNAL and CREDITS are no secrets
+SECRET = (
+    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CRED(?!IT)|AUTH|PRIVATE"
+    r"|(?<![A-Z])(?:PASS|PWD|PSK|SIG|PAT)(?![A-Z])"
+)
 
 
 IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
 
 
-IN_VALUE = re.compile(rf"(\w*(?:{SECRET})\w*[=:])[^&,;]+", re.IGNORECASE)
+IN_VALUE = re.compile(rf"""(\w*(?:{SECRET})\w*["']?\s*[=:])[^&,;]+""", re.IGNORECASE)
+
+
+# --password X, sshpass -p X, token X
+IN_WORDS = re.compile(
+    rf"(--?\w*(?:{SECRET})\w*\s+|sshpass\s+-p\s*|\b(?:TOKEN|BEARER)\s+)\S+", re.IGNORECASE
+)
 
 
 DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
@@ -325,10 +335,17 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def foreign(names: Iterable[str]) -> list[str]:
+    """Those that are no settings of the libraries that are measured: such may run anything."""
+    return sorted({name for name in names if not ALLOWED.fullmatch(name)})
+
+
 def mask(text: str) -> str:
-    """``text`` without credentials in URLs (user:password@) and settings (token=...); GPU UUIDs are
-    hashed."""
-    return DEVICE_UUID.sub(lambda m: hashed(m[0]), IN_VALUE.sub(r"\1***", IN_URL.sub("***@", text)))
+    """``text`` without credentials in URLs (user:password@), settings (token=...) and options
+    (--password ...); GPU UUIDs are hashed."""
+    for pattern, instead in ((IN_URL, "***@"), (IN_VALUE, r"\1***"), (IN_WORDS, r"\1***")):
+        text = pattern.sub(instead, text)
+    return DEVICE_UUID.sub(lambda m: hashed(m[0]), text)
 
 
 def _relevant(

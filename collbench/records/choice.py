@@ -20,6 +20,10 @@ IN_SWITCH = frozenset(
     }
 )
 
+# Open MPI's settings of that kind, and the one without which they count for nothing
+TUNED = r"OMPI_MCA_coll_tuned_\w+_algorithm"
+RULES = "OMPI_MCA_coll_tuned_use_dynamic_rules"
+
 
 def worded(choice: Choice | None) -> str:
     """Algorithm, protocol, channels and transport, as in Ring/LL128 x24 P2P; empty where nothing is
@@ -32,14 +36,16 @@ def worded(choice: Choice | None) -> str:
 
 
 def without_effect(env: Iterable[tuple[str, str]], collective: str, choice: Choice | None) -> str:
-    """Which settings NCCL did not follow, as in "NCCL_ALGO=Tree asked, NCCL ran Ring"; empty where
-    it did, and where that cannot be told. Fewer channels than asked are told too, although NCCL
-    gives few to small messages anyway.
+    """Which settings NCCL did not follow, as in "NCCL_ALGO=Tree asked, NCCL ran Ring", and of which
+    Open MPI does not say so; empty where they were followed, and where that cannot be told. Fewer
+    channels than asked are told too, although NCCL gives few to small messages anyway.
     """
     found = []
     for name, value in env:
         ran = SETTINGS[name](value, collective, choice) if choice and name in SETTINGS else ""
         found += [f"{name}={value} asked, NCCL ran {ran}"] if ran else []
+        if choice is None and re.fullmatch(TUNED, name):
+            found.append(f"{name} is not known to have effect: it takes {RULES}=1, and one host")
     return "; ".join(found)
 
 

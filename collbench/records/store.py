@@ -63,25 +63,30 @@ LEFT_OUT: dict[str, list[int]] = {
 }
 
 
+NEVER_OVERWRITTEN = "runs are never overwritten: choose another name, or a folder"
+
+
 class Writer:
     """Appends lines to a run's file, each on disk whole or not at all. The file is private (0600)
     to its owner, and locked as long as this process lives.
 
     When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
-    says so.
+    says so. Where somebody removes the file, it is written anew with all that it held; where
+    somebody cuts it, with what is still to come, and ``lost`` says so.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
         """A new file that begins with ``run``; or an old one to go on with, less a line torn off at
         its end."""
         self.path = path
-        self.trouble = ""
+        self.trouble = self.lost = ""
+        self._heads: list[bytes] = []  # without which no record can be read
         self._encoder = msgspec.json.Encoder()
         self._waiting: list[bytes] = []
         self._good = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_TRUNC if run else 0), 0o600)
+            self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
         except OSError as e:
             raise CannotRun(
                 f"cannot write {path}: {e.strerror}",
@@ -91,6 +96,8 @@ class Writer:
         if run is None:
             self._mend()
             return
+        if os.fstat(self._fd).st_size:
+            raise UsageError(f"{path} exists", NEVER_OVERWRITTEN)
         self.write(run)
         if self.trouble:
             raise CannotRun(
@@ -112,6 +119,8 @@ class Writer:
     def _mend(self) -> None:
         """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
         whole = self.path.read_bytes()
+        kinds = b'{"line":"run"', b'{"line":"world"'
+        self._heads = [line for line in whole.splitlines(keepends=True) if line.startswith(kinds)]
         self._good = whole.rfind(b"\n") + 1
         with suppress(msgspec.DecodeError, RecursionError):
             msgspec.json.decode(whole[self._good :], type=Line)
@@ -120,8 +129,12 @@ class Writer:
         os.ftruncate(self._fd, self._good)
 
     def write(self, line: Run | World | Record | End) -> None:
-        self._waiting.append(self._encoder.encode(line) + b"\n")
+        text = self._encoder.encode(line) + b"\n"
+        self._waiting.append(text)
         try:
+            self._still_there()
+            if isinstance(line, Run | World):
+                self._heads.append(text)
             while self._waiting:
                 self._append(self._waiting[0])
                 self._waiting.pop(0)
@@ -134,6 +147,25 @@ class Writer:
             self.trouble = (
                 f"cannot write {self.path}: {e.strerror}; {len(self._waiting)} lines wait"
             )
+
+    def _still_there(self) -> None:
+        """Mends what others did to the file meanwhile."""
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        if found.st_size < self._good:
+            os.ftruncate(self._fd, 0)
+            self._good = 0
+            self.lost = f"{self.path} was cut while it was written: what it held is lost"
+            self._append(b"".join(self._heads))
+        elif not found.st_nlink:
+            held, old = os.pread(self._fd, self._good, 0), self._fd
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            os.close(old)
+            self._lock()
+            self._good = 0
+            self._append(held)
 
     def _append(self, line: bytes) -> None:
         at = self._good
@@ -149,12 +181,8 @@ def opened(run: Run, output: Path | None) -> Writer:
     """A new file for a run: ``output``, or in that folder, or in the usual place. Raises UsageError
     and CannotRun."""
     path = output or home() / "runs" / f"{run.id}.jsonl"
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path's raises for a name that is too long
         path = path / f"{run.id}.jsonl"
-    if path.exists() and path.stat().st_size:
-        raise UsageError(
-            f"{path} exists", "runs are never overwritten: choose another name, or a folder"
-        )
     writer = Writer(path, run)
     free = shutil.disk_usage(path.parent).free
     if free < MIN_FREE:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from collbench.machine.load import Load
-from collbench.suite.case import Case, Positive, Whole
+from collbench.suite.case import Case, Positive, Ranks, Whole
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
 
@@ -166,9 +166,9 @@ class World(_Line, frozen=True, tag="world"):
     other side's; elsewhere both are 0 and every world is a launch of its own.
     """
 
-    index: int
+    index: Whole
     backend: str
-    n: int
+    n: Ranks
     env: tuple[tuple[str, str], ...]
     launcher: str
     ranks: list[RankInfo]
@@ -253,7 +253,7 @@ class Record(_Line, frozen=True, tag="record"):
 
     case: Case
     status: Status
-    world: int = -1
+    world: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
     note: str = ""
     started: str = ""
     times_ns: list[Whole] = []
@@ -295,7 +295,9 @@ class Record(_Line, frozen=True, tag="record"):
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}
-        if len(lengths) > 1 or not {len(self.per_rank), len(self.starts_ns)} <= {0, self.case.n}:
+        alone = self.starts_ns and not self.per_rank
+        ranks = {len(self.per_rank), len(self.starts_ns)}
+        if len(lengths) > 1 or alone or not ranks <= {0, self.case.n}:
             raise ValueError(
                 f"times by rank are not of all {self.case.n} ranks, or not as many of each"
             )

@@ -9,7 +9,8 @@ from types import FrameType
 
 
 class Interrupts:
-    """Within its ``with`` block SIGINT and SIGTERM raise KeyboardInterrupt: at once, or after what
+    """Within its ``with`` block SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, unless it is
+    ignored (nohup): at once, or after what
     must not be cut in two (``held``), or at the next ``check`` where the exception was lost on its
     way (Python drops those raised in destructors)."""
 
@@ -19,7 +20,8 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         self._before = [
             (number, signal.signal(number, self._stop))
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
         ]
         return self
 

@@ -28,6 +28,8 @@ def find(name: str) -> RunFile:
         f"it was read from the output of {run.imported}": bool(run.imported),
         "it is one side of an interleaved comparison": run.pairing is not None,
     }
+    foreign = environment.foreign(name for env in run.suite.values("envs") for name, _ in env)
+    reasons[f"it would set {', '.join(foreign)}, which a file must not"] = bool(foreign)
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
     return store.read(path)

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
+from collbench.core.errors import (
+    CannotRun,
+    CollbenchError,
+    Exit,
+    RunBroken,
+    UsageError,
+    first_line,
+)
 from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -283,7 +290,7 @@ class _Session:
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         listener = Listener(self._hear, self._tick, self._go_on, self._lost, self._hung)
-        problem: CollbenchError | None = None
+        problem: Exception | None = None
         try:
             with self._interrupts:
                 self._ranks.run(plans, listener)
@@ -292,11 +299,11 @@ class _Session:
         except KeyboardInterrupt:
             code, note = Exit.INTERRUPTED, "interrupted"
         except BrokenPipeError:
-            # whoever reads has gone; so will this process
-            sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
             code, note = Exit.INTERRUPTED, "standard output was closed"
         except CollbenchError as e:
             problem, code, note = e, e.exit, e.message
+        except Exception as e:
+            problem, code, note = e, Exit.FAULT, f"{type(e).__name__}: {first_line(e)}"
         try:
             self._finish(code, note)
         except CollbenchError as e:
@@ -335,6 +342,8 @@ class _Session:
         else:
             self._outcomes.append((line.status, line.note))
             self._reporter.record(line, derive.derive(line, self._worlds.get(line.world)))
+        if self._writer is None and getattr(sys.stdout, "closed_early", False):
+            raise BrokenPipeError  # nobody reads it, and nothing keeps it
 
     def _tick(self, case: Case, phase: Phase) -> None:
         self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
@@ -377,19 +386,20 @@ class _Session:
             self._writer.close()
             path = self._writer.path
         self._reporter.end(end, path)
-        if self._writer is not None and self._writer.trouble:
+        if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
             raise CannotRun(
-                self._writer.trouble,
+                trouble,
                 "free some space; what is shown above was measured, but not all is saved",
             )
 
 
 def write(writer: store.Writer, line: World | Record) -> None:
     """Save a line; where that fails for the first time, say so."""
-    had_trouble = bool(writer.trouble)
+    before = writer.trouble, writer.lost
     writer.write(line)
-    if writer.trouble and not had_trouble:
-        print(f"collbench: {writer.trouble}; measuring goes on", file=sys.stderr)
+    for had, has in zip(before, (writer.trouble, writer.lost), strict=True):
+        if has and not had:
+            print(f"collbench: {has}; measuring goes on", file=sys.stderr)
 
 
 def now() -> str:

@@ -110,6 +110,12 @@ def half(outcome: Outcome | None, options: Options) -> Half:
     )
 
 
+def told(outcome: Outcome) -> bool:
+    """Whether there is anything to show of it in a line: a time, or that its data was wrong."""
+    record, row = outcome
+    return row is not None or record.wrong is not None
+
+
 def number(value: float, width: int) -> str:
     """Two decimals, else one, else none, else an exponent: the first that is not wider than
     ``width``."""
@@ -286,7 +292,12 @@ class Text(Reporter):
         self._out.flush()
 
     def _say(self, *lines: str) -> None:
-        self._out.writelines(f"{line}\n" for line in lines)
+        """Lines as they are, but that a remark is never taken for the header, which parsers find by
+        its words."""
+        for line in lines:
+            remark = line.startswith("# ") and line not in HEADER
+            self._out.write(line.replace("out-of-place", "out of place") if remark else line)
+            self._out.write("\n")
 
     def _introduce(self) -> None:
         if not self._introduced:
@@ -319,7 +330,7 @@ class Text(Reporter):
                 list(itertools.takewhile(lambda other: table_of(other) == table_of(line), rest))
             )
         self._next += 1
-        if any(row or record.wrong is not None for record, row in known):
+        if any(map(told, known)):
             outcomes = [
                 self._done.get(line[place]) if place in line else None for place in (False, True)
             ]
@@ -366,21 +377,22 @@ class Text(Reporter):
             )
         if first.n == 1 or not first.row.moves_data:
             self._say(
-                "# note: there is no bus bandwidth here; 0.00 stands in its place and enters no"
-                " average"
+                "# note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
         self._say(
             "#", "# Using devices", *map(_device, config["devices"]), "#", *_header(self._options)
         )
 
     def _conclude(self) -> None:
-        if self._table:
+        if self._table and not any(map(told, self._shown)):
+            self._say("# nothing of this table ran: there is no result", "#")
+        elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
             crowded = any(world.cramped for world in self._worlds)
-            told = legend(self._shown, self._run.policy, crowded, self._run.command)
-            self._say(*(f"# flagged: {line}" for line in told))
+            meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
+            self._say(*(f"# flagged: {line}" for line in meanings))
             self._say(*(f"# counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 

@@ -27,6 +27,7 @@ from collbench.show.nccl import (
     local_time,
     pairs,
     table_of,
+    told,
     words,
 )
 from collbench.suite.case import Case
@@ -86,7 +87,7 @@ def document(
     the schema has no place for.
     """
     done = {record.case: (record, row) for record, row in outcomes}
-    lines = [line for line in pairs(done) if any(done[case][1] for case in line.values())]
+    lines = [line for line in pairs(done) if any(told(done[case]) for case in line.values())]
     blocks = {table_of(line) for line in lines}
     halves = [half(done[case], options) for line in lines for case in line.values()]
     bandwidths = [h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)]
@@ -94,9 +95,9 @@ def document(
     config = configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
     config.pop("unalign")
     failed = [
-        f"{record.case.key}: {plain(record.note)}"
+        f"{record.case.key}: {plain(record.note) or record.status}"
         for record, _ in outcomes
-        if record.status == "failed"
+        if record.status in ("failed", "wrong")
     ]
     return {
         "version": 3,

@@ -61,7 +61,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     cycle: Whole = 0
     groups: str = ""
     group: Whole = 0
-    of: Positive = 1
+    of: Ranks = 1
     arrival: str = ""
 
     def __post_init__(self) -> None:
@@ -72,8 +72,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         ):
             names = " ".join(repr(name[:40]) for name in (self.collective, self.dtype, self.op))
             raise ValueError(f"no collective, datatype and reduction {names}")
-        if self.group >= self.of or (
-            self.groups and len(groups.members(self.groups, self.world)) != self.of
+        if (
+            self.group >= self.of
+            or self.n * self.of > MOST_RANKS
+            or (self.groups and len(groups.members(self.groups, self.world)) != self.of)
         ):
             raise ValueError(
                 f"group {self.group} of {self.of} is none of {self.world} ranks by"

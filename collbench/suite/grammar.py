@@ -4,6 +4,7 @@ in suites."""
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Sequence
 
@@ -97,7 +98,7 @@ def sweep(
             "-b 0 never grows by a factor", "start at the size of one element, for example -b 4"
         )
     factor = 2.0 if factor is None else factor
-    if step is None and factor <= 1:
+    if step is None and not 1 < factor < math.inf:
         raise UsageError(
             f"-f {factor:g} never grows",
             "a factor above 1 (1.5 works too), or -i for an additive step",

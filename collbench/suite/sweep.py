@@ -115,9 +115,10 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def settled(self, launched: int = 0, per_host: int = 0) -> Axes:
         """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started,
-        if any, so many on a host."""
+        if any, so many on a host. One rank is then what -g 1 means to nccl-tests, one a process."""
         backends = self.backends or default_backends()
-        ranks = self.ranks or ((launched,) if launched else default_ranks(backends))
+        told = launched and self.ranks in ((), (1,))
+        ranks = (launched,) if told else self.ranks or default_ranks(backends)
         per_host = per_host or self.per_host
         return msgspec.structs.replace(self, backends=backends, ranks=ranks, per_host=per_host)
 
@@ -252,6 +253,8 @@ def _product(axes: Axes) -> Iterator[Case]:
         raise UsageError(
             f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most"
         )
+    if axes.align < 1:
+        raise UsageError(f"--align {axes.align}: nothing is rounded to that", "1 leaves sizes be")
     rows = [collective(name) for name in axes.collectives]
     divided = [
         (rule, groups.members(rule, n))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from collbench.cli import main as main_
 from collbench.core.collectives import COLLECTIVES
 from collbench.records import store
 
@@ -57,6 +58,10 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-b", "8", "-e", "1K", "-f", "1"), "never grows"),
         (("-b", "8", "-e", "1K", "-f", "2", "-i", "8"), "exclude each other"),
         (("-b", "8", "-e", "1K", "-i", "0"), "must be positive"),
+        (("-b", "8", "-e", "1K", "-f", "nan"), "never grows"),
+        (("-b", "8", "-e", "1K", "-f", "inf"), "never grows"),
+        (("--align", "0"), "--align 0: nothing is rounded to that"),
+        (("--env", "NCCL_PWD=x"), "kept in the run's file"),
         (("--sizes", "8", "-b", "8"), "exclude each other"),
         (("-g", "0"), "not a whole number"),
         (("-d", "float,quarter"), "unknown datatype 'quarter'"),
@@ -153,6 +158,93 @@ def test_a_bad_place_for_json_is_found_before_anything_runs(bare) -> None:
     assert done.returncode == 5
     assert "cannot write /nowhere/out.json" in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def on_a_full_disk(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``collbench WORDS`` whose output goes to a disk without room."""
+    surroundings = {**os.environ, "COLLBENCH_HOME": str(home)}
+    with Path("/dev/full").open("w") as full:
+        return subprocess.run(
+            [sys.executable, "-m", "collbench", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env=surroundings,
+        )
+
+
+@pytest.mark.parametrize("form", ["nccl", "table", "csv", "json", "md"])
+def test_output_that_finds_no_room_stops_no_measurement(tmp_path: Path, form: str) -> None:
+    args = ("--sizes", "1K,2K,4K", *MODEL, "--format", form, "--output", str(tmp_path / "r.jsonl"))
+    done = on_a_full_disk(tmp_path, "all_reduce", *args)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("standard output: No space left on device") == 1
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    found = store.read(tmp_path / "r.jsonl")
+    assert len(found.records) == 6 and found.end is not None
+
+
+@pytest.mark.parametrize("words", [("runs",), ("list",), ("report", "@last", "--format", "md")])
+def test_commands_whose_output_finds_no_room_end_with_5(bare, words: tuple[str, ...]) -> None:
+    bare("all_reduce", "--sizes", "1K", *MODEL)
+    done = on_a_full_disk(store.home(), *words)
+    assert (done.returncode, "Traceback" in done.stderr) == (5, False)
+    assert "standard output: No space left on device" in done.stderr
+
+
+def test_a_name_that_no_disk_takes_is_told(bare) -> None:
+    done = bare("all_reduce", "--sizes", "1K", *MODEL, "--output", "a" * 300)
+    assert (done.returncode, "cannot write aaa" in done.stderr) == (5, True)
+
+
+def test_output_that_was_never_open_is_no_reason_to_stop(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m collbench all_reduce --sizes 1K {' '.join(MODEL)} >&-"
+    surroundings = {**os.environ, "COLLBENCH_HOME": str(tmp_path)}
+    done = subprocess.run(command, shell=True, check=False, env=surroundings, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", "all_reduce", "ring", "-n", "4")])
+def test_an_encoding_without_our_letters_is_no_reason_to_stop(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    surroundings = {**os.environ, "COLLBENCH_HOME": str(tmp_path), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "collbench", *words]
+    done = subprocess.run(command, check=False, env=surroundings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("by\x1b[31mnothing")
+
+    monkeypatch.setattr(main_, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        main_.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 70
+    assert "ZeroDivisionError, by [31mnothing" in said and "\x1b" not in said
+    kept = Path(said.split("its traceback is in ")[1].strip())
+    assert "raise ZeroDivisionError" in kept.read_text()
+    kept.unlink()
+
+
+def test_a_saved_run_goes_on_without_its_reader(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m collbench all_reduce -b 8 -e 1G --format csv {' '.join(MODEL)}"
+    subprocess.run(
+        f"{command} | head -1",
+        shell=True,
+        capture_output=True,
+        check=True,
+        env={**os.environ, "COLLBENCH_HOME": str(tmp_path)},
+    )
+    (found,) = (tmp_path / "runs").iterdir()
+    run = store.read(found)
+    assert len(run.records) == 56 and run.end is not None and run.end.exit == 0
 
 
 def test_a_reader_that_goes_away_ends_the_run_quietly(bare, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def stored(
         pairing=pairing,
         tag=tag,
     )
+    path.unlink(missing_ok=True)
     writer = store.Writer(path, run)
     ranks = [RankInfo(rank=rank, host="h", pid=rank, cpus=[rank]) for rank in range(2)]
     launches = [(1, i) for i in range(8)] + [(2, i) for i in range(12)]

@@ -331,3 +331,15 @@ def test_under_a_launcher_predictions_go_on_in_one_process(bare, whole: Path) ->
     done = bare("run", "--resume", str(whole), **{**launched, "RANK": "0"})
     assert done.returncode == 0, done.stderr
     assert len(store.read(whole).records) == 6
+
+
+def test_runs_of_several_suites_need_a_folder(bare, tmp_path: Path) -> None:
+    """Told before the first is measured."""
+    args = ("--backend", "model", "-g", "4", "--max-time", "0.1s")
+    done = bare("run", "smoke", "latency", *args, "--output", str(tmp_path / "one.jsonl"))
+    assert (done.returncode, "give a folder that exists" in done.stderr) == (2, True)
+    assert not list(tmp_path.glob("*.jsonl"))
+    into = tmp_path / "into"
+    into.mkdir()
+    assert bare("run", "smoke", "latency", *args, "--output", str(into)).returncode == 0
+    assert len(list(into.glob("*.jsonl"))) == 2

@@ -30,7 +30,7 @@ OPTIONS = {
     "isolated": ("--mode", "isolated"),
 }
 SIDES = ("bare loop", *OPTIONS)
-NEAR = 0.25
+NEAR, APART = 0.25, 1.25
 
 
 def main() -> None:
@@ -111,7 +111,11 @@ def why(middle: dict[str, float], said: list[dict[str, Any]]) -> str:
     """What the default's rows say of themselves in most turns, and whether memory explains it."""
     flags = [flag for row in said for flag in row["flags"]]
     words = [flag for flag in dict.fromkeys(flags) if flags.count(flag) * 2 > len(said)]
-    controls = [row["control"] for row in said if row.get("control")]
+    controls = [
+        row["control"]
+        for row in said
+        if row.get("control") and not 1 / APART < row["control"] / row["median"] < APART
+    ]
     if len(controls) * 2 > len(said):
         words.append(f"as control {duration(statistics.median(controls))}")
     close = {side: abs(middle[side] / middle["bare loop"] - 1) <= NEAR for side in OPTIONS}

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 from test_faults import Started, gone
@@ -18,8 +19,9 @@ from test_faults import Started, gone
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
 from collbench.core.errors import CannotRun, Exit
-from collbench.records import store
+from collbench.records import choice, store
 from collbench.records.types import RunFile
+from collbench.run.backends import mpi
 from collbench.run.launch import mpirun
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand
@@ -174,6 +176,20 @@ print(backend.library, made.bare, recv.tolist(), sep="\\n")
 """)
     assert text.startswith(("Open MPI ", "MPICH ")) and text.endswith(", called through mpi4py")
     assert (bare, result) == ("None", "[3.0, 4.0]")
+
+
+def test_what_open_mpi_was_told_to_run_stands_in_the_row(measure) -> None:
+    """By its own variables, and only where its dynamic rules are on."""
+    if not mpi.load().Get_library_version().startswith("Open MPI"):
+        pytest.skip("MPICH has no such setting")
+    setting = "OMPI_MCA_coll_tuned_allreduce_algorithm"
+    (case,) = cases(ranks=(2,), in_place=(True,), sizes=(1024,))
+    known = []
+    for env in (((setting, "4"), (choice.RULES, "1")), ((setting, "ring"),), ()):
+        asked = msgspec.structs.replace(case, env=env)
+        (record,) = measure([asked], env=env, **QUICK)
+        known.append((record.status, choice.worded(record.chose), setting in record.note))
+    assert known == [("ok", "ring", False), ("ok", "", True), ("ok", "", False)]
 
 
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:

@@ -86,7 +86,10 @@ def _judged(
 
 def creep(values: Sequence[float], anchor: float, tau: float) -> Creep:
     """The last valid nights against a fixed anchor: many steps, each too small to be seen, add up.
-    Twice ``tau``, since an anchor is old; RECENT nights at least, since one proves nothing."""
+    Twice ``tau``, since an anchor is old; RECENT nights at least, since one proves nothing; and
+    tonight is beyond ``tau``, since a slow spell that is over is no creep."""
     recent = values[-RECENT:]
-    delta = math.expm1(stats.median(recent) - anchor) if recent else 0.0
-    return Creep(len(recent) == RECENT and delta > 2 * tau, delta, len(recent))
+    if len(recent) < RECENT:
+        return Creep(False, 0.0, len(recent))
+    delta, tonight = (math.expm1(v - anchor) for v in (stats.median(recent), recent[-1]))
+    return Creep(delta > 2 * tau and tonight > tau, delta, len(recent))

@@ -14,6 +14,7 @@ import atexit
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 
 from collbench.core.errors import CannotRun, first_line
+from collbench.machine import environment
+from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _wire
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
@@ -85,6 +88,10 @@ CALLS = {
 }
 
 
+# components that are used among ranks of one host instead of coll_tuned, by their priorities
+BEFORE_TUNED = ("sm", "adapt", "acoll", "xhc", "ucc", "hcoll")
+
+
 _UNEVEN = {"send": "counts_to", "recv": "counts_from"}
 
 
@@ -109,6 +116,65 @@ def bound(mpi: Any) -> dict[str, Any]:
     return found
 
 
+class Variables:
+    """The library's control variables, by MPI's tool interface (MPI_T). Raises AttributeError where
+    it has none."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._library = ctypes.CDLL(mpi.__file__)
+        self._library.MPI_T_init_thread(mpi.THREAD_SINGLE, ctypes.byref(ctypes.c_int()))
+
+    def value(self, name: str) -> int | None:
+        """A number, or the number of a choice; None where there is no such variable."""
+        if (index := self._index(name)) is None:
+            return None
+        handle, count, found = ctypes.c_void_p(), ctypes.c_int(), (ctypes.c_int * 2)()
+        given = ctypes.byref(handle), ctypes.byref(count)
+        if self._library.MPI_T_cvar_handle_alloc(index, None, *given) or count.value != 1:
+            return None
+        self._library.MPI_T_cvar_read(handle, found)
+        self._library.MPI_T_cvar_handle_free(ctypes.byref(handle))
+        return found[0]
+
+    def chosen(self, name: str) -> str:
+        """What a choice stands at, in the library's word for it; empty where it has none."""
+        index, value = self._index(name), self.value(name)
+        if index is None or value is None:
+            return ""
+        choices, text, room = ctypes.c_void_p(), ctypes.create_string_buffer(99), ctypes.c_int(0)
+        length, unused = ctypes.byref(room), ctypes.byref(ctypes.c_int())
+        self._library.MPI_T_cvar_get_info(
+            index, None, length, unused, None, ctypes.byref(choices), None, length, unused, unused
+        )
+        number, item = ctypes.c_int(), ctypes.c_int()
+        if self._library.MPI_T_enum_get_info(choices, ctypes.byref(number), None, length):
+            return ""
+        for place in range(number.value):
+            room.value = len(text)
+            self._library.MPI_T_enum_get_item(choices, place, ctypes.byref(item), text, length)
+            if item.value == value:
+                return text.value.decode()
+        return ""
+
+    def _index(self, name: str) -> int | None:
+        index = ctypes.c_int()
+        failed = self._library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index))
+        return None if failed else index.value
+
+
+def algorithm_asked_for(variables: Variables, function: str) -> str:
+    """That which Open MPI's coll_tuned was told to run for a ``function`` as its variables have it;
+    empty where it chooses by its rules, or another component may come first."""
+    tuned = variables.value("coll_tuned_priority")
+    others = (variables.value(f"coll_{other}_priority") for other in BEFORE_TUNED)
+    if tuned is None or any(other is not None and other >= tuned for other in others):
+        return ""
+    name = f"coll_tuned_{function.lower()}_algorithm"
+    if not variables.value("coll_tuned_use_dynamic_rules") or not variables.value(name):
+        return ""
+    return variables.chosen(name)
+
+
 _pointer = ctypes.c_void_p.from_param  # like all such parameters, dearer to make than to pass on
 
 
@@ -131,7 +197,8 @@ class Mpi(Base):
         self.library = "MPI"
         self._most = MOST
         self._functions: dict[str, Any] = {}
-        self._error = 0
+        self._error, self._prepared = 0, ""
+        self._variables: Variables | None = None
         self._handles: dict[
             int, Any
         ] = {}  # as C takes them: calls share them, and caches keep them
@@ -186,6 +253,9 @@ class Mpi(Base):
         self._comm.Set_errhandler(self._handler)
         self._status = mpi.Status()
         self._most = MOST if mpi.Get_version() < (4, 0) else MOST << 32
+        one_host = len(set(at.collect(environment.host()))) == 1
+        with suppress(AttributeError, OSError):
+            self._variables = Variables(mpi) if one_host and n > 1 else None
         try:
             self._functions = bound(mpi)
         except (AttributeError, OSError):
@@ -196,11 +266,13 @@ class Mpi(Base):
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
+        self._prepared = ""
         if case.algorithm != "native":
             return _wire.prepare(
                 case, send, recv, self._rank, self._comm, self._room, self._posted, HALFWAY
             )
         name, signature = CALLS[case.collective]
+        self._prepared = name
         words, values = signature.split(), self._values(case, send, recv)
         given = list(self._given(words, values))
         start = partial(getattr(self._comm, f"I{name.lower()}"), *given)
@@ -219,6 +291,13 @@ class Mpi(Base):
                 lambda: (copy(), run()), lambda: (copy(), self._handle([start()]))[1], bare=bare
             )
         return Call(run, lambda: self._handle([start()]), bare=bare)
+
+    def overheard(self, call: Callable[[], object]) -> Choice | None:
+        """What was asked for, of the case prepared last: MPI does not say what it runs."""
+        if self._variables is None or not self._prepared:
+            return None
+        asked = algorithm_asked_for(self._variables, self._prepared)
+        return Choice(algorithm=asked) if asked else None
 
     def _handle(self, requests: list[MPI.Request]) -> _Requests:
         return _Requests(requests, self._mpi.Request.Waitall)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.collectives import premul_factor
-from collbench.core.errors import CannotRun
+from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import placed
 from collbench.machine import environment
 from collbench.records.types import Choice
@@ -206,10 +206,9 @@ class TorchDistributed(Base):
             hosts = [] if self.stream else control.collect(environment.host())
             near = {peer for peer, host in enumerate(hosts) if host == environment.host()}
             self._at = _Site(rank, n, control.joined(self.name), near=near)
-        except (RuntimeError, ValueError, AttributeError) as e:
-            reason = str(e).splitlines()[0]
+        except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(
-                f"backend {self.name} cannot be opened: {reason}",
+                f"backend {self.name} cannot be opened: {first_line(e)}",
                 "collbench doctor says what runs here",
             ) from e
         if self.stream and self.control:

@@ -119,6 +119,8 @@ def test_sizes_that_differ_are_named() -> None:
         ({"NCCL_TESTS_SPLIT": " "}, ("", "")),
         ({"NCCL_TESTS_SPLIT": "MOD 8"}, ("mod:8", "NCCL_TESTS_SPLIT=MOD 8")),
         ({"NCCL_TESTS_SPLIT_MASK": "F"}, ("and:0xf", "NCCL_TESTS_SPLIT_MASK=F")),
+        ({"NCCL_TESTS_SPLIT_MASK": "0x0"}, ("", "")),  # all have one colour: "world-level"
+        ({"NCCL_TESTS_SPLIT": "AND 0x0"}, ("", "")),
         ({"NCCL_TESTS_SPLIT_MASK": "0x10"}, ("and:0x10", "NCCL_TESTS_SPLIT_MASK=0x10")),
         (
             {"NCCL_TESTS_SPLIT_MASK": "11", "NCCL_TESTS_SPLIT": "/4"},

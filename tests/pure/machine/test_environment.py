@@ -396,13 +396,56 @@ def test_no_secret_leaves(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "word", ["TOKEN", "KEY", "SECRET", "PASSWORD", "passwd", "Credentials", "AUTH"]
+    "word",
+    [
+        "TOKEN",
+        "KEY",
+        "SECRET",
+        "PASSWORD",
+        "passwd",
+        "Credentials",
+        "AUTH",
+        "PASSPHRASE",
+        "PRIVATE",
+    ],
 )
 def test_names_that_smell_of_secrets(word: str) -> None:
     assert environment.variables({f"NCCL_{word}": "x", f"UCX_A{word}B": "x", "NCCL_ALGO": "x"}) == {
         "NCCL_ALGO": "x"
     }
     assert "planted" not in environment.mask(f"a=1,my_{word}=planted plan")
+
+
+@pytest.mark.parametrize("name", ["NCCL_PWD", "OMP_PASS", "UCX_PSK", "FI_CRED", "TORCH_PAT"])
+def test_short_words_of_names_are_secrets_too(name: str) -> None:
+    assert environment.variables({name: "x"}) == {}
+
+
+def test_what_only_begins_like_a_secret_is_told() -> None:
+    told = {"UCX_SIGNALS": "1", "OMPI_MCA_x_path": "/lib", "FI_OPX_CREDITS": "64"}
+    assert environment.variables(told) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sshpass -p planted ssh",
+        "--password planted",
+        '{"password":"planted"}',
+        '{"api_key" : "planted"}',
+        "pwd=planted",
+        "https://h/x?sig=planted",
+        "token planted",
+        "Authorization: Bearer planted",
+    ],
+)
+def test_no_secret_in_a_value_is_told(text: str) -> None:
+    assert "planted" not in environment.mask(text)
+
+
+@pytest.mark.parametrize("text", ["Ring,Tree", "=mlx5_0:1,mlx5_1:1", "ssh -x", "all_reduce -b 8"])
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert environment.mask(text) == text
 
 
 def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,14 @@ def test_in_words(choice: Choice | None, text: str) -> None:
         ({"NCCL_ALGO": "Ring"}, SYMMETRIC, "NCCL_ALGO=Ring asked, NCCL ran Symmetric"),
         ({"NCCL_ALGO": "Ring"}, Choice(transport="P2P"), ""),
         ({"NCCL_ALGO": "Ring"}, None, ""),
+        (
+            {"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"},
+            None,
+            "OMPI_MCA_coll_tuned_allreduce_algorithm is not known to have effect: it takes"
+            " OMPI_MCA_coll_tuned_use_dynamic_rules=1, and one host",
+        ),
+        ({"OMPI_MCA_coll_tuned_allreduce_algorithm": "4"}, Choice(algorithm="ring"), ""),
+        ({"OMPI_MCA_coll_tuned_priority": "40"}, None, ""),
         ({"NCCL_PROTO": "LL"}, RING, "NCCL_PROTO=LL asked, NCCL ran LL128"),
         ({"NCCL_PROTO": "^LL"}, RING, ""),
         ({"NCCL_PROTO": "LL,Simple;allreduce:^LL"}, TREE, ""),

@@ -4,9 +4,11 @@ numpy's detours."""
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from pathlib import Path
 
+import factories
 import msgspec
 import numpy as np
 import pytest
@@ -209,3 +211,68 @@ def test_a_quantile_is_the_sample_that_numpy_picks(q: float) -> None:
         found = stats.quantile(times, q)
         assert found in (None, np.quantile(times, q, method="inverted_cdf"))
         assert (found is None) == (stats.interval_ranks(n, q) is None)
+
+
+def three(path: Path) -> tuple[store.Writer, list[Record]]:
+    """A file that holds a run, a world and one of three records."""
+    records = [factories.record(case) for case in factories.sized(3)]
+    writer = store.Writer(path, factories.run())
+    for line in (factories.world(), records[0]):
+        writer.write(line)
+    return writer, records
+
+
+def test_a_file_removed_while_it_is_written_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.jsonl"
+    writer, records = three(path)
+    path.unlink()
+    path.parent.rmdir()
+    for record in records[1:]:
+        writer.write(record)
+    assert (writer.trouble, writer.lost) == ("", "")
+    assert [r.case for r in store.read(path).records] == [r.case for r in records]
+    with pytest.raises(UsageError, match="being written by another process"):
+        store.Writer(path)
+
+
+@pytest.mark.parametrize("left", [0, 300])
+def test_a_file_cut_while_it_is_written_keeps_what_is_to_come_and_says_so(
+    tmp_path: Path, left: int
+) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    os.truncate(path, left)
+    for record in records[1:]:
+        writer.write(record)
+    found = store.read(path)
+    assert [r.case for r in found.records] == [r.case for r in records[1:]]
+    assert len(found.worlds) == 1 and "was cut while it was written" in writer.lost
+
+
+def test_a_new_file_is_never_made_of_one_that_has_something(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, _ = three(path)
+    writer.close()
+    before = path.read_bytes()
+    with pytest.raises(UsageError, match="exists"):
+        store.Writer(path, factories.run())
+    assert path.read_bytes() == before
+
+
+def test_times_without_those_of_each_rank_beside_their_starts_are_refused() -> None:
+    with pytest.raises(ValueError, match="times by rank"):
+        factories.record(factories.case(n=2), starts_ns=[[1], [2]])
+
+
+@pytest.mark.parametrize("index", [-1, 1 << 63])
+def test_a_worlds_index_is_bounded(index: int) -> None:
+    text = msgspec.json.encode(factories.world(index))
+    with pytest.raises(msgspec.ValidationError, match="index"):
+        msgspec.json.decode(text, type=World)
+
+
+def test_more_groups_than_any_world_has_are_refused_at_once() -> None:
+    text = msgspec.json.encode(factories.case(n=1)).replace(b'"of":1', b'"of":1073741824')
+    assert b"1073741824" in text
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text.replace(b'"groups":""', b'"groups":"mod:1"'), type=Case)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import factories
+from pathlib import Path
 
+import factories
+import pytest
+
+from collbench.core.errors import UsageError
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.run import resume
 
@@ -20,3 +24,11 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
         ]
     )
     assert [record.case for record in resume.standing(file)] == [done, wrong, never]
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_PRELOAD", "PATH"])
+def test_a_file_sets_no_variable_that_could_run_anything(tmp_path: Path, name: str) -> None:
+    suite = factories.suite(envs=((("NCCL_ALGO", "Ring"),), ((name, "evil"),)))
+    path = factories.saved(factories.run_file([], suite=suite), tmp_path)
+    with pytest.raises(UsageError, match=f"it would set {name}, which a file must not"):
+        resume.find(str(path))

@@ -567,7 +567,7 @@ def test_json_tells_wrong_failed_and_one_rank() -> None:
     d = a_document(outcomes=[measured(a_case(n=1), wrong=2, status="wrong"), gone])
     assert d["out_of_bounds"] == {"count": 1, "okay": "false"}
     assert d["results"][0]["out_of_place"]["bus_bw"] == 0.0
-    assert len(d["results"]) == 1 and "rank 1 died" in d["errors"][0]
+    assert len(d["results"]) == 1 and "rank 1 died" in d["errors"][1]
 
 
 def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
@@ -670,3 +670,47 @@ def test_json_has_the_flags_of_each_line() -> None:
         "in_place": ("late:3", "bimodal"),
     }
     assert "flags" not in told["results"][1]
+
+
+def without_a_time(case: Case) -> tuple[Record, None]:
+    """As a run keeps a case whose data was wrong: without samples."""
+    return Record(case=case, status="wrong", wrong=12, checked=64, note="rank 1, index 3"), None
+
+
+def test_json_never_hides_wrong_data_that_has_no_time() -> None:
+    halves = [a_case(nbytes=8), a_case(nbytes=8, in_place=True)]
+    d = a_document(outcomes=[without_a_time(case) for case in halves])
+    (result,) = d["results"]
+    assert result["out_of_place"] == {"time": None, "alg_bw": None, "bus_bw": None, "nwrong": 12.0}
+    assert result["in_place"]["nwrong"] == 12.0 and "in_place_per_iter" not in result
+    assert d["out_of_bounds"] == {"count": 2, "okay": "false"}
+    assert len(d["errors"]) == 2 and "rank 1, index 3" in d["errors"][0]
+
+
+def test_text_and_json_agree_on_what_was_wrong() -> None:
+    halves = [measured(a_case(nbytes=8)), without_a_time(a_case(nbytes=8, in_place=True))]
+    assert "# Out of bounds values : 1 FAILED\n" in written(halves)
+    assert a_document(outcomes=halves)["out_of_bounds"] == {"count": 1, "okay": "false"}
+
+
+def test_only_the_header_has_its_words() -> None:
+    """By which parsers find it, the last of its kind."""
+    outcome = flagged(a_case(), "+copy", "bimodal")
+    text = written([outcome], skips=[Skip(a_case(nbytes=9), "no out-of-place form")])
+    found = [line for line in text.splitlines() if "out-of-place" in line]
+    assert found == [nccl.HEADER[0]]
+    assert "# skipped: no out of place form (cases: 1)" in text
+
+
+def test_a_table_of_which_nothing_ran_has_no_footer_that_says_ok() -> None:
+    skipped = Record(case=a_case(), status="skipped", note="nccl has none"), None
+    text = written([skipped])
+    assert "Out of bounds" not in text and "Avg bus" not in text
+    assert comments(text, "# nothing") == ["# nothing of this table ran: there is no result"]
+
+
+@pytest.mark.parametrize("case", [a_case(n=1), a_case(collective="barrier", op="none", nbytes=0)])
+def test_no_remark_says_bandwidth_before_the_footer(case: Case) -> None:
+    text = written([measured(case)])
+    said = [line for line in text.splitlines() if "bandwidth" in line]
+    assert all(line.startswith("# Avg bus bandwidth") for line in said) and comments(text, "# note")

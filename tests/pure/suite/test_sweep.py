@@ -276,3 +276,14 @@ def test_counts_of_a_case_are_whole_numbers_of_elements() -> None:
             dtype="half",
         )
         assert one.count * one.n * 2 == one.size <= one.nbytes
+
+
+@pytest.mark.parametrize(
+    ("asked", "launched", "ranks"),
+    [((), 8, (8,)), ((1,), 8, (8,)), ((4,), 8, (4,)), ((1,), 0, (1,)), ((1, 2), 8, (1, 2))],
+)
+def test_one_rank_under_a_launcher_is_one_a_process(
+    asked: tuple[int, ...], launched: int, ranks: tuple[int, ...]
+) -> None:
+    axes = Axes(collectives=("all_reduce",), sizes=(8,), backends=("gloo",), ranks=asked)
+    assert axes.settled(launched).ranks == ranks

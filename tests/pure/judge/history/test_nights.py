@@ -176,6 +176,13 @@ def test_many_small_steps_creep_past_the_anchor() -> None:
     assert "crept beyond the baseline" in trends.headline(found)
 
 
+def test_a_slow_spell_that_is_over_is_no_creep() -> None:
+    """Five of seven nights 20 % slower, and well since."""
+    spell = [0.0] * 20 + [math.log(1.2)] * 5
+    assert not any(creep(spell + [0.0] * nights, 0.0, 0.03).found for nights in (1, 2, 3))
+    assert creep([*spell, *[math.log(1.2)] * 2], 0.0, 0.03).found
+
+
 @pytest.mark.parametrize("rule", list(watched.RULES))
 def test_rules_err_no_more_often_than_they_were_chosen_for(rule: str) -> None:
     """60 trials; the documented figures are themselves of some 300."""
