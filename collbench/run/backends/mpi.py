@@ -199,9 +199,8 @@ class Mpi(Base):
         self._functions: dict[str, Any] = {}
         self._error, self._prepared = 0, ""
         self._variables: Variables | None = None
-        self._handles: dict[
-            int, Any
-        ] = {}  # as C takes them: calls share them, and caches keep them
+        # as C takes them, the same objects for all calls
+        self._handles: dict[int, Any] = {}
 
     def why_not(self, case: Case) -> str | None:
         if case.mode == "graph":
