@@ -209,8 +209,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
     out = sys.stdout = Out(sys.stdout or io.StringIO())
     code = _ended()
-    with suppress(OSError):
-        out.flush()
+    out.flush()
     _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
 
 

@@ -265,13 +265,12 @@ class Mpi(Base):
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
-        self._prepared = ""
+        self._prepared = CALLS[case.collective][0] if case.algorithm == "native" else ""
         if case.algorithm != "native":
             return _wire.prepare(
                 case, send, recv, self._rank, self._comm, self._room, self._posted, HALFWAY
             )
         name, signature = CALLS[case.collective]
-        self._prepared = name
         words, values = signature.split(), self._values(case, send, recv)
         given = list(self._given(words, values))
         start = partial(getattr(self._comm, f"I{name.lower()}"), *given)
@@ -390,7 +389,8 @@ class Mpi(Base):
         """Nothing to wait for: calls return when they are done. Raises MPI's exception where one
         failed."""
         if self._error:
-            raise self._mpi.Exception(self._error)
+            error, self._error = self._error, 0
+            raise self._mpi.Exception(error)
 
     def close(self) -> None:
         self._comm.Free()

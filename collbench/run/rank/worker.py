@@ -352,6 +352,7 @@ class Worker:
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
                 prepare(self._backend, tiny, slot, self._policy.virtual).run()
+                self._backend.finish()  # which raises what a call could not
                 trouble = "" if held else None
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as e:
                 if isinstance(e, dist.DistError) and not REFUSED.search(str(e)):

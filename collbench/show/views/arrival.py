@@ -11,7 +11,6 @@ import numpy as np
 
 from collbench.core.text import duration, plain, size
 from collbench.judge.efficiency import Point
-from collbench.records import stats
 from collbench.records.types import RankInfo
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
@@ -27,7 +26,7 @@ def arrival(view: View) -> Section | None:
     """Cases whose ranks came apart on purpose, and those that take another time in the other
     cadence; None where there are neither."""
     points = [(one, point) for one in view.series for point in one.points]
-    apart = [_apart(view, *pair) for pair in points if pair[1].case.arrival]
+    apart = [_apart(*pair) for pair in points if pair[1].case.arrival]
     other = [_other(*pair) for pair in points if pair[1].first.sensitive]
     if not (apart or other):
         return None
@@ -55,14 +54,14 @@ def arrival(view: View) -> Section | None:
     return Section(name="arrival", title="Arrival", words=words, tables=tables)
 
 
-def _apart(view: View, one: Series, point: Point) -> Line:
-    skews, absorbed = view.record(point).skew_ns, point.first.absorbed
+def _apart(one: Series, point: Point) -> Line:
+    spread, absorbed = point.first.skew, point.first.absorbed
     cells = (
         point.case.collective,
         one.name,
         size(point.size) if point.size else "-",
         point.case.arrival,
-        duration(stats.median(skews)) if skews else "-",
+        "-" if spread is None else duration(spread),
         duration(point.median),
         plus_minus(point),
         "not known" if absorbed is None else f"{absorbed:.0%}",
