@@ -22,7 +22,7 @@ LAYERS = {
     "machine": 460,  # where we are
     "suite": 740,  # what is asked for
     "records": 2_220,  # what came out
-    "run": 7_030,  # how it is measured
+    "run": 7_250,  # how it is measured
     "judge": 3_220,  # what it means
     "show": 3_830,  # how it is told
     "cli": 1_920,  # how it is asked for

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch.distributed as dist
 
+from collbench.machine import environment
 from collbench.run import backends
 from collbench.run.backends import torchdist
 from collbench.run.launch import join
@@ -51,6 +52,7 @@ def measure(member: Membership, store: Store) -> None:
     board = join.shared_board(member, control)
     worker.settle(place, control, 1)
     backend = backends.find("gloo")
+    backend.hosts = control.collect(environment.host())
     backend.open(place.rank, place.n, place.local_rank)
     found = []
     for collective, nbytes, scheme, blocks in CASES:

@@ -71,6 +71,7 @@ class Backend(Protocol):
     control: (
         Control | None
     )  # set before open where the world is divided into groups: that of this rank's
+    hosts: Sequence[str]  # set before open: that of each rank, as the world counts them
     shared: bool  # whether this rank shares its GPU with others (once opened)
     interpreted: bool  # whether kernels run in an interpreter
     stream: (
@@ -132,8 +133,14 @@ class Base:
 
     policy = Policy()
     control: Control | None = None
+    hosts: Sequence[str] = ()
     shared = interpreted = False
     stream: Stream | None = None
+
+    def near(self, control: Control) -> set[int]:
+        """The ranks of the group that are on this one's host; none where hosts are not known."""
+        hosts = [self.hosts[member] for member in control.members] if self.hosts else []
+        return {rank for rank, host in enumerate(hosts) if host == hosts[control.rank]}
 
     def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
         raise NotImplementedError("ranks of this backend are never virtual")

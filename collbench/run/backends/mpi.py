@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from collbench.core.errors import CannotRun, first_line
-from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _wire
 from collbench.run.rank.control import Control
@@ -252,9 +251,8 @@ class Mpi(Base):
         self._comm.Set_errhandler(self._handler)
         self._status = mpi.Status()
         self._most = MOST if mpi.Get_version() < (4, 0) else MOST << 32
-        one_host = len(set(at.collect(environment.host()))) == 1
         with suppress(AttributeError, OSError):
-            self._variables = Variables(mpi) if one_host and n > 1 else None
+            self._variables = Variables(mpi) if len(self.near(at)) == n > 1 else None
         try:
             self._functions = bound(mpi)
         except (AttributeError, OSError):

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import placed
-from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _cuda, _wire
 from collbench.run.rank import ncclog
@@ -203,8 +202,7 @@ class TorchDistributed(Base):
             self._take_seat(world() if self.control else Control(rank, n), local_rank)
         try:
             control = self.control or Control(rank, n)
-            hosts = [] if self.stream else control.collect(environment.host())
-            near = {peer for peer, host in enumerate(hosts) if host == environment.host()}
+            near = set() if self.stream else self.near(control)
             self._at = _Site(rank, n, control.joined(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(

@@ -214,6 +214,7 @@ class Worker:
             )
         mine = range(self._own.rank, self._own.rank + 1)
         self._held = range(self._plan.n) if self._policy.virtual else mine
+        self._backend.hosts = hosts * self._plan.n if self._policy.virtual else hosts
 
     def _place(self, case: Case) -> Bench:
         """What the case is measured with: by this rank in its group, if it has been placed in
