@@ -117,7 +117,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     runs = [file.run for file in (*bases, *heads)]
     unknown = sides.unknown(runs)
     backends = set[str]().union(*(pair.backends for pair in kept))
-    differences = [] if unknown else sides.differences(runs, backends)
+    differences = sides.differences([*bases, *heads], backends)
     terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
     rows = [_judge(terms, pair) for pair in kept]
     stages = [
@@ -154,7 +154,8 @@ class _Terms(NamedTuple):
     """What holds for all rows. ``unknown`` is why nothing is known of the machines, ``differing``
     are facts that forbid comparing rows of the backends they decide for; ``tests`` is how many rows
     may be found changed; ``cut`` says of each side that ended early why, as far as known; an
-    experiment is also judged before it has ended."""
+    experiment is also judged before it has ended; ``imported``: logs tell all that is known of the
+    machines."""
 
     rules: Rules
     in_pairs: bool
@@ -165,6 +166,7 @@ class _Terms(NamedTuple):
     runs: tuple[int, int]
     tests: int
     cut: dict[str, str]
+    imported: bool
 
     @property
     def gating(self) -> bool:
@@ -209,6 +211,9 @@ def _terms(
         for name, found in ends.items()
         if any(end.exit not in WHOLE if end else not under_way for end in found)
     }
+    imported = any(file.run.imported for file in (*bases, *heads))
+    if imported and differences:  # better than that all the rest is unknown
+        unknown = environment.explained(differences)
     return _Terms(
         rules=rules,
         in_pairs=in_pairs,
@@ -224,6 +229,7 @@ def _terms(
         runs=(len(bases), len(heads)),
         tests=sum(tested),
         cut=cut,
+        imported=imported,
     )
 
 
@@ -252,7 +258,10 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
     if why := apart or sides.disagreement(pair.base, pair.head):
-        ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
+        if apart and terms.imported:  # a matter of the whole comparison, said once
+            ruling = ruling._replace(verdict="INCONCLUSIVE", why=ruling.why or why)
+        else:
+            ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
     elif broken := pair.base.broken or pair.head.broken:
         ruling = ruling._replace(verdict="INVALID", why=broken)
     return _ruled(row, ruling)

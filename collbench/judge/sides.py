@@ -25,6 +25,8 @@ LARGE = 16 << 20  # bytes from which a GPU's times scatter little
 
 GPU_BACKENDS = ("nccl", "rccl")  # of runs that name no device, as imported ones
 
+DEVICE = re.compile(r"cpu|cuda:\d+ ?(\[[^]]*\] ?)?")  # less which, a device is its name
+
 VIRTUAL = re.compile(
     r"virtual|kvm|qemu|vmware|hvm|xen|bochs|standard pc|compute engine|openstack|droplet",
     re.IGNORECASE,
@@ -216,18 +218,40 @@ def unknown(runs: Sequence[Run]) -> str:
                 if run.imported
                 else "recorded without its environment"
             )
-            return f"the machine is unknown: {run.id} was {what}"
+            return f"the machine is unknown: {run.tag or run.id} was {what}"
     return ""
 
 
-def differences(runs: Sequence[Run], backends: Collection[str]) -> list[Difference]:
-    """Facts by which any run's fingerprint for ``backends`` differs from the first one's."""
-    found = [
-        fact
-        for run in runs[1:]
-        for fact in environment.differences(runs[0].environment, run.environment, backends)
-    ]
+def differences(files: Sequence[RunFile], backends: Collection[str]) -> list[Difference]:
+    """Facts by which any run's fingerprint for ``backends`` differs from the first one's; where one
+    of the two was imported, or lacks its environment, among the facts that both have."""
+    found = [fact for file in files[1:] for fact in _differences(files[0], file, backends)]
     return [fact for place, fact in enumerate(found) if fact not in found[:place]]
+
+
+def _differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Difference]:
+    facts = environment.differences(a.run.environment, b.run.environment, backends)
+    if not any(file.run.imported or not file.run.environment for file in (a, b)):
+        return facts
+    ours, theirs = (_of_worlds(file, backends) for file in (a, b))
+    told = [(name, ours[name], theirs[name]) for name in sorted(ours.keys() & theirs.keys())]
+    return [(name, old, new) for name, old, new in told if old != new] + [
+        fact for fact in facts if None not in fact and not fact[0].startswith("gpus.devices.")
+    ]
+
+
+def _of_worlds(file: RunFile, backends: Collection[str]) -> dict[str, str]:
+    """What the heads of a log tell of the machine, by fact: hosts, GPUs, libraries by backend."""
+    worlds = [world for world in file.worlds if world.backend in backends]
+    facts = [("hosts", rank.host) for world in worlds for rank in world.ranks]
+    facts += [("gpus", DEVICE.sub("", r.device)) for world in worlds for r in world.ranks]
+    facts += [(f"libraries.{world.backend}", world.library) for world in worlds]
+    facts = sorted(set(facts))
+    return {
+        name: ", ".join(value for other, value in facts if other == name)
+        for name, value in facts
+        if value
+    }
 
 
 def changes(base: CaseRows, head: CaseRows, stage: int) -> dict[Place, float]:

@@ -166,6 +166,7 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     that the level which confirms a change accounts for all; one that holds at 95 % only is a
     suspicion."""
     sides = [list(side.launches.values()) for side in (base, head)]
+    imported = any(launch.run.imported for side in sides for launch in side)
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest, most = sorted(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
@@ -174,7 +175,8 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
             if most == 1
             else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
         )
-        why = f"{number}: a difference between launches is no evidence; use collbench ab"
+        way = f"name {FEWEST_UNPAIRED} logs a side" if imported else "use collbench ab"
+        why = f"{number}: a difference between launches is no evidence; {way}"
         if most > 1:
             why = f"{number}, not in pairs: {FEWEST_UNPAIRED} a side are the fewest that tell"
         plain = median(logs[1]) - median(logs[0]) if fewest else None

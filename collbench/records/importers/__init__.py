@@ -20,6 +20,7 @@ import msgspec
 
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype
 from collbench.core.errors import UsageError
+from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.records import store
 from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
@@ -296,7 +297,7 @@ def _record(case: Case, table: Table, line: Line, world: int) -> Record:
         case=case,
         status=status,
         world=world,
-        note=line.note,
+        note=line.note or (counted(line.wrong, "wrong element") if line.wrong else ""),
         started=line.started,
         times_ns=line.times_ns,
         per_rank=line.per_rank,

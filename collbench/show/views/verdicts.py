@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import NamedTuple
 
@@ -149,6 +150,9 @@ def facts(comparison: Comparison) -> list[str]:
     cases = [undivided(comparison, row.case) for row in comparison.rows]
     apart = len(comparison.differences)
     same = counted(apart, "fingerprint difference") if apart else "fingerprints identical"
+    if logs := [run for run in (comparison.base, comparison.head) if run.imported]:
+        same = f"{'machines' if logs[1:] else 'one machine'} known from logs only"
+        same += f", {counted(apart, 'difference')} in them" * bool(apart)
     rules = comparison.rules
     return [
         design if comparison.paired else "unpaired",
@@ -198,7 +202,8 @@ def change(row: Judged | Aggregate) -> str:
     """+11.4% [+9.8, +13.1], or ~ [-2.1, +1.6] where it cannot be told from none."""
     if row.delta is None:
         return "-"
-    if row.lo is None or row.hi is None:
+    mean_alone = isinstance(row, Aggregate) and math.isinf(row.hi)  # no row has an interval
+    if row.lo is None or row.hi is None or mean_alone:
         return signed(row.delta)
     middle = "~" if row.lo <= 0 <= row.hi else signed(row.delta)
     return f"{middle} [{signed(row.lo).rstrip('%')}, {signed(row.hi).rstrip('%')}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +16,12 @@ from factories import (
     SideChange,
     case,
     experiment,
+    hosted,
     noisy,
     ratios,
     record,
     run,
+    run_file,
     sized,
     stored,
     world,
@@ -29,7 +32,7 @@ from collbench.judge import comparison as comparing
 from collbench.judge import sides
 from collbench.judge.comparison import Comparison, Rules, compare, suspects
 from collbench.judge.verdict import Judged
-from collbench.records.types import RankInfo, Record, RunFile, World, joined, stripped
+from collbench.records.types import RankInfo, Record, RunFile, ToolTime, World, joined, stripped
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
@@ -582,12 +585,79 @@ def test_an_unknown_machine_is_another_one(unknown: dict[str, object]) -> None:
         stored({ROW: record(ROW, 1e6, times_ns=[10**6], cache="", sync="")}, **unknown),
     )
     found = compare(*pair, Rules())
-    assert (only(found).verdict, found.differences) == ("INCOMPARABLE", [])
+    verdict = "INCONCLUSIVE" if "imported" in unknown else "INCOMPARABLE"
+    assert (only(found).verdict, found.differences) == (verdict, [])
     assert "the machine is unknown" in found.reason
     found = compare(*pair, Rules(across_machines=True))
     assert only(found).verdict == (
         "INCONCLUSIVE" if "imported" in unknown else "INVALID"
     )  # one sample, of an average
+
+
+def logged(name: str, times: dict[Case, float], device: str = "H200", **fields: Any) -> RunFile:
+    """A run read from a log of means, whose head names hosts, GPUs and a library."""
+    records = [
+        Record(case=what, status="ok", told=ToolTime(time=time), world=0)
+        if time
+        else Record(case=what, status="wrong", wrong=3, note="3 wrong elements", world=0)
+        for what, time in times.items()
+    ]
+    members = [
+        msgspec.structs.replace(
+            rank, device=f"cuda:{rank.rank} [0000:0{rank.rank}:00] NVIDIA {device}"
+        )
+        for rank in hosted(4)
+    ]
+    led = world(ranks=members, library=fields.pop("library", "NCCL 2.27.3"))
+    return run_file(records, [led], name=name, environment={}, imported="nccl-tests", **fields)
+
+
+LOG = {ROW: 50e3, OTHER: 90e3}
+
+
+def test_logs_of_means_have_a_row_for_each_case() -> None:
+    found = compare(logged("a", LOG), logged("b", {ROW: 64e3, OTHER: 90e3}), Rules())
+    assert [
+        (row.verdict, row.base, row.head) for row in found.rows if not (row.base and row.head)
+    ] == []
+    assert [round(row.delta or 0, 3) for row in found.rows] == [0.28, 0.0]
+    assert [row.verdict for row in found.rows] == ["INCONCLUSIVE"] * 2
+    assert (found.exit, found.differences) == (Exit.NO_VERDICT, [])
+    assert not [note for note in found.notes if "skipped" in note]
+
+
+def test_what_the_message_on_logs_tells_to_do_compares_them() -> None:
+    pair = logged("a", LOG), logged("b", LOG, "A100")
+    assert "--across-machines" in compare(*pair, Rules()).reason
+    found = compare(*pair, Rules(across_machines=True))
+    assert (found.exit, len(found.rows)) == (Exit.OK, 2)
+    assert "name 10 logs a side" in found.reason
+    logs = [
+        [logged(f"{s}{i}", {ROW: t + 10 * i}) for i in range(10)]
+        for s, t in (("a", 50e3), ("b", 64e3))
+    ]
+    assert only(compare(*logs, Rules(across_machines=True))).verdict == "REGRESSED"
+
+
+def test_logs_name_the_gpus_and_libraries_that_differ() -> None:
+    found = compare(logged("a", LOG), logged("b", LOG, "A100", library="NCCL 2.28.1"), Rules())
+    assert found.differences == [
+        ("gpus", "NVIDIA H200", "NVIDIA A100"),
+        ("libraries.gloo", "NCCL 2.27.3", "NCCL 2.28.1"),
+    ]
+    assert "gpus NVIDIA H200 -> NVIDIA A100" in found.reason
+
+
+def test_what_one_log_alone_tells_is_no_difference() -> None:
+    other = stored({ROW: 1e6, OTHER: 1e6})
+    assert compare(logged("a", LOG), other, Rules()).differences == []
+
+
+def test_wrong_data_in_a_log_hides_no_other_row() -> None:
+    found = compare(logged("a", LOG), logged("b", {ROW: 0.0, OTHER: 90e3}), Rules())
+    assert [row.verdict for row in found.rows] == ["INVALID", "INCONCLUSIVE"]
+    assert "3 wrong elements" in found.rows[0].why
+    assert found.exit == Exit.WRONG_DATA
 
 
 # runs that are not paired

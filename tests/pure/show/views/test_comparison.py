@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import factories
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
@@ -134,6 +135,23 @@ def tables(text: str) -> list[list[list[str]]]:
             assert not [child for child in token.children or [] if child.type == "html_inline"]
             found[-1][-1].append("".join(child.content for child in token.children or []))
     return found
+
+
+@pytest.mark.parametrize("apart", [[], [("gpus", "H200", "A100")]])
+def test_machines_known_from_logs_are_never_called_identical(apart: list[Any]) -> None:
+    log = msgspec.structs.replace(run("base"), imported="nccl-tests", pairing=None)
+    view = comparison([judged("INCONCLUSIVE")], base=log, head=log, paired=False, differences=apart)
+    told = " ".join(verdicts.facts(view))
+    assert "identical" not in told
+    assert "known from logs only" in told
+    assert ("1 difference" in told) == bool(apart)
+
+
+def test_a_mean_over_rows_without_an_interval_shows_the_change_itself() -> None:
+    one = Aggregate(
+        collective="", sizes="", rows=2, delta=0.17, lo=-math.inf, hi=math.inf, worst=""
+    )
+    assert verdicts.change(one) == "+17.0%"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
