@@ -82,6 +82,7 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
     """On standard output what was read and where it is; on standard error what gives cause for
     doubt."""
     from collbench.core.text import counted, plain
+    from collbench.records import importers
 
     told = [record for record in reading.records if record.status != "skipped"]
     names = ", ".join(dict.fromkeys(record.case.collective for record in told))
@@ -96,6 +97,8 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
     skipped = Counter(record.note for record in reading.records if record.status == "skipped")
     for reason, number in (skipped + reading.omitted).most_common():
         typer.echo(f"  left out: {plain(reason)} ({number})")
+    if average := importers.average(reading):
+        typer.echo(f"  {plain(average)}")
     if not reading.closed:
         typer.echo("  the log ends before the tool did")
     typer.echo(f"  saved: {plain(str(path))}")
@@ -108,6 +111,6 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
         )
     if any("ranks make of" in warning for warning in reading.warnings):
         typer.echo(
-            "  hint: is the number of ranks right? --ranks N gives it where the log does not",
+            "  hint: is the number of ranks right? --ranks N sets it",
             err=True,
         )

@@ -23,12 +23,19 @@ from collbench.core.errors import UsageError
 from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.records import store
+from collbench.records.importers.text import unprefixed
 from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
 from collbench.suite.case import MOST_RANKS, Case, Mode
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, why_not
 
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
+
+
+RELATIVE = "largest relative error"  # how the note of a row begins that was checked so
+
+
+VALIDATED = "validation passed"
 
 
 MOST_NS = 1e15  # of a call, eleven days
@@ -49,7 +56,7 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
     "osu": Format("mpi", re.compile(r"^[ \t]*# ?OSU ", re.MULTILINE), "# OSU"),
     "imb": Format(
         "mpi",
-        re.compile(r"^[ \t]*# ?Benchmarking |Intel\(R\) MPI Bench", re.MULTILINE),
+        re.compile(r"^[ \t]*# ?Benchmarking |Intel ?\(R\) MPI Bench", re.MULTILINE),
         "# Benchmarking",
     ),
     "nccl-tests": Format(
@@ -61,6 +68,9 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
         "# nThread … nGpus",
     ),
 }
+
+
+JSON = re.compile(r"\s*[\[{]\s*[\"{]")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +94,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     sync: Literal["", "barrier"] = ""
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
+    groups: str = ""
+    group: int = 0
+    of: int = 1
     library: str = ""
     ranks: list[RankInfo] = []
     command: str = ""
@@ -134,6 +147,7 @@ class Reading:
         self.warnings: list[str] = []
         self.lost: list[tuple[str, str]] = []
         self.omitted: Counter[str] = Counter()
+        self.averages: list[str] = []  # bus bandwidths, as printed at the end of tables
         self._cycles: Counter[Case] = Counter()
         self._commands: dict[Case, str] = {}
         self._last: tuple[Table, int] | None = None
@@ -153,25 +167,30 @@ class Reading:
         )
 
     def ranks(self, told: int) -> int:
-        """How many ranks; ``told`` is 0 where the log does not say. Raises UsageError where nobody
-        does."""
-        known = told or self.asked.ranks
+        """How many ranks: as a person says, else ``told``, which is 0 where the log does not say.
+        Raises UsageError where nobody does."""
+        known = self.asked.ranks or told
         if not known:
             raise UsageError(
                 f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
             )
         if known > MOST_RANKS:
             raise UsageError(f"{self.asked.name}: {known} ranks are more than any machine has")
-        if self.asked.ranks and known != self.asked.ranks:
-            self.warn(
-                f"the log says {told} ranks, which is taken; --ranks is for where it does not say"
-            )
+        if told and known != told:
+            self.warn(f"the log says {told} ranks; --ranks {known} is taken")
         return known
 
     def warn(self, words: str) -> None:
         """Once."""
         if words not in self.warnings:
             self.warnings.append(words)
+
+    def rebuilt(self) -> str:
+        """The note of a record whose time was made of a bandwidth."""
+        self.warn(
+            "times of -C are those to hand calls over: taken instead is size / algbw, rounded"
+        )
+        return "time made of the printed algbw, up to 1 % off (-C)"
 
     def add(self, table: Table, line: Line) -> None:
         """A record of ``line``; or what is wrong with it."""
@@ -185,6 +204,9 @@ class Reading:
             case = _case(table, line)
             refused = line.failed or why_not(case)
             self._compare(case, line, bool(refused))
+        except ValueError as e:  # a file of another version or hand
+            self.omitted[str(e)] += 1
+            return
         except UsageError as e:
             self.omitted[e.message] += 1
             return
@@ -200,7 +222,7 @@ class Reading:
                 Record(case=case, status="skipped", note=refused, started=line.started)
             )
             return
-        self.records.append(_record(case, table, line, self._world(table)))
+        self.records.append(_record(case, table, line, self._world(table, case.world)))
 
     def _compare(self, case: Case, line: Line, refused: bool) -> None:
         """Warns where the log's own numbers do not fit together, most likely because ranks are
@@ -234,7 +256,7 @@ class Reading:
         ):
             value, half = float(text), step(text) / 2
             if not any(
-                0.995 * least * f - half <= value <= 1.005 * most * f + half for f in factors
+                0.998 * least * f - half <= value <= 1.002 * most * f + half for f in factors
             ):
                 self.warnings.append(
                     f"{line.where}: {name} {text} is not what {case.n} ranks make of {line.size} B"
@@ -242,15 +264,15 @@ class Reading:
                 )
                 return
 
-    def _world(self, table: Table) -> int:
-        """The index of the world that ``table`` ran in."""
+    def _world(self, table: Table, n: int) -> int:
+        """The index of the world of ``n`` ranks that ``table`` ran in."""
         if self._last is not None and self._last[0] is table:
             return self._last[1]
         ranks = [msgspec.structs.replace(r, host=self.asked.host or r.host) for r in table.ranks]
         world = World(
             index=0,
             backend=table.backend,
-            n=table.n,
+            n=n,
             env=table.env,
             launcher="",
             ranks=ranks,
@@ -285,6 +307,9 @@ def _case(table: Table, line: Line) -> Case:
         mode=table.mode,
         env=table.env,
         splits=table.splits,
+        groups=table.groups,
+        group=table.group,
+        of=table.of,
     )
 
 
@@ -354,6 +379,8 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
         )
     if asked.collective:
         asked = msgspec.structs.replace(asked, collective=collective(asked.collective).name)
+    if not re.match(JSON, text):
+        text = unprefixed(text)
     if kind == "auto":
         kind = next((name for name, known in FORMATS.items() if known.mark.search(text)), "")
     if not kind:
@@ -365,9 +392,10 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
     importlib.import_module(f"collbench.records.importers.{FORMATS[kind].module}").read(
         text, reading
     )
-    if not any(record.told for record in reading.records):
+    if not any(record.told or record.status == "wrong" for record in reading.records):
         why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
         why += [record.note for record in reading.records]
+        why += [f"nothing in it looks like '{FORMATS[kind].words}' and a table"]
         raise UsageError(
             ": ".join([asked.name, "no result in it", *why[:1]]), f"it was read as {kind}"
         )
@@ -403,7 +431,9 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
         id=store.new_id(f"imported-{place:02x}"),
         started=reading.started or next((r.started for r in reading.records if r.started), ""),
         command=[environment.mask(word) for word in reading.command],
-        suite=Suite(name="imported", axes=axes, policy=reading.policy),
+        suite=Suite(
+            name="imported", axes=axes, policy=reading.policy, description=average(reading)
+        ),
         policy=reading.policy,
         environment=_environment(reading),
         tag=tag,
@@ -413,6 +443,12 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
     note = f"{reading.failures} checks of the data failed" if reading.failures else ""
     end = [End(exit=7 if wrong else 0, ended=reading.ended, note=note)] if reading.closed else []
     return [run, *reading.worlds, *reading.records, *end]
+
+
+def average(reading: Reading) -> str:
+    """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
+    named = "average bus bandwidth in the log: "
+    return f"{named}{', '.join(dict.fromkeys(reading.averages))} GB/s" if reading.averages else ""
 
 
 def _environment(reading: Reading) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
-from collbench.records.importers import Line, Reading, Table, number
+from collbench.records.importers import VALIDATED, Line, Reading, Table, number
 from collbench.records.importers.text import lines
 from collbench.records.types import ToolTime
 from collbench.suite.policy import Policy
@@ -78,8 +78,8 @@ LIBRARIES = {"NCCL": "nccl", "RCCL": "nccl"}  # what is not MPI, by the backend 
 
 
 OSU_HEAD = re.compile(
-    r"# ?OSU (?P<library>\w+)(?:-[A-Z]+(?: MANAGED)?)? (?P<test>.+?)(?: Latency)? Test(?:"
-    r" v(?P<version>\S+))?\s*$"
+    r"# ?OSU (?P<library>\w+)(?P<memory>(?:-[A-Z]+)?(?: MANAGED)?) (?P<test>.+?)(?: Latency)? Test"
+    r"(?: v(?P<version>\S+))?\s*$"
 )
 
 
@@ -119,6 +119,7 @@ class _Tables:
         self._n = 0
         self._backend = "mpi"
         self._library = ""
+        self._memory: tuple[str, ...] = ()  # what buffers are in, where not in the host's
         self._types: dict[bool, str] = {}
         reading.policy = Policy(sync="barrier")
 
@@ -175,11 +176,12 @@ class _Tables:
             backend=self._backend,
             mode=mode,
             library=self._library,
+            env=(("buffers", "-".join(self._memory)),) if self._memory else (),
             sync="barrier" if mode == "isolated" else "",
         )
         kind = self._types.get(row.reduces, "float" if row.reduces else "int8")
         told = None if reason else self._told(values)
-        failed = cells.get("Validation", "") == "Fail"
+        checked = cells.get("Validation", "")
         self._reading.add(
             table,
             Line(
@@ -189,8 +191,8 @@ class _Tables:
                 op="sum" if row.reduces else "none",
                 told=told,
                 failed=reason,
-                bad=failed,
-                note="validation failed" * failed,
+                bad=checked == "Fail",
+                note={"Pass": VALIDATED, "Fail": "validation failed"}.get(checked, ""),
             ),
         )
 
@@ -219,7 +221,15 @@ class _Osu(_Tables):
             self._backend = LIBRARIES.get(found["library"], "mpi")
             self._library = found["library"]
             self._types = {True: "float", False: "float"} if self._backend == "nccl" else {}
+            self._memory = tuple(re.findall(r"\w+", found["memory"]))
             self._open(found["test"], OSU, "OSU")
+            if "_" in found["library"]:
+                self._test = None
+                self._why = f"OSU {found['library']} {found['test']}: one-sided, so no collective"
+        elif found := re.match(
+            r"# Send Buffer on \w+ \((\w+)\) and Receive Buffer on \w+ \((\w+)", text
+        ):
+            self._memory = (*self._memory, found[1], found[2])
         elif found := re.match(r"# Datatype: MPI_(\w+)", text):
             word = found[1].lower()
             self._types = {reduces: TYPES.get(word, found[1]) for reduces in (True, False)}
@@ -252,7 +262,7 @@ class _Intel(_Tables):
                 self._why = f"IMB {found[1]}: groups that run at once disturb each other"
         elif found := re.match(r"#\s*#processes = (\d{1,9})", text):
             self._n = int(found[1])
-        elif found := re.search(r"Intel\(R\) MPI Benchmarks ([^,]+),", text):
+        elif found := re.search(r"Intel ?\(R\) MPI Benchmarks ([^,]+),", text):
             reading.tool = f"Intel MPI Benchmarks {found[1].strip()}"
         elif found := re.match(
             r"# (Date|MPI Version|MPI_Datatype(?: for reductions)?)\s*: *(.*\S)", text

@@ -91,6 +91,9 @@ class _Extra(msgspec.Struct):
     mode: Mode
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
+    groups: str = ""
+    group: int = 0
+    of: int = 1
 
 
 class _Ours(msgspec.Struct):
@@ -108,7 +111,7 @@ class _Document(msgspec.Struct):
     nccl_version: int = 0
     rccl_version: int = 0
     config: _Config = msgspec.field(default_factory=_Config)
-    out_of_bounds: dict[str, Any] = {}
+    average_bus_bandwidth: dict[str, Any] = {}
     collbench: _Ours | None = None
 
 
@@ -151,6 +154,8 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     tool = "rccl-tests" if document.rccl_version else "collbench" if ours else "nccl-tests"
     reading.tool = f"{tool} JSON, schema {document.version}"
     reading.command, reading.started = document.args, _iso(document.start_time)
+    if average := document.average_bus_bandwidth.get("bandwidth"):
+        reading.averages = [f"{average:g}"]
     reading.ended, reading.closed = _iso(document.end_time), bool(document.end_time)
     reading.settings = dict(setting.split("=", 1) for setting in document.env if "=" in setting)
     given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))
@@ -248,9 +253,14 @@ def _take(
 ) -> None:
     """A half of a result, with its samples where it has any."""
     time, size = _number(half.time), line.size
+    wrong, note = _number(half.nwrong), ""
     if half.cpu_time is not None:
         time = from_bandwidth(size, f"{_number(half.alg_bw) or 0:f}") or None
-    if time is None:
+        note = reading.rebuilt() if time else ""
+    line = msgspec.structs.replace(line, wrong=None if wrong is None else int(wrong), note=note)
+    if time is None:  # not measured, or by us, who show no time of wrong data
+        if wrong:
+            reading.add(table, line)
         return
     skip = max(0, series.skipped_iterations)
     try:
@@ -264,7 +274,6 @@ def _take(
     per_rank = len(rows) == table.n and {len(row) for row in rows} == {
         min(len(times), PER_RANK_SAMPLES)
     }
-    wrong = _number(half.nwrong)
     known = half.cpu_time is None and None not in (_number(half.alg_bw), _number(half.bus_bw))
     reading.add(
         table,
@@ -273,7 +282,6 @@ def _take(
             told=ToolTime(time=time * 1e3, samples=0 if "over" in told else 1, **told),
             times_ns=times,
             per_rank=rows if times and per_rank else [],
-            wrong=None if wrong is None else int(wrong),
             printed=(f"{time:f}", f"{half.alg_bw:f}", f"{half.bus_bw:f}") if known else None,
         ),
     )

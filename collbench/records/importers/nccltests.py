@@ -9,20 +9,18 @@ understood. collbench's own text is read with what it says beyond nccl-tests' fo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from collbench.machine import environment
-from collbench.records.importers import TYPES, Line, Reading, Table, number, step
+from collbench.records.importers import RELATIVE, TYPES, Line, Reading, Table, number, step
 from collbench.records.importers.text import lines
 from collbench.records.types import RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
 from collbench.suite.policy import Policy
-
-PREFIX = re.compile(r"\[\d+,\d+\]<std\w+>: ?|\d+: ")  # of mpirun --tag-output and srun --label
-
 
 FOREIGN = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?NCCL .*|[NR]CCL version .*")
 
@@ -42,7 +40,7 @@ SETTINGS = re.compile(
 
 
 DEVICE = re.compile(
-    r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]"
+    r"#?\s+Rank\s+(\d+)(?:\s+Group\s+(\d+))?\s+Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([^\]]*)\]"
     r" ?(.*)"
 )
 
@@ -50,6 +48,7 @@ DEVICE = re.compile(
 OURS = re.compile(
     r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
     r" (?P<splits>[^,]*))?"
+    r"(?:, group (?P<group>\d{1,6}) of (?P<of>\d{1,6}) by (?P<groups>ranks [\d,;/]+|[^,]*))?"
     r"(?:, env (?P<env>[^,]*))?(?:, library (?P<library>.*))?"
 )
 
@@ -83,7 +82,7 @@ SPELLED = {"char": "int8", "mulsum": "premul_sum", "": "none"}
 def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    every = [PREFIX.sub("", line, count=1) if PREFIX.match(line) else line for line in lines(text)]
+    every = lines(text)
     tables = _Tables(reading, _varying(every))
     for at, line in enumerate(every, 1):
         tables.line(f"line {at}", line)
@@ -165,7 +164,7 @@ class _Tables:
             found = LIBRARY.search(text)
             self._library = f"{found[1]} {found[2]}" if found else self._library
             text = FOREIGN.sub("", text)
-        if text.startswith("#") or VERSION.match(text):
+        if text.startswith("#") or VERSION.match(text) or DEVICE.match(text):
             return self._comment(text)
         row = (ROW if self._inside else KNOWN_ROW).search(text)
         if row:
@@ -226,6 +225,8 @@ class _Tables:
             self._lose()
             self._inside = False
             self._reading.failures += sum(map(int, re.findall(r": (\d{1,9}) FAILED", text)))
+        elif found := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
+            self._reading.averages.append(found[1])
 
     def _set_up(self) -> None:
         told, reading = self._told, self._reading
@@ -285,28 +286,29 @@ class _Tables:
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
-        if number(time) is None:
-            return  # a half that was not measured
+        error, wrong = half.get("error", ""), number(half.get("#wrong", ""))
+        line = msgspec.structs.replace(
+            line, wrong=None if wrong is None else int(wrong), bad=error.endswith("*")
+        )
+        if number(time) is None:  # not measured, or by us, who show no time of wrong data
+            return self._reading.add(table, line) if wrong else None
         microseconds = float(time)
         if "cputime" in half and (microseconds := from_bandwidth(line.size, half["algbw"])) == 0:
             self._reading.omitted["only the time to hand calls over was printed (-C)"] += 1
-            return
+            return None
+        note = f"{RELATIVE} {error}" if number(error.rstrip("*")) else ""
         average = self._average or {"ranks": averaged(self._command)}
         samples = 0 if self._average else 1 if mean else self._told.get("iter", 0)
         spread: dict[str, Any] = {
             name: _ns(half.get(f"i_{name}")) for name in ("min", "max", "p99")
         }
         told = ToolTime(time=microseconds * 1e3, samples=samples, **average, **spread)
-        error = half.get("error", "")
-        wrong = number(half.get("#wrong", ""))
-        self._reading.add(
+        return self._reading.add(
             table,
             msgspec.structs.replace(
                 line,
                 told=told,
-                wrong=None if wrong is None else int(wrong),
-                bad=error.endswith("*"),
-                note=f"largest relative error {error}" if number(error.rstrip("*")) else "",
+                note=self._reading.rebuilt() if "cputime" in half else note,
                 printed=None if "cputime" in half else (time, half["algbw"], half["busbw"]),
             ),
         )
@@ -323,13 +325,9 @@ class _Tables:
             if reason := why_foreign(name, program, ours["splits"] if ours else ""):
                 reading.omitted[reason] += 1
                 return None
-            group = [d for d in self._devices if d[2] == self._devices[0][2]]
-            if len(group) < len(self._devices):
-                reading.warnings.append(
-                    f"groups of {len(group)} ranks ran at once; times are the mean of all groups"
-                )
             own = _ours(ours) if ours else {}
-            n = reading.ranks(own.pop("n", len(group)))
+            counted, group = self._members(bool(ours))
+            n = reading.ranks(own.pop("n", counted))
             devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
             mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
             settings = environment.variables(_settings(command))
@@ -345,9 +343,36 @@ class _Tables:
                 **own,
             }
             self._table = Table(
-                collective=name, n=n, ranks=devices if n == len(devices) else [], **fields
+                collective=name,
+                n=n,
+                ranks=devices if n * own.get("of", 1) == len(devices) else [],
+                **fields,
             )
         return self._table
+
+    def _members(self, ours: bool) -> tuple[int, list[re.Match[str]]]:
+        """How many ranks a group has, 0 where none is listed, and the devices of the first group,
+        or of all in a text of ours; none where the list is not of each rank once."""
+        reading, devices = self._reading, self._devices
+        numbers = [int(device[1]) for device in devices]
+        total, groups = max(numbers, default=-1) + 1, len({device[2] for device in devices})
+        if repeated := [number for number, times in Counter(numbers).items() if times > 1]:
+            reading.warn(
+                f"rank {repeated[0]} is listed more than once: tests built without MPI run alone"
+            )
+        if missing := total - len({*numbers}):
+            reading.warn(
+                f"{missing} of {total} ranks, by the highest number, are not listed; --ranks N says"
+                " how many there were"
+            )
+        if groups > 1 and not ours:
+            reading.warn(
+                f"groups of {total // groups} ranks ran at once; times are the mean of all groups"
+            )
+        if missing or repeated:
+            return total // max(1, groups), []
+        group = [device for device in devices if ours or device[2] == devices[0][2]]
+        return len(group), group
 
 
 def _layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:
@@ -422,6 +447,9 @@ def _ours(found: re.Match[str]) -> dict[str, Any]:
         "algorithm": algorithm or "native",
         "n": int(found["n"]),
         "splits": found["splits"] or "",
+        "groups": found["groups"] or "",
+        "group": int(found["group"] or 0),
+        "of": int(found["of"] or 1),
         "mode": found["mode"] if found["mode"] in MODES else "streaming",
         "env": env,
         "library": found["library"] or "",

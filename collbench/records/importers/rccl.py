@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.records.importers import Line, Reading, Table, nccljson, nccltests, number
+from collbench.records.importers import JSON, Line, Reading, Table, nccljson, nccltests, number
 from collbench.records.importers.text import lines
 from collbench.records.types import ToolTime
 
@@ -26,7 +26,7 @@ def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
     if "numCycle" not in text[:200]:
-        (nccljson if text.lstrip()[:1] == "{" else nccltests).read(text, reading)
+        (nccljson if JSON.match(text) else nccltests).read(text, reading)
         return
     flat_json = text.lstrip()[:1] == "["
     reading.tool = f"rccl-tests {'JSON' if flat_json else 'CSV'}"
@@ -70,11 +70,8 @@ def _take(reading: Reading, where: str, fields: Mapping[str, str]) -> None:
     if reason := nccltests.why_foreign(name, fields["name"]):
         reading.omitted[reason] += 1
         return
-    n = (
-        int(fields["gpus"])
-        if "gpus" in fields
-        else int(fields["ranks"]) * int(fields["gpusperrank"])
-    )
+    told = fields.get("gpus", fields.get("ranks", "0"))
+    n = int(told) * (1 if "gpus" in fields else int(fields.get("gpusperrank", "1")))
     time, wrong = float(fields["time"]), number(fields["wrong"])
     line = Line(
         where=where,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 
 from collbench.core.errors import UsageError
@@ -12,6 +13,17 @@ MOST_BYTES = 1 << 28  # of a log, unpacked
 
 
 MOST_LINES = 5_000_000
+
+
+# what mpirun --tag-output and srun --label write before each line
+LABELLED = r"\[[^]\s]*\d+,\d+\]<std\w+>: ?|[ \t]*\d+: "
+
+
+# what stands before the '#' of a line that benchmarks begin with one
+PREFIXED = re.compile(
+    r"([^#]{1,160}+)#(?=#? *(?:nThread|Using devices|Rank +\d|size +count|Size|OSU|processes"
+    r"|bytes|Benchmarking|Datatype|Out of bounds|Avg bus|Collective test|(?:nccl|rccl)-tests))"
+)
 
 
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
@@ -42,6 +54,24 @@ def decode(data: bytes, name: str) -> str:
             f"{name} is no text", "give the log that the tool printed, or its JSON or CSV"
         )
     return data.decode("utf-8-sig", errors="replace")
+
+
+def unprefixed(text: str) -> str:
+    """``text`` without what others put before each line: labels of ranks, time stamps, hosts,
+    indentation. Taken for such is what stands before the '#' of two lines and differs there in
+    numbers and blanks only; numbers alone are none, as rows begin with some."""
+    found: dict[str, int] = {}
+    every = text.split("\n")
+    for match in filter(None, map(PREFIXED.match, (line for line in every if "#" in line))):
+        parts = re.split(r"([ \t]*\d+|[ \t]+)", match[1])
+        shapes = [r"[ \t]*\d+" if p[-1:].isdigit() else r"[ \t]+" for p in parts[1::2]]
+        parts[1::2], parts[::2] = shapes, map(re.escape, parts[::2])
+        shape = "".join(parts) if match[1].strip() else r"[ \t]+(?=#)"
+        found[shape] = found.get(shape, 0) + (not match[1].strip().isdigit() or "\t" in match[1])
+    before = [shape for shape, times in found.items() if times > 1]
+    prefix = re.compile("|".join(f"(?:{shape})" for shape in [*before, LABELLED]))
+    cuts = ((line, prefix.match(line)) for line in every)
+    return "\n".join(line[match.end() :] if match else line for line, match in cuts)
 
 
 def lines(text: str) -> list[str]:

@@ -7,7 +7,9 @@ import gzip
 import io
 import json
 import math
+from pathlib import Path
 
+import factories
 import msgspec
 import pytest
 
@@ -366,10 +368,9 @@ def test_ranks_come_from_the_devices_or_the_option_and_a_wrong_number_is_noticed
     )
     gathered = log([row(1 << 20, 50.0, test="all_gather")], test="all_gather", n=4)
     assert any("32768 elements are not what 4 ranks" in w for w in read(gathered).warnings)
-    told = read(gathered, ranks=8)  # fills in, and overrides nothing
-    assert (
-        told.records[0].case.n == 4 and "the log says 4 ranks, which is taken" in told.warnings[0]
-    )
+    told = read(gathered, ranks=8)
+    assert told.records[0].case.n == 8
+    assert told.warnings == ["the log says 4 ranks; --ranks 8 is taken"]
     split = (
         log([row(4096, 9.0, 2)], n=4)
         .replace("Rank  2 Group  0", "Rank  2 Group  1")
@@ -377,6 +378,85 @@ def test_ranks_come_from_the_devices_or_the_option_and_a_wrong_number_is_noticed
     )
     found = read(split)
     assert found.records[0].case.n == 2 and "at once" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("left", "n", "words"),
+    [
+        ((0, 7, 8, 15), 16, "12 of 16 ranks, by the highest number, are not listed"),
+        ((0, 15), 16, "14 of 16 ranks"),
+        ((0, 0), 1, "rank 0 is listed more than once"),
+    ],
+)
+def test_the_highest_rank_tells_how_many_there_are(
+    left: tuple[int, ...], n: int, words: str
+) -> None:
+    every = devices(16).split("\n")
+    text = log([row(1 << 20, 50.0, n)]).replace(devices(8), "\n".join(every[r] for r in left))
+    found = read(text)
+    assert {record.case.n for record in found.records} == {n}
+    assert words in found.warnings[0]
+    assert found.worlds[0].ranks == []
+
+
+def test_a_device_whose_hash_was_torn_off_is_a_rank() -> None:
+    text = log([row(1 << 20, 50.0, 16)], n=16).replace("#  Rank 15", "  Rank 15")
+    found = read(text)
+    assert {record.case.n for record in found.records} == {16}
+    assert found.warnings == []
+
+
+def test_a_number_of_ranks_that_is_off_by_one_is_noticed() -> None:
+    found = read(log([row(1 << 26, 350.0, 16)], n=15))
+    assert "is not what 15 ranks make" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        " 0: ",
+        "[prterun-h-1@1,0]<stdout>: ",
+        "[1,0]<stdout>:",
+        "(worker1, rank=1, pid=4711) ",
+        "node-01: ",
+        "    ",
+        "> ",
+        "nccl-worker-0 | ",
+        "2026-07-09T10:00:{at:02}.{at:07}Z ",
+        "run-tests\tall reduce\t2026-07-09T10:00:{at:02}.1{at}Z ",
+        "2026-07-09T10:00:{at:02}.{at:09}+00:00 stdout F ",
+        "[{at}.5] ",
+    ],
+)
+def test_what_others_put_before_each_line_is_cut_off(prefix: str) -> None:
+    text = log([row(1 << 20, 50.0), row(2 << 20, 81.25)])
+    lines = [prefix.format(at=at) + line for at, line in enumerate(text.split("\n"))]
+    found, plain = read("\n".join(lines)), read(text)
+    assert found.records == plain.records
+    assert (found.worlds, found.tool, found.closed) == (plain.worlds, plain.tool, plain.closed)
+    assert found.warnings == found.lost == []
+
+
+def test_a_label_is_cut_off_where_rank_numbers_are_padded() -> None:
+    text = log([row(1 << 20, 50.0)])
+    lines = [f"{at % 2 * 10:2}: {line}" for at, line in enumerate(text.split("\n"))]
+    assert read("\n".join(lines)).records == read(text).records
+
+
+def test_rows_keep_their_sizes_where_numbers_stand_before_two_hashes() -> None:
+    text = log([row(1 << 20, 50.0)]).replace("# nThread", "12 # nThread")
+    assert len(seen(read(text.replace("# Using", "13 # Using"), ranks=8))) == 2
+
+
+def test_the_average_bus_bandwidth_of_a_log_is_kept() -> None:
+    run = importers.assemble(read(log([row(1 << 20, 50.0)])))[0]
+    assert isinstance(run, Run)
+    assert run.suite.description == "average bus bandwidth in the log: 1.5 GB/s"
+
+
+def test_a_python_dict_before_a_log_makes_it_no_json() -> None:
+    text = log([row(1 << 20, 50.0)])
+    assert seen(read(f"{{'NCCL_DEBUG': 'INFO', 'np': 8}}\n{text}")) == seen(read(text))
 
 
 @pytest.mark.parametrize("name", ["reduced-run.log", "weak_scattered.log", "gathering.txt"])
@@ -473,6 +553,8 @@ def test_a_submit_time_is_replaced_by_the_time_behind_the_bandwidth_where_that_i
     found = read(log(lines, head=head))
     assert seen(found)[0][3] == pytest.approx((1 << 20) / 20e3)
     assert len(seen(found)) == 2 and sum(found.omitted.values()) == 2
+    assert "printed algbw" in found.records[0].note
+    assert "-C" in found.warnings[0]
 
 
 def test_a_log_that_ends_early_makes_a_run_that_was_cut_short() -> None:
@@ -668,6 +750,16 @@ def test_rccl_json() -> None:
         read(json.dumps([{"numCycle": 2}]))
 
 
+def test_rccl_json_of_one_process_takes_the_ranks_given() -> None:
+    one = {"numCycle": 0, "name": "AllReduce", "size": 1 << 20, "type": "float", "redop": "sum"}
+    one |= {"inPlace": 0, "time": 50.0, "algBw": 20.97, "busBw": 36.7, "wrong": "0"}
+    with pytest.raises(UsageError, match="how many ranks"):
+        read(json.dumps([one]))
+    found = read(json.dumps([one]), ranks=8)
+    assert [record.case.n for record in found.records] == [8]
+    assert found.warnings == []
+
+
 def test_rccl_text_with_one_half_and_its_version_line() -> None:
     head = HEAD[: HEAD.rindex("    time")]
     text = log([row(4096, 9.0)[: -len(half(4096, 8.0, 1.75))]], head=head).replace(
@@ -766,6 +858,27 @@ def test_osu_barrier_and_what_is_left_out_of_osu() -> None:
         read(text)
 
 
+def test_osu_tables_of_host_and_device_memory_are_kept_apart() -> None:
+    rows = ["1024                    3.25"]
+    where = "# Send Buffer on DEVICE (D) and Receive Buffer on HOST (H)\n# Size "
+    texts = [
+        osu("Allreduce", rows),
+        osu("Allreduce", rows, more="-CUDA"),
+        osu("Allreduce", rows, more="-CUDA MANAGED"),
+        osu("Allreduce", rows, more="-CUDA").replace("# Size", where),
+    ]
+    found = read("".join(texts), ranks=4)
+    named = [(), (("buffers", "CUDA"),), (("buffers", "CUDA-MANAGED"),), (("buffers", "CUDA-D-H"),)]
+    assert [record.case.env for record in found.records] == named
+    assert {record.case.cycle for record in found.records} == {0}
+
+
+def test_one_sided_tests_of_osu_are_called_so() -> None:
+    get = "# OSU MPI_Get latency Test v5.6\n# Size          Latency (us)\n8               1.25\n"
+    found = read(osu("Allreduce", ["1024     3.25"]) + get, ranks=4)
+    assert list(found.omitted) == ["OSU MPI_Get latency: one-sided, so no collective"]
+
+
 IMB = """#----------------------------------------------------------------
 #    Intel(R) MPI Benchmarks 2021.7, MPI-1 part
 #----------------------------------------------------------------
@@ -851,6 +964,13 @@ def test_imb_tables_one_for_each_number_of_processes() -> None:
         and run.started == "2026-07-09T10:00:00"
     )
     assert run.command == ["IMB-MPI1", "Allreduce", "-npmin", "4"]
+
+
+def test_an_imb_head_with_a_blank_before_the_mark_has_its_version() -> None:
+    text = IMB.replace("Intel(R)", "Intel (R)") + imb(
+        "Allreduce", 2, ["         1024         1000         1.50         2.50         2.00"]
+    )
+    assert read(text).tool == "Intel MPI Benchmarks 2021.7"
 
 
 def test_imb_without_blank_lines_is_read_and_rows_without_columns_are_counted() -> None:
@@ -969,6 +1089,12 @@ def test_hostile_numbers_of_ranks_are_refused_before_they_cost_memory() -> None:
         read(json.dumps(content))
 
 
+@pytest.mark.parametrize("kind", sorted(importers.FORMATS))
+def test_a_wrong_kind_of_log_is_refused_with_a_reason(kind: str) -> None:
+    with pytest.raises(UsageError, match="no result in it: nothing in it looks like '"):
+        read("hello\nworld\n", kind=kind)
+
+
 # --- collbench's own output
 
 
@@ -1009,3 +1135,33 @@ def test_own_output_reads_back_within_what_printing_rounds(tmp_path) -> None:
             assert after.told and after.told.over == "median" and after.told.ranks == "slowest"
             assert after.told.time == pytest.approx(before.times_ns[4], abs=5.1)
             assert after.times_ns == (before.times_ns if exact else [])
+
+
+def _both(records: list[Record], run: Run, world: World, path: Path) -> tuple[str, str]:
+    """collbench's text and JSON of these records."""
+    out = io.StringIO()
+    _shown(records, nccl.Text(out), run, world)
+    _shown(records, saved := nccl_json.Document(path), run, world)
+    return out.getvalue(), saved.written.read_text()
+
+
+def test_own_output_of_groups_keeps_the_groups(tmp_path: Path) -> None:
+    run = factories.run(suite=factories.suite(n=4))
+    world = factories.world(n=4, ranks=factories.hosted(4), library="Gloo")
+    cases = [
+        factories.case(n=2, groups="mod:2", group=group, of=2, mode="isolated") for group in (0, 1)
+    ]
+    for text in _both([factories.record(c) for c in cases], run, world, tmp_path / "x.json"):
+        again = read(text)
+        assert [record.case for record in again.records] == cases
+        assert [found.n for found in again.worlds] == [4]
+        assert again.warnings == []
+
+
+def test_own_output_of_wrong_data_alone_is_read_as_wrong(tmp_path: Path) -> None:
+    run = factories.run()
+    bad = Record(case=factories.case(), status="wrong", wrong=12, checked=99, world=0)
+    for text in _both([bad], run, factories.world(), tmp_path / "x.json"):
+        again = read(text)
+        assert [(r.status, r.wrong, r.told) for r in again.records] == [("wrong", 12, None)]
+        assert again.records[0].note == "12 wrong elements"
