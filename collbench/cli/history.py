@@ -157,10 +157,10 @@ def accept(
 
 def load(files: list[Path], history: str = "", debug: bool = False) -> None:
     """Bring reviewed baselines from files into the history."""
-    from collbench.judge.history import baselines
+    from collbench.judge.history import baselines, book
 
     found = [baselines.read(path) for path in files]
-    with _open(history) as kept:
+    with book(history) as kept:
         for path, baseline in zip(files, found, strict=True):
             typer.echo(
                 f"{path}: {'kept' if kept.accept(baseline) else 'was there already'};"
@@ -189,7 +189,7 @@ def group() -> typer.Typer:
 def _open(url: str) -> Book:
     from collbench.judge.history import book
 
-    return book(url)
+    return book(url, reading=True)
 
 
 def _machine(kept: Book, asked: str) -> str:

@@ -13,6 +13,8 @@ def runs(last: int = 20) -> None:
 
     found, unreadable = [], []
     paths = store.saved()[-last:]
+    if not paths:
+        return terminal.show(f"no run is saved yet under {store.home()}")
     for back, path in zip(range(len(paths) - 1, -1, -1), paths, strict=True):
         try:
             found.append((f"@last~{back}" if back else "@last", store.read(path)))

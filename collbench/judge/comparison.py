@@ -105,7 +105,8 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     left, right = (sides.gather(files, in_pairs, joined) for files in (bases, heads))
     if not left.keys() & right.keys():
         raise UsageError(
-            "base and head have no row in common", "compare runs of the same suite and ranks"
+            f"base and head have no row in common: {sides.unlike(left, right)}",
+            "compare runs of the same suite and ranks",
         )
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
     last = max(

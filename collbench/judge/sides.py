@@ -199,6 +199,35 @@ class Pair(NamedTuple):
         return ""
 
 
+AXES = {
+    "collective": "",
+    "backend": "",
+    "algorithm": "",
+    "n": " ranks",
+    "nbytes": " B",
+    "dtype": "",
+    "op": "",
+    "mode": "",
+}
+
+
+def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+    """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
+    2 ranks, gloo on head."""
+    values = [
+        {name: {getattr(side.case, name) for side in each.values()} for name in AXES}
+        for each in (left, right)
+    ]
+    names = [name for name in AXES if not values[0][name] & values[1][name]]
+    told = [
+        ", ".join(
+            f"{'/'.join(map(str, sorted(one[name])[:3])) or 'no'}{AXES[name]}" for name in names
+        )
+        for one in values
+    ]
+    return f"{told[0]} on base, {told[1]} on head" if names else "no combination is the same"
+
+
 def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:
     """Whether these are the two sides of one experiment, whose launches form pairs."""
     if len(bases) != 1 or len(heads) != 1:

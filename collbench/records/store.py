@@ -11,7 +11,7 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
+from collbench.core.text import counted
 from collbench.records.derive import Digested, derive
 from collbench.records.types import End, Record, Run, RunFile, World
 
@@ -233,26 +234,33 @@ def saved() -> list[Path]:
 
 
 def find(name: str) -> Path:
-    """The file a person means by a path, ``@last``, ``@last~1`` …, a run's id (or its beginning),
-    or a tag."""
-    if Path(name).is_file():
+    """The file a person means by a path, ``@last``, a run's id (or its beginning), or a tag; of
+    several the last, or with ``~1`` … the one so many before it."""
+    if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
     runs = saved()
-    back = re.fullmatch(r"@last(?:~(\d+))?", name)
-    if back:
-        position = int(back[1] or 0)
-        if position < len(runs):
-            return runs[-1 - position]
-        raise UsageError(
-            f"{name}: only {len(runs)} runs are saved under {home()}", "collbench runs lists them"
-        )
-    matching = [p for p in runs if p.stem.startswith(name)] or [p for p in runs if _tag(p) == name]
-    if matching and name:
-        return matching[-1]
+    if not runs:
+        hint = "a collective's command saves one, collbench import makes one of a log"
+        raise UsageError(f"{name}: no run is saved yet under {home()}", hint)
+    stem, tilde, back = name.rpartition("~")
+    tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
+    for called, place in tries:
+        found = runs if called == "@last" else _called(called, runs)
+        if place < len(found):
+            return found[-1 - place]
+        if found:
+            only = counted(len(found), "run")
+            raise UsageError(f"{name}: only {only} of that name", "collbench runs lists them")
     raise UsageError(
         f"no run called '{name}'",
-        "a path, @last, @last~1, an id or a tag; collbench runs lists them",
+        "a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
     )
+
+
+def _called(name: str, runs: Sequence[Path]) -> list[Path]:
+    """Those whose ids begin so; else those with such a tag."""
+    by_id = [path for path in runs if path.stem.startswith(name)]
+    return (by_id or [path for path in runs if _tag(path) == name]) if name else []
 
 
 def _tag(path: Path) -> str:
@@ -287,7 +295,18 @@ def read_run(path: Path) -> Run:
     try:
         return msgspec.json.decode(line, type=Run)
     except (msgspec.DecodeError, RecursionError) as e:
-        raise UsageError(f"{path}: {e}", "it is no run, or one of another version") from e
+        raise _unread(path, 1, line, e) from e
+
+
+def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
+    """What is said of a line that cannot be read; of a file's first, what the file may be."""
+    if number > 1 or line.startswith(b'{"line":'):
+        hint = "the file was written by another version, or edited"
+        return UsageError(f"{path}, line {number}: {e}", hint)
+    if line.startswith(b"\x1f\x8b"):
+        return UsageError(f"{path} is packed", "gunzip it; a packed log: collbench import reads it")
+    hint = f"a log of another tool? collbench import {path} makes a run of it"
+    return UsageError(f"{path} is no run of collbench", hint)
 
 
 @_reading()
@@ -316,6 +335,9 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
     for line in lines:
         end = None
         match line:
+            case Run() if run is not None:
+                hint = 'cut it before the second line that begins with {"line":"run"'
+                raise UsageError(f"{path} holds several runs, {run.id} and {line.id}", hint)
             case Run():
                 run = line
             case World():
@@ -358,10 +380,10 @@ def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
             try:
                 yield decoder.decode(line)
             except (msgspec.DecodeError, RecursionError) as e:
-                if not line.endswith(b"\n"):
+                ours = number > 1 or line.startswith(b'{"line":')
+                if ours and not line.endswith(b"\n"):
                     return
-                hint = "the file was written by another version, or edited"
-                raise UsageError(f"{path}, line {number}: {e}", hint) from e
+                raise _unread(path, number, line, e) from e
 
 
 def _survey(path: Path) -> tuple[dict[int, World], list[_Part]]:

@@ -188,3 +188,24 @@ def test_help_of_history_loads_no_database() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]" and "Smallest change that matters" in done.stdout
+
+
+@pytest.mark.parametrize("given", [(), ("--history", "{folder}/new/x.sqlite")])
+def test_reading_a_history_that_is_not_there_makes_none(
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "home"))
+    for command in (("list",), ("trend",), ("baseline", "learn")):
+        done = inside("history", *command, *(word.format(folder=tmp_path) for word in given))
+        assert done.returncode == Exit.USAGE, command
+        assert "there is no history at" in done.stderr
+    assert not (tmp_path / "home").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_history_in_a_folder_that_is_not_there_is_refused(
+    inside, fortnights: list[str], tmp_path: Path
+) -> None:
+    done = inside("history", "add", fortnights[0], "--history", str(tmp_path / "new" / "x.sqlite"))
+    assert done.returncode == Exit.CANNOT_RUN
+    assert not (tmp_path / "new").exists()

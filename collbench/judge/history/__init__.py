@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 
-def book(url: str = "") -> Book:
+def book(url: str = "", reading: bool = False) -> Book:
     """The history at a database's URL or in an SQLite file; without either, $COLLBENCH_HISTORY,
-    else history.sqlite beside the runs. Raises UsageError and CannotRun, in which no password is
-    named."""
+    else history.sqlite beside the runs. A file is made where there is none, unless for ``reading``.
+    Raises UsageError and CannotRun, in which no password is named."""
     from collbench.judge.history.storage import Book
 
-    return Book(url)
+    return Book(url, reading)

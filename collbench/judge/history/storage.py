@@ -131,9 +131,14 @@ MIGRATIONS = {  # to the version after
 class Book:
     """An open history. Its errors name the database without its password."""
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", reading: bool = False) -> None:
         found = _url(url or os.environ.get("COLLBENCH_HISTORY", ""))
         self.name = environment.mask(found.render_as_string(hide_password=True))
+        file = found.database if found.get_backend_name() == "sqlite" else None
+        if reading and file and not Path(file).exists():
+            raise UsageError(
+                f"there is no history at {file}", "collbench history add @last begins one"
+            )
         self._insert = DIALECTS[found.get_backend_name()]
         self._engine = _engine(found, self.name)
         self._writer = self._engine.execution_options(writes=True)
@@ -342,7 +347,8 @@ def _engine(url: sql.URL, name: str) -> sql.Engine:
             return sql.create_engine(url, connect_args={"connect_timeout": WAIT})
         if url.database and url.database != ":memory:":
             path = Path(url.database)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent == store.home():  # a folder that somebody names may be a slip
+                path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
         engine = sql.create_engine(url, connect_args={"timeout": WAIT})
     except ModuleNotFoundError as e:

@@ -447,7 +447,7 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
 
 def average(reading: Reading) -> str:
     """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
-    named = "average bus bandwidth in the log: "
+    named = "Average bus bandwidth in the log: "
     return f"{named}{', '.join(dict.fromkeys(reading.averages))} GB/s" if reading.averages else ""
 
 

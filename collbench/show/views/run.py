@@ -115,7 +115,7 @@ def summary(view: View) -> Section:
         for label, file in zip(view.labels, view.files, strict=True)
         if _short(file)
     ]
-    words += [*machines.unlike(view), *summing.verified(view)]
+    words += [*machines.unlike(view), *summing.verified(view), *summing.averages(view)]
     words += [*summing.crowded(view), *summing.late(view), *summing.moved(view)]
     words += [f"{told}." for told in (*summing.busy_runs(view), *summing.modal(view))]
     heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")

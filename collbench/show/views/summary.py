@@ -11,6 +11,7 @@ from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
 from collbench.records import derive
+from collbench.records.importers import RELATIVE, VALIDATED
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Line, Table
 from collbench.show.flags import GENERAL, doubts, explained, figures, kind
@@ -146,11 +147,39 @@ def late(view: View) -> list[str]:
 def verified(view: View) -> list[str]:
     checked = sum(record.checked for file in view.files for record in file.records)
     measured_any = any(record.status == "ok" for file in view.files for record in file.records)
+    if not checked and any(file.run.imported for file in view.files):
+        return _by_tools(view)
     if not checked:
         return ["Data was not verified."] if measured_any else []
     wrong = any(record.wrong for file in view.files for record in file.records)
     return [
         f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
+    ]
+
+
+def _by_tools(view: View) -> list[str]:
+    """What imported logs say of their data, where none tells how many elements were right."""
+    notes = [record.note for file in view.files for record in file.records]
+    errors = [
+        note.removeprefix(RELATIVE).strip(" *") for note in notes if note.startswith(RELATIVE)
+    ]
+    if errors:
+        return [
+            f"{RELATIVE.capitalize()} of the data, as its tool saw it: {max(errors, key=float)}."
+        ]
+    passed = notes.count(VALIDATED)
+    return [
+        f"The tool validated the data of {counted(passed, 'case')}."
+        if passed
+        else "No log says that data was verified."
+    ]
+
+
+def averages(view: View) -> list[str]:
+    """The average bus bandwidths that imported logs end with."""
+    told = ((run, file.run) for run, file in enumerate(view.files) if file.run.imported)
+    return [
+        view.titled(n, f"{plain(r.suite.description)}.") for n, r in told if r.suite.description
     ]
 
 

@@ -746,8 +746,10 @@ def test_a_run_cut_short_loses_no_rows_by_it() -> None:
 
 
 def test_nothing_in_common_is_a_mistake() -> None:
-    with pytest.raises(UsageError, match="no row in common"):
+    with pytest.raises(UsageError, match="no row in common: 1048576 B on base, 2097152 B on head"):
         compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
+    with pytest.raises(UsageError, match="common: gloo, 4 ranks on base, mpi, 2 ranks on head"):
+        compare(stored({ROW: 1e6}), stored({case(backend="mpi", n=2): 1e6}), Rules())
     with pytest.raises(UsageError):
         compare(stored({}), stored({}), Rules())
 

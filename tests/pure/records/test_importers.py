@@ -451,7 +451,7 @@ def test_rows_keep_their_sizes_where_numbers_stand_before_two_hashes() -> None:
 def test_the_average_bus_bandwidth_of_a_log_is_kept() -> None:
     run = importers.assemble(read(log([row(1 << 20, 50.0)])))[0]
     assert isinstance(run, Run)
-    assert run.suite.description == "average bus bandwidth in the log: 1.5 GB/s"
+    assert run.suite.description == "Average bus bandwidth in the log: 1.5 GB/s"
 
 
 def test_a_python_dict_before_a_log_makes_it_no_json() -> None:

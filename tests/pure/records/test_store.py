@@ -3,9 +3,11 @@ numpy's detours."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import factories
@@ -276,3 +278,53 @@ def test_more_groups_than_any_world_has_are_refused_at_once() -> None:
     assert b"1073741824" in text
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(text.replace(b'"groups":""', b'"groups":"mod:1"'), type=Case)
+
+
+def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
+    both = tmp_path / "c.jsonl"
+    parts = [factories.write(factories.run_file([], name=name), tmp_path) for name in ("a", "b")]
+    both.write_bytes(b"".join(part.read_bytes() for part in parts))
+    for how in (store.read, store.digest):
+        with pytest.raises(UsageError, match="several runs, a and b"):
+            how(both)
+
+
+@pytest.mark.parametrize("how", [store.read, store.read_run, store.digest])
+@pytest.mark.parametrize(
+    ("data", "words", "hint"),
+    [
+        (b"# nThread 1 nGpus 8\n", "is no run of collbench", "collbench import "),
+        (gzip.compress(b'{"line":"run"'), "is packed", "gunzip"),
+        (b'{"line":"run","schema":99}\n', "line 1: ", "another version"),
+    ],
+    ids=["log", "packed", "version"],
+)
+def test_a_file_that_is_no_run_says_what_to_do(
+    how: Callable[[Path], object], data: bytes, words: str, hint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=words) as refused:
+        how(path)
+    assert hint in refused.value.hint
+
+
+def test_a_tag_of_several_runs_names_the_last_and_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    for name, tag in (("1", "ok"), ("2", "ok"), ("3", "own~1"), ("4", "")):
+        factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
+    named = {"ok": "2", "ok~0": "2", "ok~1": "1", "@last~1": "3", "own~1": "3"}
+    assert {name: store.find(name).stem for name in named} == named
+    with pytest.raises(UsageError, match="ok~7: only 2 runs of that name"):
+        store.find("ok~7")
+
+
+def test_where_no_run_is_saved_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="no run is saved yet"):
+        store.find("@last")
+    assert not (tmp_path / "none").exists()

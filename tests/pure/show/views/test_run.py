@@ -764,6 +764,34 @@ def test_an_imported_mean_is_not_called_a_median() -> None:
     assert "into one log" in words and "report both runs" not in words
 
 
+@pytest.mark.parametrize(
+    ("note", "says"),
+    [
+        ("", "No log says that data was verified."),
+        ("validation passed", "The tool validated the data of 1 case."),
+        (
+            "largest relative error 2e-07",
+            "Largest relative error of the data, as its tool saw it: 2e-07.",
+        ),
+    ],
+)
+def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str) -> None:
+    told = Record(case=case(), status="ok", told=ToolTime(time=1000.5), note=note)
+    document = sections.document([run(told, environment={}, imported="osu")])
+    assert says in section(document, "summary").words
+    assert "Data was not verified." not in section(document, "summary").words
+
+
+def test_an_imported_run_shows_the_average_bus_bandwidth_of_its_log() -> None:
+    told = Record(case=case(), status="ok", told=ToolTime(time=1000.5))
+    suite = factories.suite()
+    average = "Average bus bandwidth in the log: 1.5 GB/s"
+    file = run(
+        told, imported="nccl-tests", suite=msgspec.structs.replace(suite, description=average)
+    )
+    assert f"{average}." in section(sections.document([file]), "summary").words
+
+
 def test_every_time_and_bandwidth_is_in_a_table() -> None:
     rows_ = table_of(sections.document([run(*sweep(), BARRIER)]), "bandwidth", "times")
     assert rows_[1][:5] == ("all_reduce", "isolated", "gloo", "1 KiB", "2.02 µs") and rows_[1][
