@@ -49,8 +49,19 @@ def test_an_imported_run_is_listed_reported_and_compared_like_any_other(
     assert "OSU Micro-Benchmarks 7.4" in (tmp_path / "r.html").read_text()
     assert bare("import", str(log), "-g", "4").returncode == 0
     compared = bare("compare", "@last~1", "@last", "--format", "json")
-    assert compared.returncode in (Exit.OK, Exit.NO_VERDICT), compared.stderr
-    assert "Traceback" not in compared.stderr and json.loads(compared.stdout)
+    assert compared.returncode == Exit.NO_VERDICT, compared.stderr
+    assert [row["verdict"] for row in json.loads(compared.stdout)["rows"]] == ["INCONCLUSIVE"] * 2
+    assert "--across-machines" in compared.stderr
+    told = bare("compare", "@last~1", "@last", "--across-machines")
+    assert told.returncode == Exit.OK, told.stderr
+    assert told.stdout.count("INCONCLUSIVE") == 2
+    assert "identical" not in told.stdout
+
+
+def test_where_no_run_is_saved_the_list_says_so(bare) -> None:
+    done = bare("runs")
+    assert done.returncode == 0
+    assert "no run is saved yet" in done.stdout
 
 
 @pytest.mark.parametrize("collective", ["all_to_allv", "barrier", "reduce"])
