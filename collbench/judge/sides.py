@@ -25,7 +25,7 @@ LARGE = 16 << 20  # bytes from which a GPU's times scatter little
 
 GPU_BACKENDS = ("nccl", "rccl")  # of runs that name no device, as imported ones
 
-DEVICE = re.compile(r"cpu|cuda:\d+ ?(\[[^]]*\] ?)?")  # less which, a device is its name
+DEVICE = re.compile(r"^(?:cpu$|cuda:\d+ ?(?:\[[^]]*\] ?)?)")  # less which, a device is its name
 
 VIRTUAL = re.compile(
     r"virtual|kvm|qemu|vmware|hvm|xen|bochs|standard pc|compute engine|openstack|droplet",
@@ -270,10 +270,10 @@ def _differences(a: RunFile, b: RunFile, backends: Collection[str]) -> list[Diff
 
 
 def _of_worlds(file: RunFile, backends: Collection[str]) -> dict[str, str]:
-    """What the heads of a log tell of the machine, by fact: hosts, GPUs, libraries by backend."""
+    """What heads of a log tell of the machine, by fact: hosts, devices, libraries by backend."""
     worlds = [world for world in file.worlds if world.backend in backends]
     facts = [("hosts", rank.host) for world in worlds for rank in world.ranks]
-    facts += [("gpus", DEVICE.sub("", r.device)) for world in worlds for r in world.ranks]
+    facts += [("devices", DEVICE.sub("", r.device)) for world in worlds for r in world.ranks]
     facts += [(f"libraries.{world.backend}", world.library) for world in worlds]
     facts = sorted(set(facts))
     return {

@@ -448,7 +448,8 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
 def average(reading: Reading) -> str:
     """The bus bandwidths that the log's tables end with, in words; "" where there is none."""
     named = "Average bus bandwidth in the log: "
-    return f"{named}{', '.join(dict.fromkeys(reading.averages))} GB/s" if reading.averages else ""
+    told = list(dict.fromkeys(reading.averages))
+    return f"{named}{', '.join(told[:9])}{', …' * bool(told[9:])} GB/s" if told else ""
 
 
 def _environment(reading: Reading) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from collbench.records.importers.nccltests import (
     why_foreign,
 )
 from collbench.records.types import PER_RANK_SAMPLES, RankInfo, ToolTime
-from collbench.suite.case import Mode
+from collbench.suite.case import Mode, Ranks, Whole
 from collbench.suite.policy import Policy
 
 BARE = re.compile(r"(?<=[:\[,])\s*(-?)(inf|nan)(?=\s*[,}\]])")
@@ -92,8 +92,8 @@ class _Extra(msgspec.Struct):
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
     groups: str = ""
-    group: int = 0
-    of: int = 1
+    group: Whole = 0
+    of: Ranks = 1
 
 
 class _Ours(msgspec.Struct):
@@ -154,8 +154,7 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     tool = "rccl-tests" if document.rccl_version else "collbench" if ours else "nccl-tests"
     reading.tool = f"{tool} JSON, schema {document.version}"
     reading.command, reading.started = document.args, _iso(document.start_time)
-    if average := document.average_bus_bandwidth.get("bandwidth"):
-        reading.averages = [f"{average:g}"]
+    reading.averages += filter(number, [str(document.average_bus_bandwidth.get("bandwidth"))])
     reading.ended, reading.closed = _iso(document.end_time), bool(document.end_time)
     reading.settings = dict(setting.split("=", 1) for setting in document.env if "=" in setting)
     given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))

@@ -226,7 +226,7 @@ class _Tables:
             self._inside = False
             self._reading.failures += sum(map(int, re.findall(r": (\d{1,9}) FAILED", text)))
         elif found := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
-            self._reading.averages.append(found[1])
+            self._reading.averages += filter(number, [found[1]])
 
     def _set_up(self) -> None:
         told, reading = self._told, self._reading

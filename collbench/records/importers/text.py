@@ -6,6 +6,7 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 
 from collbench.core.errors import UsageError
 
@@ -24,6 +25,9 @@ PREFIXED = re.compile(
     r"([^#]{1,160}+)#(?=#? *(?:nThread|Using devices|Rank +\d|size +count|Size|OSU|processes"
     r"|bytes|Benchmarking|Datatype|Out of bounds|Avg bus|Collective test|(?:nccl|rccl)-tests))"
 )
+
+
+MOST_SHAPES = 64  # of prefixes that are cut off
 
 
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
@@ -60,18 +64,26 @@ def unprefixed(text: str) -> str:
     """``text`` without what others put before each line: labels of ranks, time stamps, hosts,
     indentation. Taken for such is what stands before the '#' of two lines and differs there in
     numbers and blanks only; numbers alone are none, as rows begin with some."""
-    found: dict[str, int] = {}
     every = text.split("\n")
-    for match in filter(None, map(PREFIXED.match, (line for line in every if "#" in line))):
-        parts = re.split(r"([ \t]*\d+|[ \t]+)", match[1])
-        shapes = [r"[ \t]*\d+" if p[-1:].isdigit() else r"[ \t]+" for p in parts[1::2]]
-        parts[1::2], parts[::2] = shapes, map(re.escape, parts[::2])
-        shape = "".join(parts) if match[1].strip() else r"[ \t]+(?=#)"
-        found[shape] = found.get(shape, 0) + (not match[1].strip().isdigit() or "\t" in match[1])
-    before = [shape for shape, times in found.items() if times > 1]
+    found = Counter(
+        _shape(match[1])
+        for match in filter(None, map(PREFIXED.match, (line for line in every if "#" in line)))
+        if re.search(r"[^\d ]|^ +$", match[1])
+    )
+    before = [shape for shape, times in found.most_common(MOST_SHAPES) if times > 1]
     prefix = re.compile("|".join(f"(?:{shape})" for shape in [*before, LABELLED]))
     cuts = ((line, prefix.match(line)) for line in every)
     return "\n".join(line[match.end() :] if match else line for line, match in cuts)
+
+
+def _shape(prefix: str) -> str:
+    """A pattern of it with any numbers and blanks; of indentation, before comments alone."""
+    if not prefix.strip():
+        return r"[ \t]+(?=#)"
+    parts = re.split(r"([ \t]*\d+|[ \t]+)", prefix)
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = (r"[ \t]*+\d++" if p[-1].isdigit() else r"[ \t]++" for p in parts[1::2])
+    return "".join(parts)
 
 
 def lines(text: str) -> list[str]:

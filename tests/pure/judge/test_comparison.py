@@ -642,10 +642,10 @@ def test_what_the_message_on_logs_tells_to_do_compares_them() -> None:
 def test_logs_name_the_gpus_and_libraries_that_differ() -> None:
     found = compare(logged("a", LOG), logged("b", LOG, "A100", library="NCCL 2.28.1"), Rules())
     assert found.differences == [
-        ("gpus", "NVIDIA H200", "NVIDIA A100"),
+        ("devices", "NVIDIA H200", "NVIDIA A100"),
         ("libraries.gloo", "NCCL 2.27.3", "NCCL 2.28.1"),
     ]
-    assert "gpus NVIDIA H200 -> NVIDIA A100" in found.reason
+    assert "devices NVIDIA H200 -> NVIDIA A100" in found.reason
 
 
 def test_what_one_log_alone_tells_is_no_difference() -> None:

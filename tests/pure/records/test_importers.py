@@ -16,7 +16,7 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.records import derive, importers
 from collbench.records.importers import Asked, Reading
-from collbench.records.importers.text import decode
+from collbench.records.importers.text import decode, unprefixed
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
 from collbench.show import flags as flags_
@@ -443,9 +443,24 @@ def test_a_label_is_cut_off_where_rank_numbers_are_padded() -> None:
     assert read("\n".join(lines)).records == read(text).records
 
 
-def test_rows_keep_their_sizes_where_numbers_stand_before_two_hashes() -> None:
-    text = log([row(1 << 20, 50.0)]).replace("# nThread", "12 # nThread")
-    assert len(seen(read(text.replace("# Using", "13 # Using"), ranks=8))) == 2
+@pytest.mark.parametrize("number", ["12 ", "12 13 "])
+def test_rows_keep_their_sizes_where_numbers_stand_before_two_hashes(number: str) -> None:
+    text = log([row(1 << 20, 50.0)]).replace("# nThread", f"{number}# nThread")
+    assert len(seen(read(text.replace("# Using", f"{number}# Using"), ranks=8))) == 2
+
+
+def test_a_prefix_of_many_numbers_is_looked_for_in_one_pass() -> None:
+    prefix = "1 " * 70 + "x"
+    lines = [f"{prefix}# Using devices"] * 2 + ["1" * 4000, "1 " * 2000]
+    assert unprefixed("\n".join(lines)).split("\n")[:2] == ["# Using devices"] * 2
+
+
+@pytest.mark.parametrize("value", ["nan", "evil", None, 0])
+def test_an_average_that_is_no_number_is_left_out(value: object) -> None:
+    more = {"average_bus_bandwidth": {"bandwidth": value}}
+    run = importers.assemble(read(json.dumps(document([result(1 << 20, 50.0)], **more))))[0]
+    assert isinstance(run, Run)
+    assert run.suite.description == ""
 
 
 def test_the_average_bus_bandwidth_of_a_log_is_kept() -> None:
