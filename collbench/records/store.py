@@ -241,7 +241,7 @@ def find(name: str) -> Path:
     runs = saved()
     if not runs:
         hint = "a collective's command saves one, collbench import makes one of a log"
-        raise UsageError(f"{name}: no run is saved yet under {home()}", hint)
+        raise UsageError(f"no run called '{name}': none is saved yet under {home()}", hint)
     stem, tilde, back = name.rpartition("~")
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, place in tries:

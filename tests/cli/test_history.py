@@ -198,7 +198,7 @@ def test_reading_a_history_that_is_not_there_makes_none(
     for command in (("list",), ("trend",), ("baseline", "learn")):
         done = inside("history", *command, *(word.format(folder=tmp_path) for word in given))
         assert done.returncode == Exit.USAGE, command
-        assert "there is no history at" in done.stderr
+        assert "no night is kept: there is no" in done.stderr
     assert not (tmp_path / "home").exists()
     assert not (tmp_path / "new").exists()
 

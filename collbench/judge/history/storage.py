@@ -137,7 +137,7 @@ class Book:
         file = found.database if found.get_backend_name() == "sqlite" else None
         if reading and file and not Path(file).exists():
             raise UsageError(
-                f"there is no history at {file}", "collbench history add @last begins one"
+                f"no night is kept: there is no {file}", "collbench history add @last begins one"
             )
         self._insert = DIALECTS[found.get_backend_name()]
         self._engine = _engine(found, self.name)

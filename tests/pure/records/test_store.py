@@ -325,6 +325,6 @@ def test_where_no_run_is_saved_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match="no run is saved yet"):
+    with pytest.raises(UsageError, match="none is saved yet"):
         store.find("@last")
     assert not (tmp_path / "none").exists()
