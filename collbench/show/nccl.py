@@ -4,13 +4,14 @@ the same.
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
-run:``, ``# flags:`` (of the line above), ``# flagged:`` and ``# busy:`` say what its format has no
-columns for.
+run:``, ``# flags:`` (of the line above), ``# repeated:``, ``# flagged:`` and ``# busy:`` say what
+its format has no columns for.
 
-A line joins a case out of place and the same case in place. Where a half is missing its three
-numbers are ``nan`` and its #wrong ``N/A``: every line keeps its number of blank-separated fields,
-every C, Python, Go or awk number parser accepts them, and no average silently takes a zero for a
-measurement.
+A line joins a case out of place and the same case in place. A half that nobody wanted or could
+measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
+with ``N/A`` where a form does not exist, and parsers of it want numbers. No average counts them,
+and a ``# repeated:`` remark says which columns they are and why. A half that failed, or whose data
+was wrong, has no time: its numbers are ``nan``.
 """
 
 from __future__ import annotations
@@ -21,21 +22,19 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from collbench.core import groups
-from collbench.core.groups import Groups
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
 from collbench.judge import busy
 from collbench.records.derive import Derived
-from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
+from collbench.show.nccl_settings import configuration, library_number, local_time
 from collbench.show.words import PLACES, movements, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
@@ -44,9 +43,6 @@ PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
 
 OPS = {"premul_sum": "mulsum"}
-
-
-DEVICE = re.compile(r"\w+:(?P<index>\d+)(?: \[(?P<bus>[0-9a-fA-F:.]+)\])?(?: (?P<name>.+))?")
 
 
 AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
@@ -62,6 +58,15 @@ HEADER = (
     "#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}".format("size", "count", "type", "redop", "root"),
     "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
 )
+
+
+# what parsers find headers and footers by, and what stands in remarks instead
+WORDS = {
+    "out-of-place": "out of place",
+    "in-place": "in place",
+    "bandwidth": "throughput",
+    "Out of bounds": "out of bounds",
+}
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -145,110 +150,6 @@ def program(case: Case) -> str:
     return PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
-def devices(
-    ranks: Sequence[RankInfo], product: str = "", divided: Groups = ()
-) -> list[dict[str, Any]]:
-    """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as
-    "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
-    numbers = {rank: number for number, members in enumerate(divided) for rank in members}
-    found = []
-    for info in ranks:
-        match = DEVICE.fullmatch(plain(info.device))
-        index, bus, name = match.groups() if match else (info.rank, None, None)
-        name = (
-            f"CPU cores {_spans(info.cpus)}"
-            if info.device == "cpu"
-            else name or product or info.device
-        )
-        found.append(
-            {
-                "rank": info.rank,
-                "group": numbers.get(info.rank, 0),
-                "pid": info.pid,
-                "hostname": plain(info.host).split(".")[0],
-                "device": int(index),
-                "device_hex": bus or "0000:00:00",
-                "device_info": plain(name),
-            }
-        )
-    return found
-
-
-def _spans(cpus: Sequence[int]) -> str:
-    """0-3,8 for 0, 1, 2, 3, 8."""
-    runs = [
-        list(g)
-        for _, g in itertools.groupby(enumerate(sorted(cpus)), key=lambda pair: pair[1] - pair[0])
-    ]
-    return ",".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs) or "any"
-
-
-def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[str, Any]:
-    """nccl-tests' settings, under its JSON names. With adaptive sampling the iterations are lower
-    bounds.
-
-    ``ngpus`` is what -g means here, ranks on a machine; a step of 0 bytes says that the sizes
-    follow no one step.
-    """
-    policy, sizes = run.policy, sorted({case.nbytes for case in cases}) or [0]
-    hosts = (
-        Counter(info.host for info in world.ranks)
-        if world
-        else {"": max((case.world for case in cases), default=0)}
-    )
-    factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
-    steps = {b - a for a, b in itertools.pairwise(sizes)}
-    by_factor = len(factors) == 1 and min(factors).is_integer()
-    divided = groups.members(cases[0].groups, cases[0].world) if cases else ()
-    kinds = {
-        str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])
-    }
-    step = (
-        {"step_factor": int(min(factors))}
-        if by_factor
-        else {"step_bytes": min(steps) if len(steps) == 1 else 0}
-    )
-    return {
-        "nthreads": 1,
-        "ngpus": max(hosts.values(), default=0),
-        "minimum_bytes": sizes[0],
-        "maximum_bytes": sizes[-1],
-        **step,
-        "warmup_iters": 1 if policy.warmup is None else policy.warmup,
-        "iterations": policy.min_iters if policy.iters is None else policy.iters,
-        "aggregated_iterations": policy.agg_iters,
-        "validation": policy.check,
-        "unalign": policy.unalign,
-        "graph": int(any(case.mode == "graph" for case in cases)),
-        "blocking_collectives": words(policy.blocking != 0),
-        "per_iter_timing": "true",
-        "per_iter_skip": 0,
-        "parallel_init": "false",
-        "devices": devices(
-            world.ranks if world else [], kinds.pop() if len(kinds) == 1 else "", divided
-        ),
-    }
-
-
-def words(truth: bool) -> str:
-    return "true" if truth else "false"
-
-
-def library_number(worlds: Iterable[World]) -> int:
-    """NCCL's version as it encodes it (23004 for 2.30.4); 0 for another library."""
-    versions = (re.search(r"(\d+)\.(\d+)\.(\d+)", w.library) for w in worlds if w.backend == "nccl")
-    return next((int(v[1]) * 10000 + int(v[2]) * 100 + int(v[3]) for v in versions if v), 0)
-
-
-def local_time(stamp: str) -> str:
-    """An ISO time as nccl-tests prints times: local, without a zone; now for an empty one."""
-    return (
-        (datetime.fromisoformat(stamp) if stamp else datetime.now())
-        .astimezone()
-        .strftime("%Y-%m-%d %H:%M:%S")
-    )
-
-
 class Text(Reporter):
     """Writes lines in plan order, each as soon as all before it are known, in whatever order
     records arrive.
@@ -262,6 +163,7 @@ class Text(Reporter):
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pairs(cases), 0
+        self._why = {skip.case: skip.reason for skip in skips}
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
         self._table: tuple[str, str] | None = None
@@ -286,18 +188,19 @@ class Text(Reporter):
             self._write()
         self._introduce()
         self._conclude()
-        self._say(*([f"# not run: {missing} of the planned cases"] if missing else []))
-        self._say(*[f"# busy: {told}"] * bool(told))
+        self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
+        self._remark(*[f"busy: {told}"] * bool(told))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
     def _say(self, *lines: str) -> None:
-        """Lines as they are, but that a remark is never taken for the header, which parsers find by
-        its words."""
-        for line in lines:
-            remark = line.startswith("# ") and line not in HEADER
-            self._out.write(line.replace("out-of-place", "out of place") if remark else line)
-            self._out.write("\n")
+        self._out.writelines(f"{line}\n" for line in lines)
+
+    def _remark(self, *texts: str) -> None:
+        """Comments, none of which parsers take for a header or footer, which they find by words."""
+        pattern = "|".join(WORDS)
+        for text in texts:
+            self._say(f"# {re.sub(pattern, lambda found: WORDS[found[0]], plain(text))}")
 
     def _introduce(self) -> None:
         if not self._introduced:
@@ -306,15 +209,10 @@ class Text(Reporter):
                 f"# collbench version {__version__} nccl-headers=0"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            self._say(
-                *[f"# {planted(self._run.policy.inject)}"] * bool(planted(self._run.policy.inject))
-            )
-            self._say(
-                *(
-                    f"# skipped: {reason} (cases: {number})"
-                    for reason, number in reasons(self._skips)
-                )
-            )
+            fault = planted(self._run.policy.inject)
+            self._remark(*[fault] * bool(fault))
+            left_out = reasons(self._skips)
+            self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
@@ -335,29 +233,44 @@ class Text(Reporter):
                 self._done.get(line[place]) if place in line else None for place in (False, True)
             ]
             halves = [half(outcome, self._options) for outcome in outcomes]
+            self._busbw += [
+                h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
+            ]
+            self._repeat(line, outcomes, halves)
             stamp = (
                 f"{local_time(max(record.started for record, _ in known)):>21}"
                 if self._options.timestamps
                 else ""
             )
             self._say(_row(known[0][0].case, halves) + stamp)
-            self._busbw += [
-                h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
-            ]
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += known
-            self._say(*_flags(known))
+            self._remark(*_flags(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
-                self._say(
-                    f"# {record.status}: {record.case.nbytes} B {placement}: {plain(record.note)}"
-                )
+                self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
+
+    def _repeat(
+        self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
+    ) -> None:
+        """Puts the half that was measured in place of one that nobody wanted or could measure."""
+        for place, outcome in zip((False, True), outcomes, strict=True):
+            other = outcomes[not place]
+            if not other or not other[1] or (outcome and outcome[0].status != "skipped"):
+                continue
+            here, there = PLACES["in" if place else "out"], PLACES["out" if place else "in"]
+            case = msgspec.structs.replace(other[0].case, in_place=place)
+            asked = "not run" if place in line else f"only {there} was asked for"
+            reason = outcome[0].note if outcome else self._why.get(case, asked)
+            halves[place] = halves[not place]._replace(wrong=None)
+            self._repeated[f"the columns {here} are those {there} again, with N/A: {reason}"] += 1
 
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._shown: list[Outcome] = []
+        self._repeated: Counter[str] = Counter()
         mine = [
             w
             for w in self._worlds
@@ -369,15 +282,16 @@ class Text(Reporter):
             f"# implementation: {block(first)}"
             + (f", library {plain(mine[-1].library)}" if mine else "")
         )
-        self._say(f"# time: median over samples, each that of {AVERAGES[self._options.average][0]}")
+        average = AVERAGES[self._options.average][0]
+        self._remark(f"time: median over samples, each that of {average}")
         if self._run.policy.iters is None:
-            self._say(
-                "# iters: warmup iters and iters are the least; more follow until the median is"
+            self._remark(
+                "iters: warmup iters and iters are the least; more follow until the median is"
                 " known well"
             )
         if first.n == 1 or not first.row.moves_data:
-            self._say(
-                "# note: there is no busbw here; 0.00 stands in its place and enters no average"
+            self._remark(
+                "note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
         self._say(
             "#", "# Using devices", *map(_device, config["devices"]), "#", *_header(self._options)
@@ -390,10 +304,12 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
+            repeated = self._repeated.items()
+            self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
             crowded = any(world.cramped for world in self._worlds)
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
-            self._say(*(f"# flagged: {line}" for line in meanings))
-            self._say(*(f"# counted: {line}" for line in movements(self._shown)))
+            self._remark(*(f"flagged: {line}" for line in meanings))
+            self._remark(*(f"counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 
@@ -435,13 +351,13 @@ def _header(options: Options) -> Iterable[str]:
 
 
 def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
-    """A comment with what is to be known of the line above and not of all lines alike; no fields
+    """A remark with what is to be known of the line above and not of all lines alike; no fields
     on the line itself, which parsers count."""
     for record, row in outcomes:
         own = [flag for flag in (row.flags if row else ()) if not explained(flag).whole]
         if row and own:
             where = PLACES["in" if record.case.in_place else "out"]
-            yield f"# flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
+            yield f"flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:

@@ -21,15 +21,12 @@ from collbench.show.nccl import (
     DEFAULTS,
     OPS,
     Options,
-    configuration,
     half,
-    library_number,
-    local_time,
     pairs,
     table_of,
     told,
-    words,
 )
+from collbench.show.nccl_settings import configuration, library_number, local_time, words
 from collbench.suite.case import Case
 
 

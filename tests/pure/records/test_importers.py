@@ -1009,3 +1009,17 @@ def test_own_output_reads_back_within_what_printing_rounds(tmp_path) -> None:
             assert after.told and after.told.over == "median" and after.told.ranks == "slowest"
             assert after.told.time == pytest.approx(before.times_ns[4], abs=5.1)
             assert after.times_ns == (before.times_ns if exact else [])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("wrong", [None, 0])
+@pytest.mark.parametrize("options", [nccl.Options(), nccl.Options(timestamps=True)])
+def test_a_half_that_own_text_repeats_is_no_result(
+    in_place: bool, wrong: int | None, options: nccl.Options
+) -> None:
+    run, world, first, *_ = importers.assemble(read(log([row(1 << 20, 50.0)])))
+    assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
+    case = msgspec.structs.replace(first.case, in_place=in_place)
+    only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
+    _shown([only], nccl.Text(out := io.StringIO(), options), run, world)
+    assert [r.case.in_place for r in read(out.getvalue()).records] == [in_place]

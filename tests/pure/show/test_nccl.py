@@ -17,7 +17,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
-from collbench.show import nccl, nccl_json
+from collbench.show import nccl, nccl_json, nccl_settings
 from collbench.show.nccl import Options, Text
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -249,18 +249,60 @@ def test_lines_come_in_plan_order_as_soon_as_all_before_are_known() -> None:
     assert seen == [[], [], [], [8], [8], [8, 16, 32]]
 
 
-def test_a_half_that_did_not_run_keeps_the_number_of_columns_and_enters_no_average() -> None:
+NUMBERS = ("time", "algbw", "busbw")
+
+
+def halves(row: dict[str, float]) -> list[list[float]]:
+    return [[row[prefix + name] for name in NUMBERS] for prefix in ("", "in_")]
+
+
+def test_a_half_that_does_not_exist_repeats_the_other_and_enters_no_average() -> None:
     out, back = (
         a_case(collective="all_to_all", op="none"),
         a_case(collective="all_to_all", op="none", in_place=True),
     )
     text = written([measured(out, 100)], skips=[Skip(back, "all_to_all has no in-place form")])
     (row,) = scraped(text)
-    assert row["time"] == 0.1
-    assert row["wrong"] == 0
-    assert all(math.isnan(row[name]) for name in ("in_time", "in_algbw", "in_busbw", "in_wrong"))
+    assert halves(row) == [[0.1, 10.24, 8.96]] * 2
+    assert row["wrong"] == 0 and math.isnan(row["in_wrong"])
     assert "Avg bus bandwidth    : 8.96 " in text
-    assert comments(text, "# skipped") == ["# skipped: all_to_all has no in-place form (cases: 1)"]
+    assert comments(text, "# repeated") == [
+        "# repeated: the columns in place are those out of place again, with N/A: all_to_all has no"
+        " in place form (lines: 1)"
+    ]
+    assert comments(text, "# skipped") == ["# skipped: all_to_all has no in place form (cases: 1)"]
+
+
+def test_a_half_that_nobody_asked_for_repeats_the_other() -> None:
+    text = written([measured(a_case(nbytes=size, in_place=True)) for size in (8, 16)])
+    assert all(
+        a == b and math.isnan(row["wrong"]) for row in scraped(text) for a, b in [halves(row)]
+    )
+    assert comments(text, "# repeated") == [
+        "# repeated: the columns out of place are those in place again, with N/A: only in place was"
+        " asked for (lines: 2)"
+    ]
+
+
+def test_a_half_that_cannot_be_measured_or_was_not_reached_repeats_the_other() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
+    skipped = Record(case=cases[1], status="skipped", note="mpi has none"), None
+    text = written([measured(cases[0]), skipped, measured(cases[3])], cases=cases)
+    assert [a == b for a, b in map(halves, scraped(text))] == [True, True]
+    assert [
+        line.rpartition(": ")[0].rpartition("N/A: ")[2] for line in comments(text, "# rep")
+    ] == [
+        "mpi has none (lines",
+        "not run (lines",
+    ]
+
+
+@pytest.mark.parametrize(("status", "wrong"), [("failed", None), ("wrong", 12)])
+def test_a_half_that_failed_or_was_wrong_repeats_nothing(status: str, wrong: int | None) -> None:
+    gone = Record(case=a_case(in_place=True), status=status, note="x", wrong=wrong), None
+    (row,) = scraped(text := written([measured(a_case()), gone]))
+    assert all(map(math.isnan, halves(row)[1]))
+    assert comments(text, "# repeated") == []
 
 
 def test_a_failed_half_is_told_below_its_line_and_a_failed_line_alone() -> None:
@@ -393,7 +435,7 @@ def test_ranks_on_cpus_are_listed_as_devices() -> None:
         in text
     )
     assert "nccl-library=0" in text
-    (device,) = nccl.devices([bare], "NVIDIA H200")
+    (device,) = nccl_settings.devices([bare], "NVIDIA H200")
     assert (device["device"], device["device_hex"], device["device_info"]) == (
         5,
         "0000:00:00",
