@@ -21,7 +21,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -54,10 +54,13 @@ AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
 
 
 HEADER = (
-    "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place" + " " * 10,
+    f"#{'out-of-place':>74}{'in-place':>31}{'':>10}",
     "#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}".format("size", "count", "type", "redop", "root"),
     "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
 )
+
+
+SPREAD = ("min_us", "max_us", "p99_us", "cv_pct")  # of the columns that -I adds
 
 
 # what parsers find headers and footers by, and what stands in remarks instead
@@ -65,17 +68,20 @@ WORDS = {
     "out-of-place": "out of place",
     "in-place": "in place",
     "bandwidth": "throughput",
+    "busbw": "bus-bw",
     "Out of bounds": "out of bounds",
 }
 
 
 class Options(msgspec.Struct, frozen=True):
     """``-a``: an index into AVERAGES, here by default the slowest rank (nccl-tests: the mean);
-    ``-C``; ``-S``."""
+    ``-C``; ``-S``; ``-I``; ``-K``: so many first samples are not in what ``-I`` makes of them."""
 
     average: int = 3
     cpu_time: bool = False
     timestamps: bool = False
+    per_iter: bool = False
+    per_iter_skip: int = 0
 
 
 DEFAULTS = Options()
@@ -83,12 +89,13 @@ DEFAULTS = Options()
 
 class Half(NamedTuple):
     """What one placement of a line shows: microseconds, GB/s; ``busbw`` None where the collective
-    has none."""
+    has none; with ``-I`` the columns that are added."""
 
     time: float
     algbw: float
     busbw: float | None
     wrong: int | None
+    samples: tuple[float, ...] = ()
 
 
 def half(outcome: Outcome | None, options: Options) -> Half:
@@ -97,8 +104,12 @@ def half(outcome: Outcome | None, options: Options) -> Half:
     bandwidths stay those of the wall time.
     """
     record, row = outcome or (None, None)
+    samples = (math.nan,) * len(SPREAD) if options.per_iter else ()
     if record is None or row is None:
-        return Half(math.nan, math.nan, math.nan, record.wrong if record else None)
+        return Half(math.nan, math.nan, math.nan, record.wrong if record else None, samples)
+    if samples and record.times_ns:
+        told = per_iteration(record, options.per_iter_skip)
+        samples = tuple(told[name] for name in SPREAD)
     wall = row.median
     if options.average != 3 and record.per_rank:
         reduce = AVERAGES[options.average][1]
@@ -112,7 +123,39 @@ def half(outcome: Outcome | None, options: Options) -> Half:
         row.algbw * scale,
         None if row.busbw is None else row.busbw * scale,
         record.wrong,
+        samples,
     )
+
+
+def per_iteration(record: Record, skip: int = 0) -> dict[str, Any]:
+    """Microseconds per call and sample: those of which every rank's time was kept, if ranks' were.
+    Statistics leave out the first ``skip``, but for the last. As in nccl-tests p50 is the upper
+    median, p95 and p99 are nearest ranks (so the maximum of 20 samples), the standard deviation is
+    the population's. A process is a rank."""
+    kept = len(record.per_rank[0]) if record.per_rank else None
+    times, *ranks = (
+        [round(t / record.inner / 1e3, 6) for t in series[:kept]]
+        for series in (record.times_ns, *record.per_rank)
+    )
+    skip = min(skip, len(times) - 1)
+    ordered = sorted(times[skip:])
+    n, mean, deviation = len(ordered), statistics.fmean(ordered), statistics.pstdev(ordered)
+    values = {
+        "min_us": ordered[0],
+        "max_us": ordered[-1],
+        "avg_us": mean,
+        "p50_us": ordered[n // 2],
+        "p95_us": ordered[math.ceil(n * 95 / 100) - 1],
+        "p99_us": ordered[math.ceil(n * 99 / 100) - 1],
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / mean if mean else 0.0,
+    }
+    return {
+        "skipped_iterations": skip,
+        **{name: round(value, 6) for name, value in values.items()},
+        "times_us": times,
+        **({"per_process_max_times_us": ranks} if ranks else {}),
+    }
 
 
 def told(outcome: Outcome) -> bool:
@@ -197,10 +240,7 @@ class Text(Reporter):
         self._out.writelines(f"{line}\n" for line in lines)
 
     def _remark(self, *texts: str) -> None:
-        """Comments, none of which parsers take for a header or footer, which they find by words."""
-        pattern = "|".join(WORDS)
-        for text in texts:
-            self._say(f"# {re.sub(pattern, lambda found: WORDS[found[0]], plain(text))}")
+        self._say(*(f"# {harmless(text)}" for text in texts))
 
     def _introduce(self) -> None:
         if not self._introduced:
@@ -280,7 +320,7 @@ class Text(Reporter):
         self._say(f"# Collective test starting: {program(first)}", _settings(config))
         self._say(
             f"# implementation: {block(first)}"
-            + (f", library {plain(mine[-1].library)}" if mine else "")
+            + (f", library {harmless(mine[-1].library)}" if mine else "")
         )
         average = AVERAGES[self._options.average][0]
         self._remark(f"time: median over samples, each that of {average}")
@@ -294,7 +334,7 @@ class Text(Reporter):
                 "note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
         self._say(
-            "#", "# Using devices", *map(_device, config["devices"]), "#", *_header(self._options)
+            "#", "# Using devices", *map(_device, config["devices"]), "#", *header(self._options)
         )
 
     def _conclude(self) -> None:
@@ -339,15 +379,24 @@ def _device(device: Mapping[str, Any]) -> str:
     )
 
 
-def _header(options: Options) -> Iterable[str]:
-    """Three lines. With -S a fourth group stands at the end of the second, 21 wide as its data."""
-    names = "{:>9}{:>8}{:>8}{:>8}".format(
-        "cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"
-    )
-    units = "{:>9}{:>8}{:>8}{:>8}".format("(us)", "(GB/s)", "(GB/s)", "")
-    yield HEADER[0]
-    yield HEADER[1] + 2 * names + " " + (f"{'timestamp':>20}" if options.timestamps else "")
-    yield HEADER[2] + 2 * units + " "
+def header(options: Options) -> Iterator[str]:
+    """Three lines. With -I there are four columns more a half, with -S one at the end."""
+    more = options.per_iter
+    names = ["cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"]
+    names += ["i_min", "i_max", "i_p99", "i_cv%"] * more
+    units = ["(us)", "(GB/s)", "(GB/s)", "", *["(us)", "(us)", "(us)", "(%)"] * more]
+    columns = "{:>9}{:>8}{:>8}{:>8}" + "{:>9}" * 4 * more
+    added = " (+ per-iteration)"
+    stamps = ("timestamp", "%Y-%m-%d %H:%M:%S") if options.timestamps else ("", "")
+    yield f"#{'out-of-place':>77}{added}{'in-place':>40}{added}" if more else HEADER[0]
+    for lead, texts, stamp in zip(HEADER[1:], (names, units), stamps, strict=True):
+        wide = f"{stamp:>19}" if stamp else ""
+        yield f"{lead}{columns.format(*texts) * 2} {wide}"
+
+
+def harmless(text: str) -> str:
+    """A remark's text that no parser takes for a header or footer, which they find by words."""
+    return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
 
 
 def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
@@ -368,4 +417,5 @@ def _row(case: Case, halves: Iterable[Half]) -> str:
     for h in halves:
         wrong = "    N/A" if h.wrong is None else f"  {h.wrong:>6g}"
         text += f"  {number(h.time, 7)}  {number(h.algbw, 6)}  {number(h.busbw or 0.0, 6)}{wrong}"
+        text += "".join(f"  {number(value, 7)}" for value in h.samples)
     return text

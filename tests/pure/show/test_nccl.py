@@ -572,9 +572,9 @@ def test_per_iteration_statistics_by_hand() -> None:
         status="ok",
         times_ns=[2 * t for t in times],
         inner=2,
-        per_rank=[[2]] * 4 + [[4]] * 4,
+        per_rank=[[2 * t for t in times]] * 8,
     )
-    got = nccl_json.per_iteration(record)
+    got = nccl.per_iteration(record)
     assert got == {
         "skipped_iterations": 0,
         "min_us": 2.0,
@@ -586,13 +586,51 @@ def test_per_iteration_statistics_by_hand() -> None:
         "stdev_us": 2.0,
         "cv_pct": 40.0,
         "times_us": [2, 4, 4, 4, 5, 5, 7, 9],
-        "per_process_max_times_us": [[0.001]] * 4 + [[0.002]] * 4,
+        "per_process_max_times_us": [[2, 4, 4, 4, 5, 5, 7, 9]] * 8,
     }
-    hundred = nccl_json.per_iteration(
+    hundred = nccl.per_iteration(
         Record(case=a_case(), status="ok", times_ns=[1000 * t for t in range(100, 0, -1)])
     )
     assert (hundred["p50_us"], hundred["p95_us"], hundred["p99_us"]) == (51, 95, 99)
     assert "per_process_max_times_us" not in hundred
+
+
+def test_first_samples_are_left_out_of_statistics_and_never_of_lists() -> None:
+    record = Record(case=a_case(), status="ok", times_ns=[9000, 2000, 4000])
+    got = nccl.per_iteration(record, skip=1)
+    assert (got["skipped_iterations"], got["max_us"], got["avg_us"]) == (1, 4, 3)
+    assert got["times_us"] == [9, 2, 4]
+    assert nccl.per_iteration(record, skip=7)["avg_us"] == 4
+
+
+def test_lists_are_equally_long_where_only_some_samples_have_times_by_rank() -> None:
+    ranks = [[1000] * 200] * 7 + [[2000] * 200]
+    record = Record(case=a_case(), status="ok", times_ns=[2000] * 200 + [9000], per_rank=ranks)
+    got = nccl.per_iteration(record)
+    assert len(got["times_us"]) == len(got["per_process_max_times_us"][0]) == 200
+    assert got["max_us"] == 2
+    assert a_document(outcomes=[(record, a_row(record.case, 2000))])["collbench"]["results"][0][
+        "samples"
+    ] == [1, None]
+
+
+def test_columns_of_samples_stand_after_each_half() -> None:
+    record, row = measured(a_case())
+    record = msgspec.structs.replace(record, times_ns=[9000, 2000, 4000])
+    text = written([(record, row)], options=Options(per_iter=True, per_iter_skip=1))
+    (line,) = [line for line in text.splitlines() if line and not line.startswith("#")]
+    numbers, more = "    10.00    0.10    0.18", "     2.00     4.00     4.00    33.33"
+    assert line.endswith(f"{numbers}       0{more}{numbers}    N/A{more}")
+    names = "   #wrong    i_min    i_max    i_p99    i_cv%"
+    assert comments(text, "#       size")[0].count(names[2:]) == 2
+
+
+def test_a_time_stamp_has_its_format_in_the_header() -> None:
+    text = written([measured(a_case())], options=Options(timestamps=True))
+    names, units = comments(text, "#       size") + comments(text, "#        (B)")
+    assert names.endswith("#wrong           timestamp")
+    assert units.endswith("(GB/s)           %Y-%m-%d %H:%M:%S")
+    assert len(names) == len(units)
 
 
 def test_json_names_implementations_only_where_there_are_several() -> None:
