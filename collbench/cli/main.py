@@ -146,6 +146,11 @@ class _Commands(TyperGroup):
             return typer.main.get_command(entry(GROUPS[cmd_name][0])())
         if cmd_name in COMMANDS:
             return _command(cmd_name, entry(COMMANDS[cmd_name][0]))
+        if cmd_name.removesuffix("_perf") == "hypercube":
+            raise UsageError(
+                "hypercube is an all_gather of doubling steps",
+                "collbench all_gather --algo recursive_doubling",
+            )
         try:
             name = collective(cmd_name).name
         except UsageError:
@@ -180,6 +185,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -237,7 +237,8 @@ class Text(Reporter):
         self._out.flush()
 
     def _say(self, *lines: str) -> None:
-        self._out.writelines(f"{line}\n" for line in lines)
+        for line in lines:
+            self._out.write(f"{line}\n")
 
     def _remark(self, *texts: str) -> None:
         self._say(*(f"# {harmless(text)}" for text in texts))
