@@ -185,7 +185,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -227,11 +227,13 @@ def _ended() -> int:
         if "--debug" in sys.argv:
             raise
         _tell(e.message, e.hint)
-        return e.exit
+        return _refused(e.message, e.exit)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else int(bool(e.code))
+        code = e.code if isinstance(e.code, int) else int(bool(e.code))
+        told = getattr(e.__context__, "format_message", None)  # of an error in the command line
+        return _refused(told(), code) if told else code
     except MemoryError:
         _tell(
             "there is not enough memory",
@@ -248,6 +250,14 @@ def _ended() -> int:
         )
         return Exit.FAULT
     return Exit.OK
+
+
+def _refused(message: str, code: int) -> int:
+    """The exit code; for a monitoring plugin, whose 2 is critical, unknown with a line."""
+    if "--nagios" not in sys.argv:
+        return code
+    print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
+    return Exit.NO_VERDICT
 
 
 def _tell(message: str, hint: str) -> None:

@@ -308,9 +308,11 @@ def reporter(
 ) -> Reporter:
     """The reporter that prints a run while it goes on, in the format ``name``. Raises
     UsageError."""
+    document = nccl_json.Document(output_file, options) if output_file else None
+    beside = (lambda: document.written) if document else None
     makers: dict[str, Callable[[], Reporter]] = {
         "table": live.LiveTable,
-        "nccl": lambda: nccl.Text(sys.stdout, options),
+        "nccl": lambda: nccl.Text(sys.stdout, options, beside),
         "json": lambda: programs.Json(sys.stdout),
         "csv": lambda: programs.Csv(sys.stdout),
         "md": lambda: programs.Markdown(sys.stdout),
@@ -322,6 +324,6 @@ def reporter(
     reporters = [makers[name]()]
     if name != "table":
         reporters.append(live.Status())
-    if output_file:
-        reporters.append(nccl_json.Document(output_file, options))
+    if document:
+        reporters.append(document)
     return Several(*reporters)

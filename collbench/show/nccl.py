@@ -201,8 +201,11 @@ class Text(Reporter):
     "starting" to "concluded", so that cutting at those lines gives whole outputs of nccl-tests.
     """
 
-    def __init__(self, out: IO[str], options: Options = DEFAULTS) -> None:
-        self._out, self._options = out, options
+    def __init__(
+        self, out: IO[str], options: Options = DEFAULTS, beside: Callable[[], Path] | None = None
+    ) -> None:
+        """``beside`` says, once the run began, where its JSON is written, if it is."""
+        self._out, self._options, self._beside = out, options, beside
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pairs(cases), 0
@@ -246,6 +249,7 @@ class Text(Reporter):
     def _introduce(self) -> None:
         if not self._introduced:
             self._introduced = True
+            self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
             self._say(
                 f"# collbench version {__version__} nccl-headers=0"
                 f" nccl-library={library_number(self._worlds)}"

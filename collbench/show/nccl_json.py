@@ -28,7 +28,7 @@ from collbench.show.nccl import (
     told,
 )
 from collbench.show.nccl_settings import configuration, library_number, local_time, words
-from collbench.suite.case import Case
+from collbench.suite.case import Case, Skip
 
 
 class Document(Gathered):
@@ -47,28 +47,37 @@ class Document(Gathered):
             )
         self._wanted, self._options = path, options
 
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        """``written`` then holds the name the file gets. Raises CannotRun where there can be
+        none."""
+        super().begin(run, cases, skips)
+        self.written = claimed(self._wanted)
+
     def end(self, end: End, path: Path | None) -> None:
-        """``written`` then holds the name the file got. Raises CannotRun where it cannot be
-        written."""
+        """Raises CannotRun where the file cannot be written."""
         worlds = list(self.worlds.values())
-        self.written = write(
-            self._wanted, document(self.run, worlds, self.outcomes, end, self._options)
-        )
+        write(self.written, document(self.run, worlds, self.outcomes, end, self._options))
 
 
-def write(path: Path, content: Mapping[str, Any]) -> Path:
-    """Writes one line of JSON to the first of path, path.0, path.1 … that does not exist, and says
-    to which."""
+def claimed(path: Path) -> Path:
+    """The first of path, path.0, path.1 … that did not exist; now it does, and is empty."""
     for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
         try:
-            with path.with_name(name).open("x", encoding="utf-8") as f:
-                f.write(json.dumps(content, allow_nan=False) + "\n")
+            path.with_name(name).open("x").close()
             return path.with_name(name)
         except FileExistsError:
             continue
         except OSError as e:
-            raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
+            raise CannotRun(f"cannot write {path}: {e.strerror}", "another place with -J") from e
     raise AssertionError("endless")
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes one line of JSON."""
+    try:
+        path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
 
 
 def document(

@@ -17,6 +17,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.run.reporter import Several
 from collbench.show import nccl, nccl_json, nccl_settings
 from collbench.show.nccl import Options, Text
 from collbench.suite.case import Case, Skip
@@ -653,9 +654,8 @@ def test_json_tells_wrong_failed_and_one_rank() -> None:
 def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
     record, row = measured(a_case())
     broken = msgspec.structs.replace(row, median=0.0, algbw=math.inf, busbw=math.nan)
-    path = nccl_json.write(
-        tmp_path / "o.json", a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
-    )
+    made = a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
+    nccl_json.write(path := tmp_path / "o.json", made)
     content = path.read_text()
     assert content.count("\n") == 1
     half = json.loads(content, parse_constant=pytest.fail)["results"][0]["out_of_place"]
@@ -663,15 +663,25 @@ def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
 
 
 def test_no_file_is_ever_overwritten(tmp_path: Path) -> None:
-    names = [nccl_json.write(tmp_path / "o.json", {"i": i}).name for i in range(3)]
+    names = [nccl_json.claimed(tmp_path / "o.json").name for i in range(3)]
     assert names == ["o.json", "o.json.0", "o.json.1"]
-    assert [json.loads((tmp_path / name).read_text()) for name in names] == [
-        {"i": 0},
-        {"i": 1},
-        {"i": 2},
-    ]
+    with pytest.raises(CannotRun):
+        nccl_json.claimed(tmp_path / "missing" / "o.json")
     with pytest.raises(CannotRun):
         nccl_json.write(tmp_path / "missing" / "o.json", {})
+
+
+def test_the_text_begins_with_where_json_is_written(tmp_path: Path) -> None:
+    (tmp_path / "o.json").write_text("older")
+    document = nccl_json.Document(tmp_path / "o.json")
+    reporter = Several(Text(out := io.StringIO(), beside=lambda: document.written), document)
+    reporter.begin(a_run(), [a_case()], [])
+    reporter.record(*measured(a_case()))
+    reporter.end(End(exit=0, ended=""), None)
+    first, second, *_ = out.getvalue().splitlines()
+    assert first == f"# Writing JSON output to {tmp_path / 'o.json.0'}"
+    assert second.startswith("# collbench version")
+    assert len(json.loads((tmp_path / "o.json.0").read_text())["results"]) == 1
 
 
 def test_document_writes_its_file_when_the_run_ends(tmp_path: Path) -> None:
