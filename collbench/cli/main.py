@@ -101,7 +101,7 @@ Letters mean what they mean in nccl-tests, with these differences: sizes double 
 says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists sweep the
 product (-d float,half -g 2,4); per-rank blocks are not rounded to 16 bytes unless --align 16; -n
 fixes the number of samples, without it they are taken until the median is known well enough
-(--precision).
+(--precision); -t 1, -p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
 """
 
 
