@@ -59,10 +59,11 @@ def refuse(given: Mapping[str, Any]) -> None:
 _ROWS = {field.name: field for field in FIELDS if field.flags}
 
 
-def option(name: str, help: str = "") -> Any:
-    """The option of the row ``name``, with the help of a command that means less by it."""
+def option(name: str, help: str = "", free: bool = False) -> Any:
+    """The option of the row ``name``, with the help of a command that means less by it; a ``free``
+    one has no bounds."""
     row = _ROWS[name]
-    number = row.type in (int, float) and not row.free
+    number = row.type in (int, float) and not free
     return typer.Option(
         *row.flags.split(),
         metavar=row.metavar,
@@ -74,7 +75,9 @@ def option(name: str, help: str = "") -> Any:
 
 def every(command: Command) -> Command:
     """Gives a command an option for each row of the table that has one, as typer reads them."""
-    given = {"ctx": typer.Context} | {name: Annotated[_type(name), option(name)] for name in _ROWS}
+    given = {"ctx": typer.Context} | {
+        name: Annotated[_type(name), option(name, free=row.free)] for name, row in _ROWS.items()
+    }
     for row in FOREIGN:
         given[row.name] = Annotated[
             str, typer.Option(*row.flags.split(), hidden=True, help=row.why)

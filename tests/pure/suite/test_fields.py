@@ -96,3 +96,8 @@ def test_the_command_line_holds_the_bounds_of_the_table(row: Field) -> None:
         if bound is not None:
             done = CliRunner().invoke(main.app, ["all_reduce", flag, str(bound + beyond)])
             assert done.exit_code == 2 and flag in done.output
+
+
+def test_what_a_sweep_may_say_with_a_reason_others_may_not() -> None:
+    done = CliRunner().invoke(main.app, ["ab", "--aa", "-T", "0"])
+    assert done.exit_code == 2 and "-T" in done.output
