@@ -90,7 +90,13 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "collective": Argument(help="As in `collbench list`."),
         "algorithm": Argument(help="ring, chain:segments=64 …"),
         "n": Option("-n", "--ranks", min=1, help="Ranks."),
-        "to": Option("--to", help="msccl (XML), goal (LogGOPSim), dot (Graphviz) or json."),
+        "to": Option(
+            "--to",
+            help=(
+                "msccl (XML), msccl-executor (the same for msccl-executor-nccl and RCCL), goal"
+                " (LogGOPSim), dot (Graphviz) or json."
+            ),
+        ),
         "nbytes": Option("--bytes", help="Size of the collective, for goal."),
         "output": Option("-o", "--output", help="Write to this file instead of the terminal."),
     },

@@ -101,7 +101,7 @@ Letters mean what they mean in nccl-tests, with these differences: sizes double 
 says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists sweep the
 product (-d float,half -g 2,4); per-rank blocks are not rounded to 16 bytes unless --align 16; -n
 fixes the number of samples, without it they are taken until the median is known well enough
-(--precision).
+(--precision); -t 1, -p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
 """
 
 
@@ -146,6 +146,11 @@ class _Commands(TyperGroup):
             return typer.main.get_command(entry(GROUPS[cmd_name][0])())
         if cmd_name in COMMANDS:
             return _command(cmd_name, entry(COMMANDS[cmd_name][0]))
+        if cmd_name.removesuffix("_perf") == "hypercube":
+            raise UsageError(
+                "hypercube is an all_gather of doubling steps",
+                "collbench all_gather --algo recursive_doubling",
+            )
         try:
             name = collective(cmd_name).name
         except UsageError:
@@ -180,6 +185,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
@@ -221,11 +227,13 @@ def _ended() -> int:
         if "--debug" in sys.argv:
             raise
         _tell(e.message, e.hint)
-        return e.exit
+        return _refused(e.message, e.exit)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as e:
-        return e.code if isinstance(e.code, int) else int(bool(e.code))
+        code = e.code if isinstance(e.code, int) else int(bool(e.code))
+        told = getattr(e.__context__, "format_message", None)  # of an error in the command line
+        return _refused(told(), code) if told else code
     except MemoryError:
         _tell(
             "there is not enough memory",
@@ -242,6 +250,14 @@ def _ended() -> int:
         )
         return Exit.FAULT
     return Exit.OK
+
+
+def _refused(message: str, code: int) -> int:
+    """The exit code; for a monitoring plugin, whose 2 is critical, unknown with a line."""
+    if "--nagios" not in sys.argv:
+        return code
+    print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
+    return Exit.NO_VERDICT
 
 
 def _tell(message: str, hint: str) -> None:

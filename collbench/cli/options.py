@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from collbench.cli import parameters
 from collbench.core import groups
 from collbench.core.collectives import collective
 from collbench.core.errors import UsageError
@@ -42,7 +43,10 @@ class Asked(NamedTuple):
 
 def asked(name: str, given: Mapping[str, Any]) -> Asked:
     """What the words ``given`` for each option ask for. Raises UsageError."""
+    parameters.refuse(given)
     values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
+    _refuse_variables(name, values["launcher"])
+    _bound(values)
     launcher, replays = values["launcher"], values["replays"]
     ray = where(launcher, values["address"], values["placement"])
     policy = _part(Policy, values)
@@ -83,6 +87,8 @@ def _sizes(
     if listed is None:
         smallest = 32 << 20 if smallest is None else smallest
         largest = max(smallest, 32 << 20) if largest is None else largest
+        if factor is not None and step is not None:  # as in nccl-tests -f counts, and 1 is none
+            factor, step = (None, step) if factor == 1 else (factor, None)
         return grammar.sweep(smallest, largest, factor, step)
     if smallest is not None or largest is not None:
         raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
@@ -109,7 +115,8 @@ def _value(row: Field, said: Any) -> Any:
         return _word(row, option, said)
     values: list[Any] = []
     for word in grammar.words(said):
-        values += row.every if word == "all" and row.every else [_word(row, option, word)]
+        every = row.every if word == "all" or (word == "-1" and row.name == "roots") else ()
+        values += every or [_word(row, option, word)]
     return tuple(values)
 
 
@@ -137,11 +144,43 @@ def _refuse(policy: Policy, budget: float | None) -> None:
             "-n fixes the repetitions that --budget and --max-time would choose",
             "give one or the other",
         )
-    if policy.timeout is not None and not policy.timeout < 1e7:
+
+
+def _bound(values: dict[str, Any]) -> None:
+    """Reads -T 0 as the default limit. Raises UsageError for a -T that is no limit, and for a -N
+    without an end."""
+    values["timeout"] = values["timeout"] or None
+    if values["timeout"] is not None and not 0.1 <= values["timeout"] < 1e7:
         raise UsageError(
-            f"-T: {policy.timeout:g} s is no time limit",
-            "leave -T out for one that fits the sizes",
+            f"-T: {values['timeout']:g} s is no time limit",
+            "from 0.1 s up; leave -T out for one that fits the sizes",
         )
+    if values["cycles"] < 1:
+        raise UsageError(
+            f"-N {values['cycles']}: a run is planned, and so has an end",
+            "-N 1000, and Ctrl-C keeps what is finished",
+        )
+
+
+def _refuse_variables(name: str, launcher: str) -> None:
+    """Raises UsageError where a variable of nccl-tests asks for what would not be done."""
+    own = member.local_rank if (member := join.detect(launcher)) else 0
+    for variable, instead in VARIABLES.items():
+        value = os.environ.get(variable, "").strip()
+        neutral = str(own) if variable == "NCCL_TESTS_DEVICE" else ""
+        if value not in ("", neutral) and (name == "all_to_allv" or "ALLTOALLV" not in variable):
+            raise UsageError(f"{variable}={value} is not followed", instead)
+
+
+VARIABLES = {
+    "NCCL_TESTS_DEVICE": "CUDA_VISIBLE_DEVICES=4,5,6,7 names GPUs, and ranks take them in turn",
+    "NCCL_TESTS_MIN_BW": (
+        "unset it: an average over all sizes gates nothing here; collbench compare and health do,"
+        " row by row"
+    ),
+    "NCCL_TESTS_ALLTOALLV_SPREAD": "--splits spread:0.5",
+    "NCCL_TESTS_ALLTOALLV_MATRIX_FILE": "--splits matrix:FILE",
+}
 
 
 def _modes(
@@ -269,9 +308,11 @@ def reporter(
 ) -> Reporter:
     """The reporter that prints a run while it goes on, in the format ``name``. Raises
     UsageError."""
+    document = nccl_json.Document(output_file, options) if output_file else None
+    beside = (lambda: document.written) if document else None
     makers: dict[str, Callable[[], Reporter]] = {
         "table": live.LiveTable,
-        "nccl": lambda: nccl.Text(sys.stdout, options),
+        "nccl": lambda: nccl.Text(sys.stdout, options, beside),
         "json": lambda: programs.Json(sys.stdout),
         "csv": lambda: programs.Csv(sys.stdout),
         "md": lambda: programs.Markdown(sys.stdout),
@@ -283,6 +324,6 @@ def reporter(
     reporters = [makers[name]()]
     if name != "table":
         reporters.append(live.Status())
-    if output_file:
-        reporters.append(nccl_json.Document(output_file, options))
+    if document:
+        reporters.append(document)
     return Several(*reporters)

@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from collbench.core.errors import UsageError
 from collbench.suite.fields import FIELDS
 
 Command = Callable[..., None]
 
 
+class Foreign(NamedTuple):
+    """An option of nccl-tests that asks for nothing where its value is among ``neutral`` (any whole
+    number where there are none); ``why`` other values are refused, and what to do instead."""
+
+    flags: str
+    neutral: tuple[str, ...]
+    why: str
+    instead: str
+
+    @property
+    def name(self) -> str:
+        return self.flags.split()[1].removeprefix("--")
+
+
+FOREIGN = (
+    Foreign("-t --nthreads", ("1",), "a rank is a process of its own", "-g says how many"),
+    Foreign("-p --parallel_init", ("0", "1"), "it is 0 or 1", "ranks start at once in any case"),
+    Foreign("-y --stream_null", ("0",), "the library has a stream of its own", "leave it out"),
+    Foreign(
+        *("-D --device_implementation", ("0",), "there are no kernels of NCCL's device API"),
+        "--backend torch_two_shot and its like, or symm, run kernels in symmetric memory",
+    ),
+    Foreign("-V --device_cta_count", (), "it is a whole number", "it is about -D alone"),
+    Foreign(
+        *("-M --memory --memory_report", ("0",), "what the library takes is not measured"),
+        "--dry-run says what buffers take",
+    ),
+    Foreign(
+        *("-x --cta_policy", ("0",), "NCCL is told by its environment"),
+        "--env NCCL_CTA_POLICY=1,2",
+    ),
+)
+
+
+def refuse(given: Mapping[str, Any]) -> None:
+    """Raises UsageError where an option of nccl-tests asks for what is not done."""
+    for row in FOREIGN:
+        said = given.get(row.name, "")
+        if said and not (said in row.neutral if row.neutral else said.isdigit()):
+            raise UsageError(f"{row.flags.split()[0]} {said}: {row.why}", row.instead)
+
+
 _ROWS = {field.name: field for field in FIELDS if field.flags}
 
 
-def option(name: str, help: str = "") -> Any:
-    """The option of the row ``name``, with the help of a command that means less by it."""
+def option(name: str, help: str = "", free: bool = False) -> Any:
+    """The option of the row ``name``, with the help of a command that means less by it; a ``free``
+    one has no bounds."""
     row = _ROWS[name]
-    number = row.type in (int, float)
+    number = row.type in (int, float) and not free
     return typer.Option(
         *row.flags.split(),
         metavar=row.metavar,
@@ -31,7 +75,13 @@ def option(name: str, help: str = "") -> Any:
 
 def every(command: Command) -> Command:
     """Gives a command an option for each row of the table that has one, as typer reads them."""
-    given = {"ctx": typer.Context} | {name: Annotated[_type(name), option(name)] for name in _ROWS}
+    given = {"ctx": typer.Context} | {
+        name: Annotated[_type(name), option(name, free=row.free)] for name, row in _ROWS.items()
+    }
+    for row in FOREIGN:
+        given[row.name] = Annotated[
+            str, typer.Option(*row.flags.split(), hidden=True, help=row.why)
+        ]
     command.__annotations__ = given
     command.__signature__ = Signature(  # type: ignore[attr-defined]
         [
@@ -48,4 +98,6 @@ def _type(name: str) -> Any:
 
 
 def _default(name: str) -> Any:
-    return _ROWS[name].said if name in _ROWS else Parameter.empty
+    if name in _ROWS:
+        return _ROWS[name].said
+    return Parameter.empty if name == "ctx" else ""

@@ -374,9 +374,10 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def collective(name: str) -> Collective:
-    """The row called ``name`` or an alias of it (``allreduce``, ``alltoall`` …)."""
+    """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``
+    …)."""
     for row in COLLECTIVES.values():
-        if name in (row.name, *row.aliases):
+        if name.removesuffix("_perf") in (row.name, *row.aliases):
             return row
     raise UsageError(f"unknown collective '{name}'", f"one of {', '.join(COLLECTIVES)}")
 
@@ -434,7 +435,7 @@ class DType(NamedTuple):
 DTYPES: dict[str, DType] = {
     d.name: d
     for d in (
-        DType("int8", "int8", 1, "int", 7),
+        DType("int8", "int8", 1, "int", 7, aliases=("char",)),
         DType("uint8", "uint8", 1, "uint", 8),
         DType("int32", "int32", 4, "int", 31, aliases=("int",)),
         DType("uint32", "uint32", 4, "uint", 32),

@@ -116,6 +116,18 @@ def _operations(n: int, steps: Iterable[list[_Transfer]]) -> list[list[_Op]]:
     return ops
 
 
+def executor(schedule: Schedule, nbytes: int) -> str:
+    """MSCCL's XML for the runtimes that are maintained, msccl-executor-nccl and RCCL: they spell
+    "reducescatter" and take nothing custom. Raises CannotRun."""
+    name = schedule.row.name
+    if schedule.has_data and not schedule.row.uneven and name not in COLLS:
+        raise CannotRun(
+            f"MSCCL's executor and RCCL run no {name} of this form",
+            "--to msccl writes it as custom, for Microsoft's runtime",
+        )
+    return msccl(schedule, nbytes).replace('coll="reduce_scatter"', 'coll="reducescatter"')
+
+
 def msccl(schedule: Schedule, nbytes: int) -> str:
     """MSCCL's XML, in place where the collective can be; what an input in place holds afterwards is
     not defined.
@@ -394,6 +406,7 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
 
 FORMATS: dict[str, Callable[[Schedule, int], str]] = {
     "msccl": msccl,
+    "msccl-executor": executor,
     "goal": goal,
     "dot": dot,
     "json": as_json,

@@ -4,13 +4,14 @@ the same.
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
-run:``, ``# flags:`` (of the line above), ``# flagged:`` and ``# busy:`` say what its format has no
-columns for.
+run:``, ``# flags:`` (of the line above), ``# repeated:``, ``# flagged:`` and ``# busy:`` say what
+its format has no columns for.
 
-A line joins a case out of place and the same case in place. Where a half is missing its three
-numbers are ``nan`` and its #wrong ``N/A``: every line keeps its number of blank-separated fields,
-every C, Python, Go or awk number parser accepts them, and no average silently takes a zero for a
-measurement.
+A line joins a case out of place and the same case in place. A half that nobody wanted or could
+measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
+with ``N/A`` where a form does not exist, and parsers of it want numbers. No average counts them,
+and a ``# repeated:`` remark says which columns they are and why. A half that failed, or whose data
+was wrong, has no time: its numbers are ``nan``.
 """
 
 from __future__ import annotations
@@ -20,22 +21,20 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from collbench.core import groups
-from collbench.core.groups import Groups
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
 from collbench.judge import busy
 from collbench.records.derive import Derived
-from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
+from collbench.show.nccl_settings import configuration, library_number, local_time
 from collbench.show.words import PLACES, movements, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
@@ -44,9 +43,6 @@ PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
 
 OPS = {"premul_sum": "mulsum"}
-
-
-DEVICE = re.compile(r"\w+:(?P<index>\d+)(?: \[(?P<bus>[0-9a-fA-F:.]+)\])?(?: (?P<name>.+))?")
 
 
 AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
@@ -58,19 +54,34 @@ AVERAGES: tuple[tuple[str, Callable[[Sequence[int]], float]], ...] = (
 
 
 HEADER = (
-    "#" + " " * 62 + "out-of-place" + " " * 23 + "in-place" + " " * 10,
+    f"#{'out-of-place':>74}{'in-place':>31}{'':>10}",
     "#{:>11}  {:>12}  {:>8}  {:>6}  {:>6}".format("size", "count", "type", "redop", "root"),
     "#{:>11}  {:>12}{:>26}".format("(B)", "(elements)", ""),
 )
 
 
+SPREAD = ("min_us", "max_us", "p99_us", "cv_pct")  # of the columns that -I adds
+
+
+# what parsers find headers and footers by, and what stands in remarks instead
+WORDS = {
+    "out-of-place": "out of place",
+    "in-place": "in place",
+    "bandwidth": "throughput",
+    "busbw": "bus-bw",
+    "Out of bounds": "out of bounds",
+}
+
+
 class Options(msgspec.Struct, frozen=True):
     """``-a``: an index into AVERAGES, here by default the slowest rank (nccl-tests: the mean);
-    ``-C``; ``-S``."""
+    ``-C``; ``-S``; ``-I``; ``-K``: so many first samples are not in what ``-I`` makes of them."""
 
     average: int = 3
     cpu_time: bool = False
     timestamps: bool = False
+    per_iter: bool = False
+    per_iter_skip: int = 0
 
 
 DEFAULTS = Options()
@@ -78,12 +89,13 @@ DEFAULTS = Options()
 
 class Half(NamedTuple):
     """What one placement of a line shows: microseconds, GB/s; ``busbw`` None where the collective
-    has none."""
+    has none; with ``-I`` the columns that are added."""
 
     time: float
     algbw: float
     busbw: float | None
     wrong: int | None
+    samples: tuple[float, ...] = ()
 
 
 def half(outcome: Outcome | None, options: Options) -> Half:
@@ -92,8 +104,12 @@ def half(outcome: Outcome | None, options: Options) -> Half:
     bandwidths stay those of the wall time.
     """
     record, row = outcome or (None, None)
+    samples = (math.nan,) * len(SPREAD) if options.per_iter else ()
     if record is None or row is None:
-        return Half(math.nan, math.nan, math.nan, record.wrong if record else None)
+        return Half(math.nan, math.nan, math.nan, record.wrong if record else None, samples)
+    if samples and record.times_ns:
+        told = per_iteration(record, options.per_iter_skip)
+        samples = tuple(told[name] for name in SPREAD)
     wall = row.median
     if options.average != 3 and record.per_rank:
         reduce = AVERAGES[options.average][1]
@@ -107,7 +123,39 @@ def half(outcome: Outcome | None, options: Options) -> Half:
         row.algbw * scale,
         None if row.busbw is None else row.busbw * scale,
         record.wrong,
+        samples,
     )
+
+
+def per_iteration(record: Record, skip: int = 0) -> dict[str, Any]:
+    """Microseconds per call and sample: those of which every rank's time was kept, if ranks' were.
+    Statistics leave out the first ``skip``, but for the last. As in nccl-tests p50 is the upper
+    median, p95 and p99 are nearest ranks (so the maximum of 20 samples), the standard deviation is
+    the population's. A process is a rank."""
+    kept = len(record.per_rank[0]) if record.per_rank else None
+    times, *ranks = (
+        [round(t / record.inner / 1e3, 6) for t in series[:kept]]
+        for series in (record.times_ns, *record.per_rank)
+    )
+    skip = min(skip, len(times) - 1)
+    ordered = sorted(times[skip:])
+    n, mean, deviation = len(ordered), statistics.fmean(ordered), statistics.pstdev(ordered)
+    values = {
+        "min_us": ordered[0],
+        "max_us": ordered[-1],
+        "avg_us": mean,
+        "p50_us": ordered[n // 2],
+        "p95_us": ordered[math.ceil(n * 95 / 100) - 1],
+        "p99_us": ordered[math.ceil(n * 99 / 100) - 1],
+        "stdev_us": deviation,
+        "cv_pct": 100 * deviation / mean if mean else 0.0,
+    }
+    return {
+        "skipped_iterations": skip,
+        **{name: round(value, 6) for name, value in values.items()},
+        "times_us": times,
+        **({"per_process_max_times_us": ranks} if ranks else {}),
+    }
 
 
 def told(outcome: Outcome) -> bool:
@@ -145,110 +193,6 @@ def program(case: Case) -> str:
     return PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
-def devices(
-    ranks: Sequence[RankInfo], product: str = "", divided: Groups = ()
-) -> list[dict[str, Any]]:
-    """A rank each, with its number among the groups they are ``divided`` into. Reads ``device`` as
-    "cpu", or as "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
-    numbers = {rank: number for number, members in enumerate(divided) for rank in members}
-    found = []
-    for info in ranks:
-        match = DEVICE.fullmatch(plain(info.device))
-        index, bus, name = match.groups() if match else (info.rank, None, None)
-        name = (
-            f"CPU cores {_spans(info.cpus)}"
-            if info.device == "cpu"
-            else name or product or info.device
-        )
-        found.append(
-            {
-                "rank": info.rank,
-                "group": numbers.get(info.rank, 0),
-                "pid": info.pid,
-                "hostname": plain(info.host).split(".")[0],
-                "device": int(index),
-                "device_hex": bus or "0000:00:00",
-                "device_info": plain(name),
-            }
-        )
-    return found
-
-
-def _spans(cpus: Sequence[int]) -> str:
-    """0-3,8 for 0, 1, 2, 3, 8."""
-    runs = [
-        list(g)
-        for _, g in itertools.groupby(enumerate(sorted(cpus)), key=lambda pair: pair[1] - pair[0])
-    ]
-    return ",".join(str(r[0][1]) if len(r) == 1 else f"{r[0][1]}-{r[-1][1]}" for r in runs) or "any"
-
-
-def configuration(run: Run, cases: Sequence[Case], world: World | None) -> dict[str, Any]:
-    """nccl-tests' settings, under its JSON names. With adaptive sampling the iterations are lower
-    bounds.
-
-    ``ngpus`` is what -g means here, ranks on a machine; a step of 0 bytes says that the sizes
-    follow no one step.
-    """
-    policy, sizes = run.policy, sorted({case.nbytes for case in cases}) or [0]
-    hosts = (
-        Counter(info.host for info in world.ranks)
-        if world
-        else {"": max((case.world for case in cases), default=0)}
-    )
-    factors = {b / a if a else 0.0 for a, b in itertools.pairwise(sizes)}
-    steps = {b - a for a, b in itertools.pairwise(sizes)}
-    by_factor = len(factors) == 1 and min(factors).is_integer()
-    divided = groups.members(cases[0].groups, cases[0].world) if cases else ()
-    kinds = {
-        str(gpu.get("name") or "") for gpu in (run.environment.get("gpus") or {}).get("devices", [])
-    }
-    step = (
-        {"step_factor": int(min(factors))}
-        if by_factor
-        else {"step_bytes": min(steps) if len(steps) == 1 else 0}
-    )
-    return {
-        "nthreads": 1,
-        "ngpus": max(hosts.values(), default=0),
-        "minimum_bytes": sizes[0],
-        "maximum_bytes": sizes[-1],
-        **step,
-        "warmup_iters": 1 if policy.warmup is None else policy.warmup,
-        "iterations": policy.min_iters if policy.iters is None else policy.iters,
-        "aggregated_iterations": policy.agg_iters,
-        "validation": policy.check,
-        "unalign": policy.unalign,
-        "graph": int(any(case.mode == "graph" for case in cases)),
-        "blocking_collectives": words(policy.blocking != 0),
-        "per_iter_timing": "true",
-        "per_iter_skip": 0,
-        "parallel_init": "false",
-        "devices": devices(
-            world.ranks if world else [], kinds.pop() if len(kinds) == 1 else "", divided
-        ),
-    }
-
-
-def words(truth: bool) -> str:
-    return "true" if truth else "false"
-
-
-def library_number(worlds: Iterable[World]) -> int:
-    """NCCL's version as it encodes it (23004 for 2.30.4); 0 for another library."""
-    versions = (re.search(r"(\d+)\.(\d+)\.(\d+)", w.library) for w in worlds if w.backend == "nccl")
-    return next((int(v[1]) * 10000 + int(v[2]) * 100 + int(v[3]) for v in versions if v), 0)
-
-
-def local_time(stamp: str) -> str:
-    """An ISO time as nccl-tests prints times: local, without a zone; now for an empty one."""
-    return (
-        (datetime.fromisoformat(stamp) if stamp else datetime.now())
-        .astimezone()
-        .strftime("%Y-%m-%d %H:%M:%S")
-    )
-
-
 class Text(Reporter):
     """Writes lines in plan order, each as soon as all before it are known, in whatever order
     records arrive.
@@ -257,11 +201,15 @@ class Text(Reporter):
     "starting" to "concluded", so that cutting at those lines gives whole outputs of nccl-tests.
     """
 
-    def __init__(self, out: IO[str], options: Options = DEFAULTS) -> None:
-        self._out, self._options = out, options
+    def __init__(
+        self, out: IO[str], options: Options = DEFAULTS, beside: Callable[[], Path] | None = None
+    ) -> None:
+        """``beside`` says, once the run began, where its JSON is written, if it is."""
+        self._out, self._options, self._beside = out, options, beside
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         self._run, self._skips, self._lines, self._next = run, skips, pairs(cases), 0
+        self._why = {skip.case: skip.reason for skip in skips}
         self._worlds: list[World] = []
         self._done: dict[Case, Outcome] = {}
         self._table: tuple[str, str] | None = None
@@ -286,35 +234,30 @@ class Text(Reporter):
             self._write()
         self._introduce()
         self._conclude()
-        self._say(*([f"# not run: {missing} of the planned cases"] if missing else []))
-        self._say(*[f"# busy: {told}"] * bool(told))
+        self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
+        self._remark(*[f"busy: {told}"] * bool(told))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
     def _say(self, *lines: str) -> None:
-        """Lines as they are, but that a remark is never taken for the header, which parsers find by
-        its words."""
         for line in lines:
-            remark = line.startswith("# ") and line not in HEADER
-            self._out.write(line.replace("out-of-place", "out of place") if remark else line)
-            self._out.write("\n")
+            self._out.write(f"{line}\n")
+
+    def _remark(self, *texts: str) -> None:
+        self._say(*(f"# {harmless(text)}" for text in texts))
 
     def _introduce(self) -> None:
         if not self._introduced:
             self._introduced = True
+            self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
             self._say(
                 f"# collbench version {__version__} nccl-headers=0"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            self._say(
-                *[f"# {planted(self._run.policy.inject)}"] * bool(planted(self._run.policy.inject))
-            )
-            self._say(
-                *(
-                    f"# skipped: {reason} (cases: {number})"
-                    for reason, number in reasons(self._skips)
-                )
-            )
+            fault = planted(self._run.policy.inject)
+            self._remark(*[fault] * bool(fault))
+            left_out = reasons(self._skips)
+            self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 
     def _write(self) -> None:
         """The next line of the plan, in the table it belongs to; nothing where none of it ran."""
@@ -335,29 +278,44 @@ class Text(Reporter):
                 self._done.get(line[place]) if place in line else None for place in (False, True)
             ]
             halves = [half(outcome, self._options) for outcome in outcomes]
+            self._busbw += [
+                h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
+            ]
+            self._repeat(line, outcomes, halves)
             stamp = (
                 f"{local_time(max(record.started for record, _ in known)):>21}"
                 if self._options.timestamps
                 else ""
             )
             self._say(_row(known[0][0].case, halves) + stamp)
-            self._busbw += [
-                h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
-            ]
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += known
-            self._say(*_flags(known))
+            self._remark(*_flags(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
-                self._say(
-                    f"# {record.status}: {record.case.nbytes} B {placement}: {plain(record.note)}"
-                )
+                self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
+
+    def _repeat(
+        self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
+    ) -> None:
+        """Puts the half that was measured in place of one that nobody wanted or could measure."""
+        for place, outcome in zip((False, True), outcomes, strict=True):
+            other = outcomes[not place]
+            if not other or not other[1] or (outcome and outcome[0].status != "skipped"):
+                continue
+            here, there = PLACES["in" if place else "out"], PLACES["out" if place else "in"]
+            case = msgspec.structs.replace(other[0].case, in_place=place)
+            asked = "not run" if place in line else f"only {there} was asked for"
+            reason = outcome[0].note if outcome else self._why.get(case, asked)
+            halves[place] = halves[not place]._replace(wrong=None)
+            self._repeated[f"the columns {here} are those {there} again, with N/A: {reason}"] += 1
 
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
         first, self._table, self._busbw, self._bad = cases[0], table_of(lines[0]), [], 0
         self._shown: list[Outcome] = []
+        self._repeated: Counter[str] = Counter()
         mine = [
             w
             for w in self._worlds
@@ -367,20 +325,21 @@ class Text(Reporter):
         self._say(f"# Collective test starting: {program(first)}", _settings(config))
         self._say(
             f"# implementation: {block(first)}"
-            + (f", library {plain(mine[-1].library)}" if mine else "")
+            + (f", library {harmless(mine[-1].library)}" if mine else "")
         )
-        self._say(f"# time: median over samples, each that of {AVERAGES[self._options.average][0]}")
+        average = AVERAGES[self._options.average][0]
+        self._remark(f"time: median over samples, each that of {average}")
         if self._run.policy.iters is None:
-            self._say(
-                "# iters: warmup iters and iters are the least; more follow until the median is"
+            self._remark(
+                "iters: warmup iters and iters are the least; more follow until the median is"
                 " known well"
             )
         if first.n == 1 or not first.row.moves_data:
-            self._say(
-                "# note: there is no busbw here; 0.00 stands in its place and enters no average"
+            self._remark(
+                "note: there is no busbw here; 0.00 stands in its place and enters no average"
             )
         self._say(
-            "#", "# Using devices", *map(_device, config["devices"]), "#", *_header(self._options)
+            "#", "# Using devices", *map(_device, config["devices"]), "#", *header(self._options)
         )
 
     def _conclude(self) -> None:
@@ -390,10 +349,12 @@ class Text(Reporter):
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
+            repeated = self._repeated.items()
+            self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
             crowded = any(world.cramped for world in self._worlds)
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
-            self._say(*(f"# flagged: {line}" for line in meanings))
-            self._say(*(f"# counted: {line}" for line in movements(self._shown)))
+            self._remark(*(f"flagged: {line}" for line in meanings))
+            self._remark(*(f"counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
 
 
@@ -423,25 +384,34 @@ def _device(device: Mapping[str, Any]) -> str:
     )
 
 
-def _header(options: Options) -> Iterable[str]:
-    """Three lines. With -S a fourth group stands at the end of the second, 21 wide as its data."""
-    names = "{:>9}{:>8}{:>8}{:>8}".format(
-        "cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"
-    )
-    units = "{:>9}{:>8}{:>8}{:>8}".format("(us)", "(GB/s)", "(GB/s)", "")
-    yield HEADER[0]
-    yield HEADER[1] + 2 * names + " " + (f"{'timestamp':>20}" if options.timestamps else "")
-    yield HEADER[2] + 2 * units + " "
+def header(options: Options) -> Iterator[str]:
+    """Three lines. With -I there are four columns more a half, with -S one at the end."""
+    more = options.per_iter
+    names = ["cputime" if options.cpu_time else "time", "algbw", "busbw", "#wrong"]
+    names += ["i_min", "i_max", "i_p99", "i_cv%"] * more
+    units = ["(us)", "(GB/s)", "(GB/s)", "", *["(us)", "(us)", "(us)", "(%)"] * more]
+    columns = "{:>9}{:>8}{:>8}{:>8}" + "{:>9}" * 4 * more
+    added = " (+ per-iteration)"
+    stamps = ("timestamp", "%Y-%m-%d %H:%M:%S") if options.timestamps else ("", "")
+    yield f"#{'out-of-place':>77}{added}{'in-place':>40}{added}" if more else HEADER[0]
+    for lead, texts, stamp in zip(HEADER[1:], (names, units), stamps, strict=True):
+        wide = f"{stamp:>19}" if stamp else ""
+        yield f"{lead}{columns.format(*texts) * 2} {wide}"
+
+
+def harmless(text: str) -> str:
+    """A remark's text that no parser takes for a header or footer, which they find by words."""
+    return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
 
 
 def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
-    """A comment with what is to be known of the line above and not of all lines alike; no fields
+    """A remark with what is to be known of the line above and not of all lines alike; no fields
     on the line itself, which parsers count."""
     for record, row in outcomes:
         own = [flag for flag in (row.flags if row else ()) if not explained(flag).whole]
         if row and own:
             where = PLACES["in" if record.case.in_place else "out"]
-            yield f"# flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
+            yield f"flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:
@@ -452,4 +422,5 @@ def _row(case: Case, halves: Iterable[Half]) -> str:
     for h in halves:
         wrong = "    N/A" if h.wrong is None else f"  {h.wrong:>6g}"
         text += f"  {number(h.time, 7)}  {number(h.algbw, 6)}  {number(h.busbw or 0.0, 6)}{wrong}"
+        text += "".join(f"  {number(value, 7)}" for value in h.samples)
     return text

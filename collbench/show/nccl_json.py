@@ -14,23 +14,21 @@ from typing import Any
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import plain
 from collbench.core.version import __version__
-from collbench.records.types import End, Record, Run, World
+from collbench.records.types import End, Run, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.nccl import (
     AVERAGES,
     DEFAULTS,
     OPS,
     Options,
-    configuration,
     half,
-    library_number,
-    local_time,
     pairs,
+    per_iteration,
     table_of,
     told,
-    words,
 )
-from collbench.suite.case import Case
+from collbench.show.nccl_settings import configuration, library_number, local_time, words
+from collbench.suite.case import Case, Skip
 
 
 class Document(Gathered):
@@ -49,28 +47,37 @@ class Document(Gathered):
             )
         self._wanted, self._options = path, options
 
+    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
+        """``written`` then holds the name the file gets. Raises CannotRun where there can be
+        none."""
+        super().begin(run, cases, skips)
+        self.written = claimed(self._wanted)
+
     def end(self, end: End, path: Path | None) -> None:
-        """``written`` then holds the name the file got. Raises CannotRun where it cannot be
-        written."""
+        """Raises CannotRun where the file cannot be written."""
         worlds = list(self.worlds.values())
-        self.written = write(
-            self._wanted, document(self.run, worlds, self.outcomes, end, self._options)
-        )
+        write(self.written, document(self.run, worlds, self.outcomes, end, self._options))
 
 
-def write(path: Path, content: Mapping[str, Any]) -> Path:
-    """Writes one line of JSON to the first of path, path.0, path.1 … that does not exist, and says
-    to which."""
+def claimed(path: Path) -> Path:
+    """The first of path, path.0, path.1 … that did not exist; now it does, and is empty."""
     for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
         try:
-            with path.with_name(name).open("x", encoding="utf-8") as f:
-                f.write(json.dumps(content, allow_nan=False) + "\n")
+            path.with_name(name).open("x").close()
             return path.with_name(name)
         except FileExistsError:
             continue
         except OSError as e:
-            raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
+            raise CannotRun(f"cannot write {path}: {e.strerror}", "another place with -J") from e
     raise AssertionError("endless")
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes one line of JSON."""
+    try:
+        path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as e:
+        raise CannotRun(f"cannot write {path}: {e.strerror}", "the run itself is saved") from e
 
 
 def document(
@@ -94,6 +101,7 @@ def document(
     bad = sum(bool(h.wrong) for h in halves)
     config = configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
     config.pop("unalign")
+    config["per_iter_skip"] = options.per_iter_skip
     failed = [
         f"{record.case.key}: {plain(record.note) or record.status}"
         for record, _ in outcomes
@@ -126,8 +134,9 @@ def document(
 
 def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:
     """What the schema has no place for, of a line: flags that occurred; medians in the other
-    cadence (ns); ``wire``, times as many bytes counted as needed. Of out of place and in place,
-    null where unknown."""
+    cadence (ns); ``wire``, times as many bytes counted as needed; ``samples``, of which lists of
+    times hold those of which every rank's was kept. Of out of place and in place, null where
+    unknown."""
     case = next(iter(line.values()))
     rows = [done[line[place]][1] if line.get(place) in done else None for place in (False, True)]
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
@@ -138,7 +147,10 @@ def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str,
     return {
         **{name: getattr(case, name) for name in names},
         **({"flags": flags} if flags else {}),
-        **{name: [row and getattr(row, name) for row in rows] for name in ("control", "wire")},
+        **{
+            name: [row and getattr(row, name) for row in rows]
+            for name in ("samples", "control", "wire")
+        },
     }
 
 
@@ -164,42 +176,12 @@ def _result(
             "nwrong": None if h.wrong is None else float(h.wrong),
         }
         if outcome and outcome[0].times_ns:
-            result[f"{name}_per_iter"] = per_iteration(outcome[0])
+            result[f"{name}_per_iter"] = per_iteration(outcome[0], options.per_iter_skip)
             performed = max(performed, len(outcome[0].times_ns) * outcome[0].inner)
     return {
         **result,
         "actual_iterations": performed,
         "experiment_name": ", ".join(table_of(line)) if named else "",
-    }
-
-
-def per_iteration(record: Record) -> dict[str, Any]:
-    """Microseconds per call and sample. As in nccl-tests p50 is the upper median, p95 and p99 are
-    nearest ranks (so the maximum of 20 samples), the standard deviation is the population's. A
-    process is a rank."""
-    times = [t / record.inner / 1e3 for t in record.times_ns]
-    ordered, n = sorted(times), len(times)
-    mean, deviation = statistics.fmean(times), statistics.pstdev(times)
-    values = {
-        "min_us": ordered[0],
-        "max_us": ordered[-1],
-        "avg_us": mean,
-        "p50_us": ordered[n // 2],
-        "p95_us": ordered[math.ceil(n * 95 / 100) - 1],
-        "p99_us": ordered[math.ceil(n * 99 / 100) - 1],
-        "stdev_us": deviation,
-        "cv_pct": 100 * deviation / mean if mean else 0.0,
-    }
-    lists = {
-        "per_process_max_times_us": [
-            [_double(t / record.inner / 1e3) for t in ts] for ts in record.per_rank
-        ]
-    }
-    return {
-        "skipped_iterations": 0,
-        **{name: _double(value) for name, value in values.items()},
-        "times_us": [_double(t) for t in times],
-        **(lists if record.per_rank else {}),
     }
 
 

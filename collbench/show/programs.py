@@ -7,6 +7,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 from xml.etree import ElementTree
@@ -14,6 +15,8 @@ from xml.etree import ElementTree
 import msgspec
 
 from collbench.core.text import inert, plain, settings
+from collbench.core.version import __version__
+from collbench.machine import environment
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run
 from collbench.run.reporter import Gathered, Reporter
@@ -60,13 +63,23 @@ def line(document: Document) -> str:
 
 
 def junit(document: Document) -> str:
-    """Its cases as one suite of JUnit's XML."""
+    """Its cases as one suite of JUnit's XML, as Ant's and Jenkins' schemas have it: words on what
+    passed are the suite's output."""
     outcomes = [case.outcome for case in document.cases]
-    suite = ElementTree.Element("testsuite", name=plain(document.suite))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    suite = ElementTree.Element("testsuite", name=plain(document.suite), package="collbench")
+    suite.attrib |= {"id": "0", "timestamp": now, "hostname": environment.host() or "localhost"}
+    told = ElementTree.SubElement(suite, "properties")
+    ElementTree.SubElement(told, "property", name="collbench", value=__version__)
     for case in document.cases:
-        seconds = f"{case.seconds:.9f}" if case.seconds else "0"
-        own = {"classname": plain(case.group), "name": plain(case.name), "time": seconds}
-        _outcome(ElementTree.SubElement(suite, "testcase", own), case)
+        own = {"classname": plain(case.group), "name": plain(case.name)}
+        element = ElementTree.SubElement(suite, "testcase", own, time=f"{case.seconds:.9f}")
+        if case.outcome != "passed":
+            _outcome(element, case)
+    passed = [case for case in document.cases if case.outcome == "passed"]
+    words = "\n".join(plain(f"{case.name}: {case.message}") for case in passed)
+    ElementTree.SubElement(suite, "system-out").text = words
+    ElementTree.SubElement(suite, "system-err")
     counts = {
         "tests": len(outcomes),
         "failures": outcomes.count("failed"),
@@ -74,6 +87,7 @@ def junit(document: Document) -> str:
         "skipped": outcomes.count("skipped") + outcomes.count("warned"),
     }
     suite.attrib |= {key: str(count) for key, count in counts.items()}
+    suite.set("time", f"{sum(case.seconds for case in document.cases):.9f}")
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
@@ -81,12 +95,9 @@ def junit(document: Document) -> str:
 
 
 def _outcome(element: ElementTree.Element, case: JunitCase) -> None:
-    """Adds the content of a test case: nothing but words where it passed."""
-    if case.outcome == "passed":
-        ElementTree.SubElement(element, "system-out").text = plain(case.message)
-        return
+    """Adds why a test case did not pass."""
     tag = {"failed": "failure", "error": "error"}.get(case.outcome, "skipped")
-    kind = {"type": case.kind} if case.kind else {}
+    kind = {"type": case.kind or tag} if case.kind or tag != "skipped" else {}
     inside = ElementTree.SubElement(element, tag, {**kind, "message": plain(case.message)})
     inside.text = "\n".join(map(plain, case.text.splitlines())) or None
 

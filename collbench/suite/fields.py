@@ -47,7 +47,7 @@ class Field(NamedTuple):
     ``text`` what the command line starts from where that is written in another way. ``least`` and
     ``most`` bound a number. ``choices`` are what a suite file may say. ``case`` is the field of
     Case that takes one of an axis' values. ``number`` is the type that an option takes instead of
-    the one its kind would have.
+    the one its kind would have; ``free`` ones are bounded where they are read, with a reason.
     """
 
     of: Literal["axes", "policy", "command"]
@@ -65,6 +65,7 @@ class Field(NamedTuple):
     text: Any = None
     number: type | None = None
     metavar: str | None = None
+    free: bool = False
 
     def option(self, flags: str, help: str, **more: Any) -> Field:
         """The row with its option on the command line."""
@@ -203,7 +204,7 @@ FIELDS: tuple[Field, ...] = (
         "-w --warmup_iters", "Exactly this many warm-up samples. Default: until times settle."
     ),
     Field("axes", "cycles", "whole", default=1, least=1).option(
-        "-N --run_cycles", "Repeat the whole sweep."
+        "-N --run_cycles", "Repeat the whole sweep so often.", free=True
     ),
     Field("policy", "agg_iters", "whole", default=1, least=1).option(
         "-m --agg_iters", "Calls issued together before waiting; times are per call."
@@ -252,8 +253,12 @@ FIELDS: tuple[Field, ...] = (
     ),
     Field("policy", "timeout", "seconds", least=0.1).option(
         "-T --timeout",
-        "Seconds without progress after which a run is hung. Default: 30, more for large sizes.",
+        (
+            "Seconds without progress after which a run is hung. Default (and 0): 30, more for"
+            " large sizes."
+        ),
         number=float,
+        free=True,
     ),
     Field("command", "average", "whole", default=3, least=0, most=3).option(
         "-a --average",
@@ -270,6 +275,15 @@ FIELDS: tuple[Field, ...] = (
         "Add a time stamp to each line (nccl-tests' formats).",
         number=int,
         text=0,
+    ),
+    Field("command", "per_iter", "flag", default=False, least=0, most=1).option(
+        "-I --per_iter_timing",
+        "Add columns of least, largest, p99 and scatter of samples (nccl-tests' text).",
+        number=int,
+        text=0,
+    ),
+    Field("command", "per_iter_skip", "whole", default=0, least=0).option(
+        "-K --per_iter_skip", "Leave so many first samples out of these and of -J's statistics."
     ),
     Field("policy", "register", "whole", default=0, choices=(0, 1, 2), least=0, most=2).option(
         "-R --local_register",

@@ -56,7 +56,6 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-b", "0", "-e", "1K"), "never grows"),
         (("-b", "8", "-e", "4"), "larger than"),
         (("-b", "8", "-e", "1K", "-f", "1"), "never grows"),
-        (("-b", "8", "-e", "1K", "-f", "2", "-i", "8"), "exclude each other"),
         (("-b", "8", "-e", "1K", "-i", "0"), "must be positive"),
         (("-b", "8", "-e", "1K", "-f", "nan"), "never grows"),
         (("-b", "8", "-e", "1K", "-f", "inf"), "never grows"),
@@ -77,6 +76,15 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-J", "out.txt"), ".json"),
         (("-b", "1e400"), "more than any machine holds"),
         (("-T", "inf"), "no time limit"),
+        (("-T", "0.05"), "no time limit"),
+        (("-N", "0"), "-N 0: a run is planned, and so has an end"),
+        (("-t", "8"), "-t 8: a rank is a process of its own"),
+        (("--parallel_init", "2"), "it is 0 or 1"),
+        (("-y", "1"), "has a stream of its own"),
+        (("-D", "1"), "no kernels of NCCL's device API"),
+        (("-V", "many"), "it is a whole number"),
+        (("--memory", "1"), "is not measured"),
+        (("-x", "2"), "NCCL is told by its environment"),
         (("-n", "5", "--budget", "1m"), "-n fixes"),
         (("-n", "5", "--max-time", "1s"), "-n fixes"),
         (("--env", "MY_TOKEN=x"), "kept in the run's file"),
@@ -97,6 +105,73 @@ def test_bad_input_is_one_line_a_hint_and_exit_code_2(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def sizes(text: str) -> list[int]:
+    return [int(line.split()[0]) for line in text.splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        # as PerfKitBenchmarker, cloudai and others call nccl-tests
+        ("--stepfactor", "2", "--check", "0", "--nthreads", "1", "--iters", "20"),
+        ("--nthreads", "1", "--parallel_init", "0", "--stepbytes", "1M", "--stepfactor", "2"),
+        ("-t", "1", "-p", "1", "-y", "0", "-D", "0", "-V", "16", "-M", "0", "-x", "0"),
+        ("-T", "0", "-K", "2", "-d", "char", "-o", "mulsum", "-z", "0", "-G", "0", "-u", "0"),
+        ("--memory_report", "0", "--per_iter_timing", "0", "--report_timestamps", "0"),
+    ],
+)
+def test_options_of_nccl_tests_that_ask_for_nothing_are_taken_in_silence(
+    bare, args: tuple[str, ...]
+) -> None:
+    done = bare("all_reduce_perf", "-b", "1K", "-e", "4K", *MODEL, *args)
+    assert done.returncode == 0, done.stderr
+    assert sizes(done.stdout) == [1024, 2048, 4096]
+
+
+def test_a_factor_of_one_is_none(bare) -> None:
+    done = bare("all_reduce", "-b", "1K", "-e", "4K", "-f", "1", "-i", "1K", *MODEL)
+    assert sizes(done.stdout) == [1024, 2048, 3072, 4096]
+
+
+def test_root_minus_one_is_every_root(bare) -> None:
+    done = bare("broadcast", "-b", "1K", "-e", "1K", "-r", "-1", *MODEL)
+    roots = [line.split()[4] for line in done.stdout.splitlines() if line and line[0] != "#"]
+    assert roots == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"NCCL_TESTS_DEVICE": "4"}, "CUDA_VISIBLE_DEVICES"),
+        ({"NCCL_TESTS_MIN_BW": "300"}, "gates nothing here"),
+        ({"NCCL_TESTS_ALLTOALLV_SPREAD": "0.5"}, "--splits spread:0.5"),
+    ],
+)
+def test_variables_of_nccl_tests_that_are_not_followed_are_refused(
+    bare, monkeypatch: pytest.MonkeyPatch, setting: dict[str, str], words: str
+) -> None:
+    for name, value in setting.items():
+        monkeypatch.setenv(name, value)
+    done = bare("all_to_allv", "-b", "1K", "-e", "1K", *MODEL)
+    assert (done.returncode, words in done.stderr) == (2, True)
+
+
+def test_the_device_a_rank_takes_anyway_may_be_named(bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TESTS_DEVICE", "0")
+    assert bare("all_reduce", "-b", "1K", "-e", "1K", *MODEL).returncode == 0
+
+
+def test_hypercube_is_told_by_what_it_is_here(bare) -> None:
+    done = bare("hypercube_perf", *MODEL)
+    assert (done.returncode, "--algo recursive_doubling" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [(), ("all_reduce",), *((name,) for name in main_.COMMANDS)])
+def test_h_is_help_everywhere(bare, command: tuple[str, ...]) -> None:
+    short, long = bare(*command, "-h"), bare(*command, "--help")
+    assert (short.returncode, short.stdout) == (0, long.stdout)
 
 
 def test_without_ray_its_launcher_says_what_to_install(cli, tmp_path: Path) -> None:

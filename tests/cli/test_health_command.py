@@ -145,7 +145,6 @@ def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.M
     [
         (("--format", "nonsense"), "--format: 'nonsense'"),
         (("-o", "night.txt"), "its ending: '.txt'"),
-        (("--nagios", "--format", "json"), "--nagios"),
         (("--budget", "1m"), "--rerun"),
         (("--inject", "drop:1", "--rerun"), "of its own"),
         (("--inject", "drop:1", "@last"), "of its own"),
@@ -168,6 +167,17 @@ def test_usage_errors_are_one_line(
     kept(home)
     code, _, err = said(*args)
     assert code == Exit.USAGE and message in err.splitlines()[0] and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "args", [("--bogus",), ("--format", "json"), ("--tests", "x"), ("-o", "/nowhere/night.xml")]
+)
+def test_a_plugin_that_is_called_wrongly_is_unknown_and_not_critical(
+    said: Said, home: Path, args: Sequence[str]
+) -> None:
+    kept(home)
+    code, out, _ = said("--nagios", *args)
+    assert code == 3 and out.startswith("COLLBENCH UNKNOWN - ") and len(out.splitlines()) == 1
 
 
 def test_a_plugin_that_cannot_judge_says_unknown(said: Said, home: Path) -> None:

@@ -53,6 +53,9 @@ OURS = re.compile(
 )
 
 
+REPEATED = re.compile(r"# repeated: the columns (in|out of) place")
+
+
 PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
 
 
@@ -84,9 +87,31 @@ def read(text: str, reading: Reading) -> None:
     must add."""
     every = lines(text)
     tables = _Tables(reading, _varying(every))
-    for at, line in enumerate(every, 1):
+    for at, line in enumerate(_measured(every), 1):
         tables.line(f"line {at}", line)
     tables.end()
+
+
+def _measured(every: Sequence[str]) -> list[str]:
+    """The lines, with nan where collbench's own text repeats a half for one that was not measured,
+    as a remark below the table says."""
+    told: list[str] = []
+    copied: set[bool] = set()
+    for line in reversed(every):
+        if "Collective test concluded" in line:
+            copied = set()
+        elif found := REPEATED.match(line):
+            copied.add(found[1] == "in")
+        lead, rest = line.split()[:5], STAMP.sub("", line).split()[5:]
+        halves = {False: rest[: len(rest) // 2], True: rest[len(rest) // 2 :]}
+        text = line
+        for place in copied if len(rest) >= 8 and ROW.match(line.lstrip()) else ():
+            if halves[False][:3] == halves[True][:3] and halves[place][3] == "N/A":
+                halves[place][:3] = ["nan"] * 3
+                stamp = STAMP.findall(line)
+                text = " ".join([*lead, *halves[False], *halves[True], *stamp])
+        told.append(text)
+    return told[::-1]
 
 
 def _varying(every: Sequence[str]) -> set[str]:

@@ -206,6 +206,26 @@ def test_msccl_computes_the_collective_in_any_order(key: tuple[str, str]) -> Non
             executed(schedule, text, eager, seed)
 
 
+def test_the_executor_has_its_own_word_and_nothing_custom() -> None:
+    def coll(collective: str) -> str:
+        algorithm = algorithms.find(collective, algorithms.of(collective)[0].name)
+        text = export.executor(algorithm.schedule(4), 0)
+        return ElementTree.fromstring(text).attrib["coll"]
+
+    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+    assert [coll(name) for name in names] == [name.replace("_", "") for name in names[:2]] + [
+        "reducescatter",
+        "alltoall",
+        "broadcast",
+        "reduce",
+    ]
+    for name in ("gather", "scatter", "scan", "sendrecv"):
+        with pytest.raises(CannotRun, match="run no"):
+            coll(name)
+    with pytest.raises(CannotRun, match="moves no data"):
+        coll("barrier")
+
+
 def test_msccl_needs_its_dependencies() -> None:
     schedule = algorithms.find("all_reduce", "recursive_doubling").schedule(8)
     loose = re.sub(

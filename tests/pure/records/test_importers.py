@@ -1180,3 +1180,17 @@ def test_own_output_of_wrong_data_alone_is_read_as_wrong(tmp_path: Path) -> None
         again = read(text)
         assert [(r.status, r.wrong, r.told) for r in again.records] == [("wrong", 12, None)]
         assert again.records[0].note == "12 wrong elements"
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("wrong", [None, 0])
+@pytest.mark.parametrize("options", [nccl.Options(), nccl.Options(timestamps=True)])
+def test_a_half_that_own_text_repeats_is_no_result(
+    in_place: bool, wrong: int | None, options: nccl.Options
+) -> None:
+    run, world, first, *_ = importers.assemble(read(log([row(1 << 20, 50.0)])))
+    assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
+    case = msgspec.structs.replace(first.case, in_place=in_place)
+    only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
+    _shown([only], nccl.Text(out := io.StringIO(), options), run, world)
+    assert [r.case.in_place for r in read(out.getvalue()).records] == [in_place]

@@ -17,7 +17,8 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.types import End, RankInfo, Record, Run, World
-from collbench.show import nccl, nccl_json
+from collbench.run.reporter import Several
+from collbench.show import nccl, nccl_json, nccl_settings
 from collbench.show.nccl import Options, Text
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -249,18 +250,60 @@ def test_lines_come_in_plan_order_as_soon_as_all_before_are_known() -> None:
     assert seen == [[], [], [], [8], [8], [8, 16, 32]]
 
 
-def test_a_half_that_did_not_run_keeps_the_number_of_columns_and_enters_no_average() -> None:
+NUMBERS = ("time", "algbw", "busbw")
+
+
+def halves(row: dict[str, float]) -> list[list[float]]:
+    return [[row[prefix + name] for name in NUMBERS] for prefix in ("", "in_")]
+
+
+def test_a_half_that_does_not_exist_repeats_the_other_and_enters_no_average() -> None:
     out, back = (
         a_case(collective="all_to_all", op="none"),
         a_case(collective="all_to_all", op="none", in_place=True),
     )
     text = written([measured(out, 100)], skips=[Skip(back, "all_to_all has no in-place form")])
     (row,) = scraped(text)
-    assert row["time"] == 0.1
-    assert row["wrong"] == 0
-    assert all(math.isnan(row[name]) for name in ("in_time", "in_algbw", "in_busbw", "in_wrong"))
+    assert halves(row) == [[0.1, 10.24, 8.96]] * 2
+    assert row["wrong"] == 0 and math.isnan(row["in_wrong"])
     assert "Avg bus bandwidth    : 8.96 " in text
-    assert comments(text, "# skipped") == ["# skipped: all_to_all has no in-place form (cases: 1)"]
+    assert comments(text, "# repeated") == [
+        "# repeated: the columns in place are those out of place again, with N/A: all_to_all has no"
+        " in place form (lines: 1)"
+    ]
+    assert comments(text, "# skipped") == ["# skipped: all_to_all has no in place form (cases: 1)"]
+
+
+def test_a_half_that_nobody_asked_for_repeats_the_other() -> None:
+    text = written([measured(a_case(nbytes=size, in_place=True)) for size in (8, 16)])
+    assert all(
+        a == b and math.isnan(row["wrong"]) for row in scraped(text) for a, b in [halves(row)]
+    )
+    assert comments(text, "# repeated") == [
+        "# repeated: the columns out of place are those in place again, with N/A: only in place was"
+        " asked for (lines: 2)"
+    ]
+
+
+def test_a_half_that_cannot_be_measured_or_was_not_reached_repeats_the_other() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
+    skipped = Record(case=cases[1], status="skipped", note="mpi has none"), None
+    text = written([measured(cases[0]), skipped, measured(cases[3])], cases=cases)
+    assert [a == b for a, b in map(halves, scraped(text))] == [True, True]
+    assert [
+        line.rpartition(": ")[0].rpartition("N/A: ")[2] for line in comments(text, "# rep")
+    ] == [
+        "mpi has none (lines",
+        "not run (lines",
+    ]
+
+
+@pytest.mark.parametrize(("status", "wrong"), [("failed", None), ("wrong", 12)])
+def test_a_half_that_failed_or_was_wrong_repeats_nothing(status: str, wrong: int | None) -> None:
+    gone = Record(case=a_case(in_place=True), status=status, note="x", wrong=wrong), None
+    (row,) = scraped(text := written([measured(a_case()), gone]))
+    assert all(map(math.isnan, halves(row)[1]))
+    assert comments(text, "# repeated") == []
 
 
 def test_a_failed_half_is_told_below_its_line_and_a_failed_line_alone() -> None:
@@ -393,7 +436,7 @@ def test_ranks_on_cpus_are_listed_as_devices() -> None:
         in text
     )
     assert "nccl-library=0" in text
-    (device,) = nccl.devices([bare], "NVIDIA H200")
+    (device,) = nccl_settings.devices([bare], "NVIDIA H200")
     assert (device["device"], device["device_hex"], device["device_info"]) == (
         5,
         "0000:00:00",
@@ -530,9 +573,9 @@ def test_per_iteration_statistics_by_hand() -> None:
         status="ok",
         times_ns=[2 * t for t in times],
         inner=2,
-        per_rank=[[2]] * 4 + [[4]] * 4,
+        per_rank=[[2 * t for t in times]] * 8,
     )
-    got = nccl_json.per_iteration(record)
+    got = nccl.per_iteration(record)
     assert got == {
         "skipped_iterations": 0,
         "min_us": 2.0,
@@ -544,13 +587,51 @@ def test_per_iteration_statistics_by_hand() -> None:
         "stdev_us": 2.0,
         "cv_pct": 40.0,
         "times_us": [2, 4, 4, 4, 5, 5, 7, 9],
-        "per_process_max_times_us": [[0.001]] * 4 + [[0.002]] * 4,
+        "per_process_max_times_us": [[2, 4, 4, 4, 5, 5, 7, 9]] * 8,
     }
-    hundred = nccl_json.per_iteration(
+    hundred = nccl.per_iteration(
         Record(case=a_case(), status="ok", times_ns=[1000 * t for t in range(100, 0, -1)])
     )
     assert (hundred["p50_us"], hundred["p95_us"], hundred["p99_us"]) == (51, 95, 99)
     assert "per_process_max_times_us" not in hundred
+
+
+def test_first_samples_are_left_out_of_statistics_and_never_of_lists() -> None:
+    record = Record(case=a_case(), status="ok", times_ns=[9000, 2000, 4000])
+    got = nccl.per_iteration(record, skip=1)
+    assert (got["skipped_iterations"], got["max_us"], got["avg_us"]) == (1, 4, 3)
+    assert got["times_us"] == [9, 2, 4]
+    assert nccl.per_iteration(record, skip=7)["avg_us"] == 4
+
+
+def test_lists_are_equally_long_where_only_some_samples_have_times_by_rank() -> None:
+    ranks = [[1000] * 200] * 7 + [[2000] * 200]
+    record = Record(case=a_case(), status="ok", times_ns=[2000] * 200 + [9000], per_rank=ranks)
+    got = nccl.per_iteration(record)
+    assert len(got["times_us"]) == len(got["per_process_max_times_us"][0]) == 200
+    assert got["max_us"] == 2
+    assert a_document(outcomes=[(record, a_row(record.case, 2000))])["collbench"]["results"][0][
+        "samples"
+    ] == [1, None]
+
+
+def test_columns_of_samples_stand_after_each_half() -> None:
+    record, row = measured(a_case())
+    record = msgspec.structs.replace(record, times_ns=[9000, 2000, 4000])
+    text = written([(record, row)], options=Options(per_iter=True, per_iter_skip=1))
+    (line,) = [line for line in text.splitlines() if line and not line.startswith("#")]
+    numbers, more = "    10.00    0.10    0.18", "     2.00     4.00     4.00    33.33"
+    assert line.endswith(f"{numbers}       0{more}{numbers}    N/A{more}")
+    names = "   #wrong    i_min    i_max    i_p99    i_cv%"
+    assert comments(text, "#       size")[0].count(names[2:]) == 2
+
+
+def test_a_time_stamp_has_its_format_in_the_header() -> None:
+    text = written([measured(a_case())], options=Options(timestamps=True))
+    names, units = comments(text, "#       size") + comments(text, "#        (B)")
+    assert names.endswith("#wrong           timestamp")
+    assert units.endswith("(GB/s)           %Y-%m-%d %H:%M:%S")
+    assert len(names) == len(units)
 
 
 def test_json_names_implementations_only_where_there_are_several() -> None:
@@ -573,9 +654,8 @@ def test_json_tells_wrong_failed_and_one_rank() -> None:
 def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
     record, row = measured(a_case())
     broken = msgspec.structs.replace(row, median=0.0, algbw=math.inf, busbw=math.nan)
-    path = nccl_json.write(
-        tmp_path / "o.json", a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
-    )
+    made = a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
+    nccl_json.write(path := tmp_path / "o.json", made)
     content = path.read_text()
     assert content.count("\n") == 1
     half = json.loads(content, parse_constant=pytest.fail)["results"][0]["out_of_place"]
@@ -583,15 +663,25 @@ def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
 
 
 def test_no_file_is_ever_overwritten(tmp_path: Path) -> None:
-    names = [nccl_json.write(tmp_path / "o.json", {"i": i}).name for i in range(3)]
+    names = [nccl_json.claimed(tmp_path / "o.json").name for i in range(3)]
     assert names == ["o.json", "o.json.0", "o.json.1"]
-    assert [json.loads((tmp_path / name).read_text()) for name in names] == [
-        {"i": 0},
-        {"i": 1},
-        {"i": 2},
-    ]
+    with pytest.raises(CannotRun):
+        nccl_json.claimed(tmp_path / "missing" / "o.json")
     with pytest.raises(CannotRun):
         nccl_json.write(tmp_path / "missing" / "o.json", {})
+
+
+def test_the_text_begins_with_where_json_is_written(tmp_path: Path) -> None:
+    (tmp_path / "o.json").write_text("older")
+    document = nccl_json.Document(tmp_path / "o.json")
+    reporter = Several(Text(out := io.StringIO(), beside=lambda: document.written), document)
+    reporter.begin(a_run(), [a_case()], [])
+    reporter.record(*measured(a_case()))
+    reporter.end(End(exit=0, ended=""), None)
+    first, second, *_ = out.getvalue().splitlines()
+    assert first == f"# Writing JSON output to {tmp_path / 'o.json.0'}"
+    assert second.startswith("# collbench version")
+    assert len(json.loads((tmp_path / "o.json.0").read_text())["results"]) == 1
 
 
 def test_document_writes_its_file_when_the_run_ends(tmp_path: Path) -> None:
