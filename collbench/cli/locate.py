@@ -208,7 +208,6 @@ def run(order: Order, rules: Rules) -> Found | None:
     None where this is not rank 0. Raises what session.execute does, and UsageError for fewer than
     three hosts (or ranks of one).
     """
-    from collbench.cli import pairs
     from collbench.judge.health import locate
     from collbench.run import session
 
@@ -230,7 +229,7 @@ def run(order: Order, rules: Rules) -> Found | None:
     findings = list(locate.findings(located, names, "rank" if one_host else "host", crowded))
     ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
     words = locate.words(located, names, crowded)
-    return Found(located, findings, words, ended, pairs.gathered(reporter))
+    return Found(located, findings, words, ended, reporter.file)
 
 
 def announce(order: Order, rules: Rules) -> None:

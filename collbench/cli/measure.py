@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,6 +14,7 @@ from collbench.core.collectives import collective
 from collbench.core.errors import Exit
 
 if TYPE_CHECKING:
+    from collbench.records.types import End
     from collbench.run.reporter import Reporter
     from collbench.run.session import Order
 
@@ -25,14 +28,28 @@ def measure(ctx: typer.Context, **given: Any) -> None:
 
 
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
-    """Run what is asked for, or only print what would run; on one rank, where there are more."""
+    """Run what is asked for and hold it against its limits, or only print what would run; on one
+    rank, where there are more."""
+    from collbench.judge import limits
     from collbench.run import session
     from collbench.run.launch import join
+    from collbench.run.reporter import Gathered, Several
     from collbench.show import terminal
     from collbench.show.views import cases
 
     if not dry_run:
-        return session.execute(order, reporter)
+        found: list[limits.Held] = []
+
+        class Judging(Gathered):
+            def end(self, end: End, path: Path | None) -> None:
+                super().end(end, path)
+                found.extend(limits.judge(self.file))
+                for held in found:
+                    if held.answer != "met":
+                        print(f"collbench: {limits.told(held)}", file=sys.stderr)
+
+        code = session.execute(order, lambda: Several(reporter(), Judging()))
+        return code or limits.close(found)
     member = join.detect(order.launcher)
     if member is None or member.rank == 0:
         terminal.show(*cases.plan(session.plan_rows(session.prepare(order))))

@@ -22,12 +22,15 @@ from collbench.run.reporter import Reporter, Several
 from collbench.run.session import Order
 from collbench.show import live, nccl, nccl_json, programs
 from collbench.suite import arrivals, fields, grammar
-from collbench.suite.case import Mode
+from collbench.suite.case import Limit, Mode
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Exclude, Part, Suite
+from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+LEAST, ENOUGH = "NCCL_TESTS_MIN_BW", 0.9  # of which nccl-tests takes so much for enough
 
 
 PLACES = {"out": (False,), "in": (True,), "both": (False, True)}
@@ -59,7 +62,8 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
         "groups": _groups(values["groups"], launcher),
     }
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
-    suite = Suite(name=name, axes=axes, policy=policy)
+    wanted = _wanted(name, values["min_busbw"])
+    suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
     order = Order(
         suite=suite,
         command=sys.argv,
@@ -132,9 +136,20 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "size": grammar.parse_size,
     "share": grammar.parse_share,
     "seconds": grammar.parse_duration,
+    "limit": grammar.parse_limit,
     "rule": groups.spelled,
     "arrival": arrivals.spelled,
 }
+
+
+def _wanted(name: str, limits: tuple[Limit, ...]) -> tuple[Threshold, ...]:
+    """The threshold that --min-busbw and nccl-tests' variable make, if any. Raises UsageError."""
+    if limits and not collective(name).moves_data:
+        raise UsageError(f"a {name} has no busbw that a limit could be on", "leave --min-busbw out")
+    if (text := os.environ.get(LEAST, "").strip()) and collective(name).moves_data:
+        asked = grammar.parse_limit(text, LEAST)
+        limits += (Limit(ENOUGH * asked.busbw, average=True),)
+    return (Threshold(min_busbw=limits),) if limits else ()
 
 
 def _refuse(policy: Policy, budget: float | None) -> None:

@@ -15,7 +15,6 @@ from collbench.core.errors import Exit, UsageError
 if TYPE_CHECKING:
     from collbench.judge.health.findings import Finding
     from collbench.records.types import End, RunFile
-    from collbench.run.reporter import Gathered
     from collbench.run.session import Order
     from collbench.suite.policy import Policy
 
@@ -176,23 +175,10 @@ def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
     class Progress(live.Status):
         def end(self, end: End, path: Path | None) -> None:
             super().end(end, path)
-            findings.extend(_show(gathered(self), racks, output_format))
+            findings.extend(_show(self.file, racks, output_format))
 
     code = session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
     return code or (Exit.BAD if findings else Exit.OK)
-
-
-def gathered(reporter: Gathered) -> RunFile:
-    """A run as a reporter gathered it, in the form of one that was read."""
-    from collbench.records.types import RunFile
-
-    return RunFile(
-        run=reporter.run,
-        worlds=list(reporter.worlds.values()),
-        records=[record for record, _ in reporter.arrived],
-        end=reporter.ended,
-        path=reporter.path or Path(),
-    )
 
 
 def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Finding]:

@@ -39,7 +39,7 @@ def run(
     align, cycles; [policy]: iters, precision, max_seconds and others; [[include]]: a further sweep,
     with keys in place of those of [axes]; [[override]]: a match, and keys for the cases that match;
     [[exclude]]: keys of cases to leave out, min_size, max_size, perhaps a reason; [[threshold]]: a
-    match and tau, the smallest change to judge.
+    match and tau, the smallest change to judge, or min_busbw, as --min-busbw of collectives.
     """
     from collbench.cli import options
     from collbench.run import resume as resuming

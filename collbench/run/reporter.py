@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from collbench.records.derive import Derived
-from collbench.records.types import End, Record, Run, World
+from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.suite.case import Case, Skip
 
 
@@ -105,6 +105,20 @@ class Gathered(Reporter):
 
     def end(self, end: End, path: Path | None) -> None:
         self.ended, self.path = end, path
+
+    @property
+    def file(self) -> RunFile:
+        """The run in the form of one that was read, as far as it came."""
+        skipped = [
+            Record(case=skip.case, status="skipped", note=skip.reason) for skip in self.skips
+        ]
+        return RunFile(
+            run=self.run,
+            worlds=list(self.worlds.values()),
+            records=skipped + [record for record, _ in self.arrived],
+            end=self.ended,
+            path=self.path or Path(),
+        )
 
     @property
     def outcomes(self) -> list[Outcome]:

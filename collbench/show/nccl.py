@@ -29,9 +29,9 @@ import msgspec
 
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
-from collbench.judge import busy
+from collbench.judge import busy, limits
 from collbench.records.derive import Derived
-from collbench.records.types import End, Record, Run, World
+from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
 from collbench.show.nccl_settings import configuration, library_number, local_time
@@ -348,7 +348,7 @@ class Text(Reporter):
         elif self._table:
             average = statistics.fmean(self._busbw) if self._busbw else 0.0
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
-            self._say(f"# Avg bus bandwidth    : {average:g} ", "#")
+            self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
             crowded = any(world.cramped for world in self._worlds)
@@ -356,6 +356,14 @@ class Text(Reporter):
             self._remark(*(f"flagged: {line}" for line in meanings))
             self._remark(*(f"counted: {line}" for line in movements(self._shown)))
             self._say(f"# Collective test concluded: {self._table[0]}", "#")
+
+    def _averaged(self) -> str:
+        """OK or FAILED where this table's average has a limit and meets it or falls short, as
+        nccl-tests has it; else nothing."""
+        records = [record for record, _ in self._shown]
+        file = RunFile(run=self._run, worlds=self._worlds, records=records, end=None, path=Path())
+        answers = {held.answer for held in limits.judge(file) if held.average}
+        return "FAILED" if "short" in answers else "OK" if answers == {"met"} else ""
 
 
 def table_of(line: Mapping[bool, Case]) -> tuple[str, str]:

@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import plain
 from collbench.core.version import __version__
-from collbench.records.types import End, Run, World
+from collbench.judge import limits
+from collbench.records.types import End, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.nccl import (
     AVERAGES,
@@ -100,11 +103,13 @@ def document(
     bandwidths = [h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)]
     bad = sum(bool(h.wrong) for h in halves)
     config = configuration(run, list(done), max(worlds, key=lambda w: w.n, default=None))
-    config.pop("unalign")
+    records = [record for record, _ in outcomes]
+    file = RunFile(run=run, worlds=[*worlds], records=records, end=end, path=Path())
+    held = limits.judge(file)
     config["per_iter_skip"] = options.per_iter_skip
     failed = [
         f"{record.case.key}: {plain(record.note) or record.status}"
-        for record, _ in outcomes
+        for record in records
         if record.status in ("failed", "wrong")
     ]
     return {
@@ -113,23 +118,29 @@ def document(
         "args": list(run.command),
         "env": [f"{name}={value}" for name, value in run.environment.get("variables", {}).items()],
         "nccl_version": library_number(worlds),
-        "config": config,
+        "config": {key: config[key] for key in config if key != "unalign"},
         "results": [_result(line, done, options, len(blocks) > 1) for line in lines],
         "out_of_bounds": {"count": bad, "okay": words(not bad)},
-        "average_bus_bandwidth": {
-            "bandwidth": _double(statistics.fmean(bandwidths) if bandwidths else 0.0),
-            "okay": "unchecked",
-        },
+        "average_bus_bandwidth": _averaged(bandwidths, held),
         "errors": failed + ([plain(end.note)] if end and end.exit and end.note else []),
         "end_time": local_time(end.ended if end else ""),
         "collbench": {
             **({"injected": run.policy.inject} if run.policy.inject else {}),
+            **({"limits": msgspec.to_builtins(held)} if held else {}),
             "version": __version__,
             "run": run.id,
             "time": f"median over samples of {AVERAGES[options.average][0]}",
             "results": [_extra(line, done) for line in lines],
         },
     }
+
+
+def _averaged(bandwidths: Sequence[float], held: Sequence[limits.Held]) -> dict[str, Any]:
+    """What nccl-tests says of the average, and whether it is as wanted, where that is known."""
+    answers = {one.answer for one in held if one.average}
+    known = answers and answers <= {"met", "short"}
+    okay = words(answers == {"met"}) if known else "unchecked"
+    return {"bandwidth": _double(statistics.fmean(bandwidths) if bandwidths else 0.0), "okay": okay}
 
 
 def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str, Any]:

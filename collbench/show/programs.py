@@ -16,6 +16,7 @@ import msgspec
 
 from collbench.core.text import inert, plain, settings
 from collbench.core.version import __version__
+from collbench.judge import limits
 from collbench.machine import environment
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run
@@ -198,6 +199,7 @@ class Json(Gathered):
             "run": self.run,
             "records": [flat(*o) for o in self.outcomes],
             "skips": self.skips,
+            "limits": limits.judge(self.file),
             "end": end,
         }
         self._out.write(

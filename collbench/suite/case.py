@@ -174,6 +174,15 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return self.backend if self.algorithm == "native" else f"{self.algorithm}@{self.backend}"
 
 
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The busbw in GB/s that is wanted of every row of a ``size`` asked for, None being the largest
+    of the sweep; or of the ``average`` over all rows of a table, as nccl-tests has it."""
+
+    busbw: Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
+    size: Whole | None = None
+    average: bool = False
+
+
 class Skip(msgspec.Struct, frozen=True):
     """A combination that will not run, and why, in words a person can act on."""
 

@@ -36,6 +36,7 @@ Kind = Literal[
     "setting",  # NAME=V1,V2
     "rule",  # of groups of ranks
     "faults",
+    "limit",  # GB/s, or GB/s@SIZE
 ]
 
 
@@ -336,6 +337,14 @@ FIELDS: tuple[Field, ...] = (
         (
             "Plant faults, to see that they are noticed: slow-rank:3:20%, jitter:3:50%, late:3:5ms,"
             " corrupt:3, hang:3, drop:3; a list. Marks all that is shown."
+        ),
+    ),
+    Field("command", "min_busbw", "limit", default=(), many=True).option(
+        "--min-busbw",
+        (
+            "GB/s of busbw wanted at a size, the largest unless told: 400@1G,9@1M. Exit code 1 if a"
+            " row falls short; 3 if its interval reaches over the limit, or it was not measured."
+            " Default: as NCCL_TESTS_MIN_BW says (90 % of it, of the average), else none."
         ),
     ),
     Field("command", "output_format", "text", default="").option(

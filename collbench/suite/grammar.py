@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
 from collbench.machine.environment import mask
-from collbench.suite.case import Setting
+from collbench.suite.case import Limit, Setting
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -58,6 +58,16 @@ def parse_share(text: str, what: str = "share") -> float:
             f"{what}: '{text}' is not a share between 0 and 1", "for example 1% or 0.01"
         )
     return value
+
+
+def parse_limit(text: str, what: str = "--min-busbw") -> Limit:
+    """The limit in ``text``: GB/s, and after an @ the size at which they are wanted."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:@(.*))?", text)
+    if not match or not 0 < float(match[1]) < 1e9:
+        raise UsageError(
+            f"{what}: '{text}' is not GB/s above 0, and perhaps a size", "for example 400@1G,9@1M"
+        )
+    return Limit(float(match[1]), None if match[2] is None else parse_size(match[2], what))
 
 
 def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, ...]:

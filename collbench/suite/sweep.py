@@ -16,7 +16,7 @@ from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
 from collbench.suite import arrivals, fields
-from collbench.suite.case import MOST_RANKS, Case, Mode, Setting, Skip
+from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 
 MOST_CASES = 1_000_000  # of a suite
@@ -82,10 +82,12 @@ class Override(_Part, frozen=True):
 
 
 class Threshold(_Part, frozen=True):
-    """The smallest relative change of some rows that a comparison judges."""
+    """The smallest relative change of some rows that a comparison judges, and the busbw that is
+    wanted of them."""
 
-    match: Part
-    tau: float
+    match: Part = Part()
+    tau: float = 0.0
+    min_busbw: tuple[Limit, ...] = ()
 
 
 class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,8 +19,16 @@ from collbench.core import algorithms, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.suite import arrivals, fields
+from collbench.suite.case import Limit
 from collbench.suite.fields import Field
-from collbench.suite.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
+from collbench.suite.grammar import (
+    expand_envs,
+    parse_duration,
+    parse_limit,
+    parse_share,
+    parse_size,
+    sweep,
+)
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
 
@@ -155,9 +163,18 @@ def _exclude(table: Mapping[str, Any], where: str) -> Exclude:
 
 
 def _threshold(table: Mapping[str, Any], where: str) -> Threshold:
-    known = {"match": _match, "tau": KINDS["share"].read}
-    said = _values(table, known, where, {"tau": 'tau = "15%", for example'})
-    return Threshold(**{"match": Part(), **said})
+    known = {"match": _match, "tau": KINDS["share"].read, "min_busbw": _limits}
+    said = _values(table, known, where)
+    if not said.get("tau") and not said.get("min_busbw"):
+        hint = 'tau = "15%" or min_busbw = "400@1G", for example'
+        raise UsageError(f"{where}: neither tau nor min_busbw is there", hint)
+    return Threshold(**said)
+
+
+def _limits(given: Any, where: str) -> tuple[Limit, ...]:
+    """Limits on busbw: one or several, each a number or a text."""
+    items = given if isinstance(given, list) else [given]
+    return tuple(parse_limit(str(item), where) for item in items)
 
 
 def _values(

@@ -14,7 +14,7 @@ from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.suite import toml
-from collbench.suite.case import Case
+from collbench.suite.case import Case, Limit
 from collbench.suite.sweep import Axes, Suite, expand
 
 SMALL = """
@@ -262,6 +262,13 @@ def test_thresholds_only_raise_what_is_judged(tmp_path: Path) -> None:
     assert load(tmp_path, SMALL + "[[threshold]]\ntau = '50%'").tau(small, 0.1) == 0.5
 
 
+@pytest.mark.parametrize("said", ["400", "'400'", "['400@1G', 9]"])
+def test_a_threshold_may_want_busbw(tmp_path: Path, said: str) -> None:
+    (found,) = load(tmp_path, SMALL + f"[[threshold]]\nmin_busbw = {said}").thresholds
+    assert found.min_busbw[-1] == Limit(9.0 if "9]" in said else 400.0)
+    assert found.tau == 0
+
+
 HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
 
 
@@ -427,7 +434,8 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
             "no algorithm",
             "",
         ),
-        (HEAD + "[[threshold]]\nmatch = {}", ": [[threshold]] 1, tau", "there is none", ""),
+        (HEAD + "[[threshold]]\nmatch = {}", ": [[threshold]] 1", "neither tau nor", "400@1G"),
+        (HEAD + "[[threshold]]\nmin_busbw = '4@x'", ": [[threshold]] 1, min_busbw", "a size", ""),
         (HEAD + "[[threshold]]\ntau = 'all'", ": [[threshold]] 1, tau", "not a share", ""),
     ],
 )

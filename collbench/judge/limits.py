@@ -1,0 +1,165 @@
+"""Whether rows reach the bus bandwidth that is wanted of them (Threshold.min_busbw), and what that
+comes to.
+
+A row meets its limit, or falls short of it, only where its whole 95 % interval does. An interval
+that reaches over the limit shows neither; rows that were not measured, and rows whose flags forbid
+that anything rests on them, are no pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+import msgspec
+
+from collbench.core.errors import Exit
+from collbench.core.text import bandwidth, counted, plain, size
+from collbench.judge.health.night import named
+from collbench.records.rows import Row, by, case_time, deciding, table
+from collbench.records.types import RunFile
+from collbench.suite.case import Case, Limit
+
+Launches = Mapping[Case, Sequence[Row]]
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, or the average of a table, against the busbw ``wanted`` of it: what it reached, with
+    its 95 % interval from ``lo`` to ``hi``, in GB/s; None where that is not known. ``why`` says why
+    there is no answer. ``key`` is the case's, empty for an average and for a size without rows."""
+
+    row: str
+    wanted: float
+    answer: Literal["met", "short", "not shown", "no answer"]
+    key: str = ""
+    average: bool = False
+    busbw: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    why: str = ""
+
+
+def judge(file: RunFile) -> list[Held]:
+    """Every row of a run that has a limit, against each of its limits; a wanted size that has no
+    row, and the averages. Rows without a busbw by their nature, such as a barrier's, have none."""
+    rows = by(table([file]), lambda row: row.case)
+    return [
+        held
+        for threshold in file.run.suite.thresholds
+        for limit in threshold.min_busbw
+        for held in _limited(
+            limit,
+            {c: rows[c] for c in rows if c.row.moves_data and c in threshold.match},
+        )
+    ]
+
+
+def _limited(limit: Limit, cases: Launches) -> list[Held]:
+    tables: dict[tuple[Any, ...], dict[Case, Sequence[Row]]] = defaultdict(dict)
+    for case, launches in cases.items():
+        tables[_table(case)][case] = launches
+    if limit.average:
+        return [_average(limit, members) for members in tables.values()]
+    found: list[Held] = []
+    for members in tables.values():
+        wanted = max(c.nbytes for c in members) if limit.size is None else limit.size
+        mine = [case for case in members if case.nbytes == wanted and not _formless(case, members)]
+        found += [_row(limit, case, members[case]) for case in mine]
+        if not mine:
+            first = next(iter(members))
+            found.append(_absent(limit, named(msgspec.structs.replace(first, nbytes=wanted))))
+    return found or [_absent(limit, "largest size" if limit.size is None else size(limit.size))]
+
+
+def _table(case: Case) -> tuple[Any, ...]:
+    """What the rows have in common among which a size is the largest, and over which nccl-tests
+    averages."""
+    apart = (case.splits, case.groups, case.group, case.arrival)
+    return (case.collective, case.label, case.n, case.mode, case.env, *apart)
+
+
+def _formless(case: Case, cases: Launches) -> bool:
+    """Whether it is only the form in place that was skipped, and the one out of place ran."""
+    other = cases.get(msgspec.structs.replace(case, in_place=False), ())
+    skipped = all(row.unfit == ("skipped",) for row in cases[case])
+    return case.in_place and case.row.in_place is None and skipped and any(r.ran for r in other)
+
+
+def _absent(limit: Limit, row: str) -> Held:
+    return Held(
+        row=row, wanted=limit.busbw, answer="no answer", why="this size is not among those measured"
+    )
+
+
+def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
+    about: dict[str, Any] = {"row": named(case), "key": case.key, "wanted": limit.busbw}
+    fit = deciding(launches)
+    left_out = [cycle for row in launches for cycle in row.left_out]
+    broken = [cycle for cycle in left_out if cycle.unfit in ("wrong", "failed")]
+    if broken or not fit:
+        first = (broken or left_out)[0]
+        why = f"{first.unfit}: {first.record.note}" if first.record.note else first.unfit
+        return Held(**about, answer="no answer", why=plain(why))
+    derived, time = fit[0].derived, case_time(fit)
+    if derived is None or derived.busbw is None or math.isnan(derived.busbw):
+        return Held(**about, answer="no answer", why="there is no busbw")
+    work = derived.busbw * derived.median  # bytes that count, in GB/s times ns
+    busbw, lo = work / time.median, work / time.hi
+    hi = work / time.lo if time.lo > 0 else math.inf
+    flags = sorted({flag for row in fit for flag in row.ungated})
+    flags += ["predicted"] * any(row.predicted for row in fit)
+    why = f"the row cannot be relied on ({', '.join(flags)})" if flags else ""
+    return Held(**about, **_against(limit, busbw, lo, hi, why))
+
+
+def _average(limit: Limit, cases: Launches) -> Held:
+    """The mean busbw of the rows that were not skipped. Its interval is the mean of theirs, which
+    is wide enough even if all err the same way."""
+    ran = {c: rows for c, rows in cases.items() if any(row.unfit != ("skipped",) for row in rows)}
+    each = [_row(limit, case, launches) for case, launches in ran.items()]
+    first = next(iter(cases))
+    name = f"average of {first.collective} on {counted(first.n, 'rank')}, {first.label}"
+    about: dict[str, Any] = {"row": plain(name), "wanted": limit.busbw, "average": True}
+    unsure = [held for held in each if held.answer == "no answer"]
+    if unsure or not each:
+        why = unsure[0].why if unsure else "nothing was measured"
+        many = f"{len(unsure)} of {counted(len(each), 'row')}: " if unsure else ""
+        return Held(**about, answer="no answer", why=many + why)
+    busbw, lo, hi = (
+        fmean(math.inf if value is None else value for value in values)
+        for values in zip(*((held.busbw, held.lo, held.hi) for held in each), strict=True)
+    )
+    return Held(**about, **_against(limit, busbw, lo, hi, ""))
+
+
+def _against(limit: Limit, busbw: float, lo: float, hi: float, why: str) -> dict[str, Any]:
+    answer = "met" if lo >= limit.busbw else "short" if hi < limit.busbw else "not shown"
+    bounds = {"lo": lo, "hi": hi if math.isfinite(hi) else None}
+    return {"answer": "no answer" if why else answer, "busbw": busbw, **bounds, "why": why}
+
+
+def told(held: Held) -> str:
+    """A line about a row that does not meet its limit."""
+    wanted = f"{held.wanted:g}" + " (90 % of NCCL_TESTS_MIN_BW)" * held.average
+    if held.busbw is None:
+        return f"{held.row}: {wanted} GB/s of busbw wanted, no answer: {held.why}"
+    bounded = held.hi is not None
+    interval = f"{bandwidth(held.lo)} to {bandwidth(held.hi)}" if bounded else "no interval"
+    ends = {
+        "short": "too little",
+        "not shown": "not shown, as the 95 % interval reaches over it",
+        "met": "met",
+    }
+    got = f"{bandwidth(held.busbw)} GB/s of busbw [{interval}], {wanted} wanted"
+    return f"{held.row}: {got}: {ends.get(held.answer, f'no answer, {held.why}')}"
+
+
+def close(found: Sequence[Held]) -> Exit:
+    """1 where a row falls short; else 3 where one has no answer, or none is shown; else 0."""
+    answers = {held.answer for held in found}
+    if "short" in answers:
+        return Exit.BAD
+    return Exit.NO_VERDICT if answers - {"met"} else Exit.OK
