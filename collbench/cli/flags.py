@@ -114,6 +114,13 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "alone": Option(
             "--one-at-a-time", help="No two pairs at once: what links can do that others share."
         ),
+        "one_way": Option(
+            "--one-way",
+            help=(
+                "Each direction of a pair by itself, one after the other: twice as many"
+                " measurements. Default: both at once."
+            ),
+        ),
         "topology": Option(
             "--topology",
             help=('Which rack hosts are in: TOML or JSON, a table [hosts] with node01 = "rack1".'),

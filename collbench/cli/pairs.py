@@ -33,6 +33,7 @@ def pairs(
     small: str = "8",
     among: str = "all",
     alone: bool = False,
+    one_way: bool = False,
     topology: Path | None = None,
     iters: int = 20,
     warmup: int = 3,
@@ -50,8 +51,10 @@ def pairs(
     """Measure every pair of ranks, and say which ranks, hosts and links stand out.
 
     Pairs that share no rank are measured at once, in as few rounds as there can be, each in both
-    directions at once. What stands out lies four robust standard deviations and a tenth below its
-    like: pairs on one host, in one rack, between racks. Exit code 1 if something does.
+    directions at once; --one-way has each direction measured by itself, which takes twice as many
+    measurements and tells whether it is sending or receiving that is slow. What stands out lies
+    four robust standard deviations and a tenth below its like: pairs on one host, in one rack,
+    between racks. Exit code 1 if something does.
     """
     from collbench.cli import outputs
     from collbench.machine import topology as racks
@@ -67,7 +70,7 @@ def pairs(
         rule = _rule("alone" if alone else "pairs", among, launcher)
         policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
         sizes = [large, small] if small != "0" else [large]
-        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule)
+        order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, one_way)
         order = replace(order, save=save and not dry_run, output=output, tag=tag)
     if dry_run:
         return _plan(order)
@@ -117,19 +120,23 @@ def order_of(
     backend: str = "",
     launcher: str = "auto",
     rule: str = "",
+    one_way: bool = False,
 ) -> Order:
-    """A run of sendrecv between the ranks that ``rule`` puts together."""
+    """A run of sendrecv between the ranks that ``rule`` puts together; of pairs ``one_way``, of one
+    message from the first to the second, and of one back."""
     from collbench.cli import options
     from collbench.run.session import Order
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
 
     axes = Axes(
-        collectives=("sendrecv",),
+        collectives=("broadcast",) if one_way else ("sendrecv",),
+        algorithms=("binomial",) if one_way else ("native",),
+        roots=(0, 1) if one_way else (0,),
         sizes=tuple(grammar.parse_size(size, "--small or --large") for size in sizes),
         ranks=(),
         backends=(),
-        in_place=(False,),
+        in_place=(one_way,),  # where the sender has nothing to copy
         groups=rule,
     )
     ray = options.where(launcher, "", "")
@@ -158,7 +165,9 @@ def _plan(order: Order) -> None:
     cases = [job.case for job in prepared.jobs]
     seconds = sum(plan.seconds(job, prepared.suite.policy) for job in prepared.jobs)
     rounds = len({case.groups for case in cases})
-    pairs = sum(case.of for case in cases) // max(1, len({case.nbytes for case in cases}))
+    pairs = sum(case.of for case in cases) // max(
+        1, len({(case.nbytes, case.root) for case in cases})
+    )
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
         typer.echo(f"{number} skipped: {reason}")

@@ -52,7 +52,8 @@ class Collective(NamedTuple):
     in-place form exists. ``synchronising``: no rank can leave before the last one arrived, so exits
     nearly coincide and per-rank durations tell who came late. ``uneven``: blocks differ in length,
     and an input is a list of blocks. ``moves_data``: there is a size, and bandwidth. ``pairwise``:
-    each rank has to do with two others only, so that pairs of ranks can be measured by it.
+    each rank has to do with two others only, so that pairs of ranks can be measured by it, both
+    ways at once; ``one_way``: of a pair, the root sends all data, and the other one none.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Collective(NamedTuple):
     uneven: bool = False
     moves_data: bool = True
     pairwise: bool = False
+    one_way: bool = False
 
     def busbw(self, n: int) -> float:
         """What algbw is multiplied by on n ranks."""
@@ -300,6 +302,7 @@ COLLECTIVES: dict[str, Collective] = {
             rooted=True,
             in_place="same",
             aliases=("bcast",),
+            one_way=True,
         ),
         Collective(
             "reduce",

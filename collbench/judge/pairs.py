@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import NamedTuple, TypeVar
 
@@ -60,13 +61,15 @@ class Blame(NamedTuple):
 
 class Matrix(NamedTuple):
     """What a run says of its pairs: GB/s each way at the largest size, and ns at the smallest, if
-    there are two. ``hosts`` are the ranks', ``cases`` the largest size's."""
+    there are two. ``hosts`` are the ranks', ``cases`` the largest size's. ``one_way``: a pair is
+    (from, to), and there are two of each; else (low, high), measured both ways at once."""
 
     rates: dict[Pair, float]
     times: dict[Pair, float]
     hosts: list[str]
     cases: dict[Pair, Case]
     trouble: dict[Pair, str]
+    one_way: bool
 
 
 def blame(rates: Rates) -> Blame:
@@ -79,6 +82,20 @@ def blame(rates: Rates) -> Blame:
         for pair, rate in rates.items()
     }
     return Blame(_low(best, _scatter(links)), _low(links))
+
+
+def ways(rates: Rates, one_way: bool) -> dict[str, Blame]:
+    """What stands out, by what it does slowly. One way at a time, an end that sends and the same
+    end that receives are two, and so are both ways of a link."""
+    if not one_way:
+        return {"reaches": blame(rates)}
+    found = blame({(a, ~b): rate for (a, b), rate in rates.items()})
+    links = {(a, ~b): s for (a, b), s in found.links.items() if not {a, b} & set(found.ends)}
+    return {
+        "sends at": Blame({end: s for end, s in found.ends.items() if end >= 0}, {}),
+        "receives at": Blame({~end: s for end, s in found.ends.items() if end < 0}, {}),
+        "one way reaches": Blame({}, links),
+    }
 
 
 def reach(rates: Rates) -> dict[int, float]:
@@ -110,13 +127,16 @@ def _low(values: Mapping[_T, float], noise: float = math.inf) -> dict[_T, float]
 
 
 def matrix(file: RunFile) -> Matrix | None:
-    """What a run says of pairs of ranks; None where it has measured none."""
+    """What a run says of pairs of ranks; None where it has measured none. Where it has measured
+    them both ways at once and one way at a time, the latter counts."""
+    cases_ = by(table([file]), lambda row: row.case)
+    one_way = any(_measures(case) and case.row.one_way for case in cases_)
     found: dict[int, dict[Pair, list[float]]] = defaultdict(lambda: defaultdict(list))
     cases, trouble = dict[Pair, Case](), dict[Pair, str]()
-    for case, launches in by(table([file]), lambda row: row.case).items():
-        if not case.row.pairwise or case.n != 2 or not placed(case.groups):
+    for case, launches in cases_.items():
+        if not _measures(case) or case.row.one_way != one_way:
             continue
-        pair = (min(case.members), max(case.members))
+        pair = case.pair if one_way else (min(case.pair), max(case.pair))
         measured = [row for row in deciding(launches) if not row.predicted]
         if measured:
             found[case.size][pair].append(case_time(measured).median)
@@ -136,7 +156,12 @@ def matrix(file: RunFile) -> Matrix | None:
         else {}
     )
     hosts = {info.rank: info.host for world in file.worlds for info in world.ranks}
-    return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble)
+    return Matrix(rates, times, [hosts[rank] for rank in sorted(hosts)], cases, trouble, one_way)
+
+
+def _measures(case: Case) -> bool:
+    """Whether the case is about a pair among more ranks."""
+    return (case.row.pairwise or case.row.one_way) and case.n == 2 and placed(case.groups) > 0
 
 
 def classes(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, float]]:
@@ -166,36 +191,20 @@ def judge(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding
         return []
     racks, told = racks or {}, list[Finding]()
     for kind, rates in classes(found, racks).items():
-        blamed = blame(rates)
-        ends, hosts = _by_host(blamed.ends, rates, found.hosts)
-        rest = {
-            pair: share for pair, share in blamed.links.items() if not set(pair) & set(blamed.ends)
-        }
-        links, uplinks = (
-            _by_rack(rest, rates, found.hosts, racks) if kind == "racks" else (rest, {})
-        )
-        far = WORDS[kind]
-        told += [_finding(file, found, "host", host, share, far) for host, share in hosts.items()]
-        told += [
-            _finding(file, found, "rank", _rank(found, end), share, far)
-            for end, share in ends.items()
-        ]
-        told += [
-            _finding(file, found, "link", " -> ".join(racks_), share, far)
-            for racks_, share in uplinks.items()
-        ]
-        told += [
-            _finding(
-                file,
-                found,
-                "link",
-                " -> ".join(_rank(found, end) for end in pair),
-                share,
-                far,
-                pair,
-            )
-            for pair, share in links.items()
-        ]
+        for way, blamed in ways(rates, found.one_way).items():
+            ends, hosts = _by_host(blamed.ends, rates, found.hosts)
+            links = {p: s for p, s in blamed.links.items() if not {*p} & {*blamed.ends}}
+            uplinks: Mapping[tuple[str, str], float] = {}
+            if kind == "racks":
+                links, uplinks = _by_rack(links, rates, found.hosts, racks)
+            tell = partial(_finding, file, found, f"{way} {{:.0%}} of what others do {WORDS[kind]}")
+            told += [tell("host", host, share) for host, share in hosts.items()]
+            told += [tell("rank", _rank(found, end), share) for end, share in ends.items()]
+            told += [tell("link", " -> ".join(both), share) for both, share in uplinks.items()]
+            told += [
+                tell("link", " -> ".join(_rank(found, end) for end in pair), share, pair)
+                for pair, share in links.items()
+            ]
     return sorted(told, key=lambda finding: finding.evidence[0].value)
 
 
@@ -228,8 +237,8 @@ def _by_rack(
     """Links that stand out, and pairs of racks between which most do."""
 
     def between(pair: Pair) -> tuple[str, str]:
-        a, b = sorted(racks[hosts[end]] for end in pair)
-        return a, b
+        a, b = (racks[hosts[end]] for end in pair)
+        return (a, b) if pair[::-1] in rates else (min(a, b), max(a, b))
 
     every: dict[tuple[str, str], int] = defaultdict(int)
     slow: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -256,16 +265,19 @@ ADVICE = {
 }
 
 
+WHICH_WAY = "; collbench pairs --one-way tells which direction is slow"
+
+
 def _finding(
     file: RunFile,
     found: Matrix,
+    words: str,
     kind: str,
     name: str,
     share: float,
-    far: str,
     pair: Pair | None = None,
 ) -> Finding:
-    what = f"{name} reaches {share:.0%} of what others do {far}"
+    what = f"{name} {words.format(share)}"
     case = found.cases[pair].key if pair in found.cases else ""
     evidence = [
         Evidence(
@@ -283,20 +295,20 @@ def _finding(
         severity="warning",
         subject=Subject(kind, name),  # type: ignore[arg-type]
         what=what,
-        advice=ADVICE[kind],
+        advice=ADVICE[kind] + ("" if found.one_way else WHICH_WAY),
         evidence=evidence,
     )
 
 
 def summary(found: Matrix, racks: Mapping[str, str]) -> list[str]:
     """What pairs reach by how far apart they are, in words."""
-    lines = []
+    lines, of = [], "direction" if found.one_way else "pair"
     for kind, rates in classes(found, racks).items():
         values = sorted(rates.values())
         times = [found.times[pair] for pair in rates if pair in found.times]
         fast = f", {duration(median(times))} at the smallest" if times else ""
         lines.append(
-            f"{counted(len(rates), 'pair')} {WORDS[kind]}: {bandwidth(median(values))} GB/s in the"
+            f"{counted(len(rates), of)} {WORDS[kind]}: {bandwidth(median(values))} GB/s in the"
             f" median, {bandwidth(values[0])} to {bandwidth(values[-1])}{fast}"
         )
     return lines

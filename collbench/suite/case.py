@@ -139,6 +139,13 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return groups.members(self.groups, self.world)[self.group]
 
     @property
+    def pair(self) -> tuple[int, int]:
+        """The two ranks of a group of two, as the world counts them; the root, if there is one,
+        first."""
+        a, b = self.members
+        return (b, a) if self.root == 1 else (a, b)
+
+    @property
     def siblings(self) -> list[Case]:
         """The cases of all groups, which are measured at once; the first group's, which stands for
         them, is last."""

@@ -104,10 +104,13 @@ class Lab:
         (found,) = json.loads(self._at(self.login, f"tc -s -j qdisc show dev {device}"))
         return int(found["bytes"])
 
-    def throttle(self, host: Host, rate: int) -> None:
-        """Its link lets only so many bits a second through, both ways."""
-        self._at(self.login, f"tc qdisc replace dev {host.name} root {tbf(rate)}")
-        self._at(host, f"tc qdisc replace dev eth0 root {tbf(rate)}")
+    def throttle(self, host: Host, rate: int, ways: Sequence[str] = ("sends", "receives")) -> None:
+        """Its link lets only so many bits a second through, both ways or what it sends or
+        receives."""
+        if "receives" in ways:
+            self._at(self.login, f"tc qdisc replace dev {host.name} root {tbf(rate)}")
+        if "sends" in ways:
+            self._at(host, f"tc qdisc replace dev eth0 root {tbf(rate)}")
 
     def detour(self, one: Host, other: Host, rate: int) -> None:
         """What these two send each other goes by a link of its own, of so many bits a second each

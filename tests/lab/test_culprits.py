@@ -1,4 +1,4 @@
-"""A link that is slower than the others is named, and nobody else."""
+"""A link that is slower than the others is named, with its direction, and nobody else."""
 
 from __future__ import annotations
 
@@ -41,4 +41,20 @@ def test_a_slow_link_is_named() -> None:
         and found["located"]["tests"] >= 8
         and not found["located"]["open"]
     )
+    assert [each.returncode for each in done] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("way", ["sends", "receives"])
+def test_a_slow_direction_of_a_link_is_named(way: str) -> None:
+    """One end of a host's link at half the rate: measured both ways at once, the host alone would
+    be known."""
+    with Lab(hosts=4, rate=RATE) as lab:
+        lab.throttle(lab.hosts[1], RATE // 2, (way,))
+        command = ["pairs", "--one-way", "--large", "1M", "--small", "0", "-n", "6", "-w", "1"]
+        command += ["--no-save", "--format", "json", "-T", "30"]
+        done = launching.run(lab, launching.by_environment, *command, seconds=120)
+    (finding,) = json.loads(done[0].stdout)["findings"]
+    assert finding["subject"] == {"kind": "host", "name": "h1"}
+    assert finding["what"].startswith(f"h1 {way} at ")
+    assert 0.4 < finding["evidence"][0]["value"] < 0.65
     assert [each.returncode for each in done] == [1, 0, 0, 0]

@@ -70,6 +70,17 @@ def test_every_pair_of_five_has_its_own_data_and_the_fifth_idles(launcher: Launc
     )
 
 
+def test_one_way_at_a_time_every_pair_has_its_own_data(launcher: Launcher) -> None:
+    asked = {"sizes": (8, 65536), "ranks": (3,), "in_place": (True,), "groups": "pairs"}
+    way = {"algorithms": ("binomial",), "roots": (0, 1)}
+    cases = expand(Axes(collectives=("broadcast",), **asked, **way))[0]  # type: ignore[arg-type]
+    _, found = measured(launcher, cases, 3)
+    every = {(a, b) for a in range(3) for b in range(3) if a != b}
+    assert sorted(record.case.pair for record in found) == sorted([*every, *every])
+    assert {(record.status, record.wrong) for record in found} == {("ok", 0)}
+    assert all(record.checked for record in found)
+
+
 def test_an_open_plan_goes_on_with_what_it_is_told(launcher: Launcher) -> None:
     first = Case(collective="sendrecv", backend="gloo", n=4, nbytes=4096)
     rules = ["ranks 3,0;2,1/4", "ranks 2,0,3/4", "ranks 1,2/4"]

@@ -391,9 +391,12 @@ def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequen
 ADVICE = {
     1: (
         "slow with every partner: look at its NIC, cable, PCIe link, GPUs, clocks and load, and"
-        " take it out of service"
+        f" take it out of service{uniformity.WHICH_WAY}"
     ),
-    2: "both are fine with others: look at cables, switch ports and routes between them",
+    2: (
+        "both are fine with others: look at cables, switch ports and routes between"
+        f" them{uniformity.WHICH_WAY}"
+    ),
 }
 
 

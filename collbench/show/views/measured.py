@@ -253,7 +253,7 @@ def pairs(view: View) -> Section:
             if pair and row and row.busbw is not None:
                 best = grouped[run, case.collective, case.mode, case.backend]
                 best[pair] = max(best.get(pair, (-1, 0.0)), (case.size, row.busbw))
-                if placed(case.groups):  # both directions at once
+                if placed(case.groups) and not case.row.one_way:  # both directions at once
                     best[pair[::-1]] = best[pair]
     if not grouped:
         return Section(
@@ -294,7 +294,7 @@ def pair_of(record: Record) -> tuple[int, int] | None:
     """The ranks between which a record was measured: its pair's, else as its note or its splits
     say: ``pair I-J``."""
     if record.case.n == 2 and placed(record.case.groups):
-        return record.case.members[0], record.case.members[1]
+        return record.case.pair
     match = PAIR.search(record.note) or PAIR.search(record.case.splits)
     return (int(match[1]), int(match[2])) if match else None
 

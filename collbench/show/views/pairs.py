@@ -79,6 +79,8 @@ def scores(measured: Pairs) -> list[dict[str, Any]]:
     for pair, rate in measured.matrix.rates.items():
         names = [measured.matrix.hosts[end] if several else f"rank {end}" for end in pair]
         if not several or names[0] != names[1]:
+            if measured.matrix.one_way:
+                names = [f"{names[0]} sends", f"{names[1]} receives"]
             for name in names:
                 mine[name].append(rate)
     best = {name: sorted(rates)[-2 if len(rates) > 3 else -1] for name, rates in mine.items()}
@@ -117,6 +119,7 @@ def document(measured: Pairs) -> Document:
             "run": run.id,
             "injected": run.policy.inject,
             "racks": measured.racks,
+            "one_way": measured.matrix.one_way,
             "pairs": rows(measured),
             "scores": scores(measured),
             "findings": measured.findings,
@@ -128,20 +131,22 @@ def _square(found: Matrix) -> Table:
     ranks = range(len(found.hosts))
     lines = []
     for a in ranks:
-        rates = [found.rates.get((min(a, b), max(a, b))) for b in ranks]
+        rates = [found.rates.get((a, b), found.rates.get((b, a))) for b in ranks]
         lines.append(Line((str(a), *("" if rate is None else bandwidth(rate) for rate in rates))))
     heads = ("", *map(str, ranks))
-    return Table(title="busbw between ranks, GB/s", heads=heads, lines=lines, split=True)
+    way = "from line to column" if found.one_way else "between ranks"
+    return Table(title=f"busbw {way}, GB/s", heads=heads, lines=lines, split=True)
 
 
 def _worst(measured: Pairs) -> Table:
     apart, hosts = shares(measured), measured.matrix.hosts
+    to = "->" if measured.matrix.one_way else "-"
     worst = sorted(measured.matrix.rates, key=lambda pair: apart[pair][1])[:WORST]
     lines = [
         Line(
             (
-                f"{a} - {b}",
-                plain(f"{hosts[a]} - {hosts[b]}"),
+                f"{a} {to} {b}",
+                plain(f"{hosts[a]} {to} {hosts[b]}"),
                 WORDS[apart[a, b][0]],
                 bandwidth(measured.matrix.rates[a, b]),
                 f"{apart[a, b][1]:.0%}",

@@ -210,6 +210,29 @@ def measured(
     return factories.run_file(records, [world], None, **about)
 
 
+def directed(
+    hosts: list[str],
+    sends: Mapping[int, float] = {},
+    receives: Mapping[int, float] = {},
+    links: Mapping[Pair, float] = {},
+    seed: int = 1,
+) -> RunFile:
+    """A run of all pairs one way at a time, where some ranks send or receive only a share, and some
+    links (from, to) carry one."""
+    rng, n = random.Random(seed), len(hosts)
+    one_way = {"algorithms": ("binomial",), "roots": (0, 1), "in_place": (True,)}
+    cases = swept("pairs", n, collectives=("broadcast",), **one_way)
+    records = []
+    for case in cases:
+        a, b = (case.members[case.root], case.members[1 - case.root])
+        share = min(sends.get(a, 1.0), receives.get(b, 1.0), links.get((a, b), 1.0))
+        ns = case.size / (HEALTHY * share) if case.size > 8 else 20_000
+        times = [round(ns * rng.gauss(1, 0.01)) for _ in range(10)]
+        records.append(Record(case=case, status="ok", world=0, times_ns=times))
+    world = factories.world(n=n, ranks=factories.ranks(hosts))
+    return factories.run_file(records, [world], None, environment={})
+
+
 def blamed(file: RunFile, where: Mapping[str, str] = {}) -> list[tuple[str, str]]:
     return [
         (finding.subject.kind, finding.subject.name) for finding in uniformity.judge(file, where)
@@ -243,6 +266,72 @@ def test_a_host_and_a_link() -> None:
         ("host", "h0"),
         ("link", "h2 -> h5"),
     ]
+
+
+def test_one_way_both_directions_of_every_pair_are_measured() -> None:
+    found = uniformity.matrix(directed(SIX))
+    assert found and found.one_way
+    assert sorted(found.rates) == [(a, b) for a in range(6) for b in range(6) if a != b]
+
+
+@pytest.mark.parametrize("n", [3, 4, 6])
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_one_way_a_host_that_sends_or_receives_slowly_is_told(n: int, share: float) -> None:
+    for way, fault in (("sends", {"sends": {1: share}}), ("receives", {"receives": {1: share}})):
+        (finding,) = uniformity.judge(directed(SIX[:n], **fault))
+        assert (finding.subject.kind, finding.subject.name) == ("host", "h1")
+        assert finding.what.startswith(f"h1 {way} at {share * 100:.0f}"[:-1])
+
+
+def test_one_way_a_host_slow_both_ways_is_told_for_both() -> None:
+    found = uniformity.judge(directed(SIX, sends={4: 0.5}, receives={4: 0.5}))
+    assert [one.what.split(" at ")[0] for one in found] in (
+        ["h4 sends", "h4 receives"],
+        ["h4 receives", "h4 sends"],
+    )
+
+
+def test_one_way_two_hosts_with_faults_of_other_directions() -> None:
+    found = uniformity.judge(directed(SIX, sends={1: 0.5}, receives={4: 0.6}))
+    assert [one.what.split(" at ")[0] for one in found] == ["h1 sends", "h4 receives"]
+
+
+def test_one_way_a_link_is_named_with_its_direction() -> None:
+    (finding,) = uniformity.judge(directed(SIX, links={(5, 2): 0.5}))
+    assert finding.subject.name == "h5 -> h2"
+    assert finding.what.startswith("h5 -> h2 one way reaches 5")
+
+
+def test_one_way_nobody_stands_out_where_all_are_alike() -> None:
+    assert not [
+        finding for seed in range(10) for finding in uniformity.judge(directed(SIX, seed=seed))
+    ]
+
+
+def test_one_way_an_uplink_is_named_with_its_direction() -> None:
+    nine = [f"h{rank}" for rank in range(9)]
+    where = {host: f"r{place // 3}" for place, host in enumerate(nine)}
+    links = {(b, a): 0.5 for a in range(3) for b in range(3, 6)}
+    assert blamed(directed(nine, links=links), where) == [("link", "r1 -> r0")]
+
+
+def test_both_ways_at_once_the_advice_says_what_tells_the_direction() -> None:
+    (finding,) = uniformity.judge(measured(SIX, {4: 0.5}))
+    assert "pairs --one-way" in finding.advice
+    (finding,) = uniformity.judge(directed(SIX, sends={4: 0.5}))
+    assert "pairs --one-way" not in finding.advice
+
+
+def test_one_way_the_matrix_shows_both_directions() -> None:
+    file = directed(SIX, sends={4: 0.5})
+    found = uniformity.matrix(file)
+    assert found
+    shown_ = json.loads(shown(told(file), "json"))
+    rates = {(pair["a"], pair["b"]): pair["busbw"] for pair in shown_["pairs"]}
+    assert rates[4, 0] == pytest.approx(HEALTHY / 2, rel=0.05)
+    assert rates[0, 4] == pytest.approx(HEALTHY, rel=0.05)
+    assert shown_["one_way"] and shown_["scores"][0]["name"] == "h4 sends"
+    assert "4 -> " in shown(told(file), "table")
 
 
 def test_of_several_ranks_on_a_host_the_slow_one_is_named_or_the_host() -> None:
