@@ -315,6 +315,15 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             min=1,
             help="Tests that --locate may take: one is a group's measurement. Default: 80.",
         ),
+        "expect": Option(
+            "--expect",
+            metavar="FILE",
+            help=(
+                "Bandwidths expected of these machines, a TOML file of [[curve]] tables, each with"
+                " the severity of a row below it: hint, warning or critical (of which the last two"
+                " are unhealthy)."
+            ),
+        ),
         "title": Option("--title", help="Heading of the page and of the Markdown."),
     },
     "report": {

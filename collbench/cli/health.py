@@ -53,6 +53,7 @@ class AskedNight(NamedTuple):
     budget: str
     locate: bool
     tests: int | None
+    expect: Path | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -76,6 +77,7 @@ def health(
     budget: str = "",
     locate: bool = False,
     tests: int | None = None,
+    expect: Path | None = None,
     title: str = "",
     debug: bool = False,
 ) -> None:
@@ -88,7 +90,9 @@ def health(
     """
     from collbench.show.views import health as views
 
-    asked = AskedNight(runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests)
+    asked = AskedNight(
+        runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
+    )
     check(output_format, out or [], nagios)
     agree(asked)
     hook, seconds = _hook(on_unhealthy), asked.seconds
@@ -147,15 +151,18 @@ def _member() -> Membership | None:
 def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
     """The night, measured where that was asked for, and judged; None on other ranks than 0. Raises
     what a run raises."""
-    from collbench.judge.health import checks
+    from collbench.judge.health import checks, expectations
     from collbench.records import store
     from collbench.show.views import health as views
 
-    runs = asked.runs
+    runs, more = asked.runs, list[checks.Check]()
+    if asked.expect:
+        look = partial(expectations.check, curves=expectations.load(asked.expect))
+        more = [checks.Check("expected", look, "rows of which figures are expected")]
     if asked.inject and (runs := planted(asked.inject, asked.ngpus, seconds or 120.0)) is None:
         return None
     paths = list(dict.fromkeys(map(store.find, runs or ["@last"])))
-    more = [located(asked.tests, asked.ngpus)] if asked.locate else []
+    more += [located(asked.tests, asked.ngpus)] if asked.locate else []
     files = [store.digest(path) for path in paths]
     trend = None
     if not asked.no_history:

@@ -82,6 +82,37 @@ def test_a_healthy_night_exits_0_and_writes_every_file(
     )
 
 
+@pytest.mark.parametrize(
+    ("machine", "wanted", "severity", "code", "words"),
+    [
+        ("^node", 0.001, "critical", Exit.OK, "1 rows set against 1 curves"),
+        ("^node", 1000, "critical", Exit.BAD, "of what is expected of such machines (acceptance"),
+        ("^node", 1000, "warning", Exit.BAD, "of what is expected of such machines (acceptance"),
+        ("^node", 1000, "hint", Exit.OK, "of what is expected of such machines (acceptance"),
+        ("^rack", 0.001, "critical", Exit.NO_VERDICT, "no figures are known of 4 x 1 CPU ranks"),
+        ("(", 1, "hint", Exit.USAGE, "line 2, machine"),
+    ],
+)
+def test_a_night_against_a_table_of_ones_own(
+    said: Said, home: Path, machine: str, wanted: float, severity: str, code: int, words: str
+) -> None:
+    kept(home)
+    table = home / "expected.toml"
+    table.write_text(
+        f"""[[curve]]
+        machine = "{machine}"
+        gpus = 1
+        nodes = 4
+        points = {{ "1M" = {wanted} }}
+        severity = "{severity}"
+        source = "acceptance test"
+        day = 2026-01-01
+        """
+    )
+    ended, out, err = said("--no-history", "--format", "json", "--expect", str(table))
+    assert ended == code and words in out + err
+
+
 def test_wrong_data_is_unhealthy_and_exits_1(said: Said, home: Path) -> None:
     kept(
         home,

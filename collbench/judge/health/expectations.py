@@ -1,4 +1,5 @@
-"""What machines of a kind reached elsewhere: hints for a first day without history, never a gate.
+"""What machines of a kind reached elsewhere: hints for a first day without history, never a gate;
+and what an operator expects of machines, which may be one (`health --expect`).
 
 The curves are data (expectations.toml), each with its source, how well that is known, and a day
 from which on it is called old. A curve above what its links can carry is refused as it is read.
@@ -7,10 +8,10 @@ from which on it is called old. A curve above what its links can carry is refuse
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import re
 import tomllib
+from collections import Counter
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,7 +21,7 @@ import msgspec
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import bandwidth, size
-from collbench.judge.health.findings import Evidence, Finding, Subject
+from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.hosts import Looked
 from collbench.judge.health.night import Night, Timing, named
 from collbench.suite.grammar import parse_size
@@ -38,28 +39,34 @@ Kind = Literal["measured", "threshold", "unofficial"]
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """busbw in GB/s by size, of ``collective`` on ``gpus`` GPUs of each of ``nodes`` nodes.
-    ``device`` is a pattern of the GPU's name. ``link`` is a GPU's NVLink rate one way, ``nic`` its
-    share of the node's network, both GB/s on the wire; one NVLink domain (``domain``) may hold all
-    nodes (MNNVL). ``switch`` adds up data: NVLS, SHARP.
+    """busbw in GB/s by size, of ``collective`` on ``gpus`` GPUs of each of ``nodes`` nodes, or as
+    many CPU ranks. ``device`` is a pattern of the GPU's name, ``machine`` one of all hosts' names;
+    without a device it is about CPUs. ``backend`` is an implementation, as in ring@gloo, by default
+    the library's own choice. ``link`` is a GPU's NVLink rate one way, ``nic`` its share of the
+    node's network, both GB/s on the wire; one NVLink domain (``domain``) may hold all nodes
+    (MNNVL). ``switch`` adds up data: NVLS, SHARP; None: as it comes.
 
-    ``verified``: seen by this project on such a machine. ``day`` is when the figure was taken over
-    from ``source``.
+    Below ``share`` of what is expected there is a finding of this ``severity``. ``verified``: seen
+    by this project on such a machine. ``day`` is when the figure was taken over from ``source``.
     """
 
-    device: str
+    device: str = ""
+    machine: str = ""
+    backend: str = ""
+    severity: Severity = "hint"
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = LOW
     gpus: Annotated[int, msgspec.Meta(ge=1)]
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     collective: str = "all_reduce"
-    switch: bool = False
+    switch: bool | None = False
     domain: bool = False
-    link: Rate
+    link: Rate | None = None
     nic: Rate | None = None
     points: dict[str, Rate]
     source: str
     kind: Kind = "measured"
     day: date
-    expires: date
+    expires: date = date.max
     verified: bool = False
 
     @property
@@ -74,13 +81,15 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def most(self) -> float:
-        """The busbw in GB/s that no links of this kind can exceed.
+        """The busbw in GB/s that no links of this kind can exceed; inf where they are not known.
 
         busbw is F S / t. Each GPU must take in F S over its own links, or as little as (n+1)/n S
         where a switch adds up for all_reduce, half of F S where it adds up or multiplies otherwise.
         Between nodes, of whose data each needs (m-1)/m from elsewhere, twice that for all_reduce
         without a switch, all its NICs together carry it.
         """
+        if self.link is None:
+            return math.inf
         n, m, row = self.n, self.nodes, COLLECTIVES[self.collective]
         summed = self.collective in ("all_reduce", "reduce_scatter", "all_gather")
         factor = row.busbw(n)
@@ -105,7 +114,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         how = (", in the switch" if self.switch else "") + (
             ", one NVLink domain" if self.domain and self.nodes > 1 else ""
         )
-        return f"{self.collective}, {nodes}{self.gpus} x {self.device}{how}"
+        return f"{self.collective}, {nodes}{self.gpus} x {self.device or self.machine}{how}"
 
     def at(self, nbytes: int) -> float | None:
         """Between its sizes, on straight lines in logarithms of both; None beyond them, above by
@@ -121,120 +130,156 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 def load(path: Path = FILE) -> list[Curve]:
-    """All curves. Raises UsageError that names the curve which cannot be, and why."""
+    """All curves. Raises UsageError that names line and key of what cannot be, and why."""
+    hint = "each [[curve]] is as those that come with collbench; README shows one"
     try:
-        said = tomllib.loads(path.read_text("utf-8")).get("curve", [])
-        curves = msgspec.convert(said, list[Curve])
-    except (OSError, ValueError, msgspec.ValidationError) as e:
-        raise UsageError(
-            f"{path}: {first_line(e)}", "each [[curve]] is as those that come with collbench"
-        ) from e
-    for curve in curves:
-        if why := _impossible(curve):
+        text = path.read_text("utf-8")
+        whole = tomllib.loads(text)
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{path}: {first_line(e)}", hint) from e
+    said = whole.get("curve")
+    if set(whole) != {"curve"} or not isinstance(said, list) or not said:
+        raise UsageError(f"{path}: there is no [[curve]], or more than that", hint)
+    curves = []
+    for number, one in enumerate(said):
+        own = {"switch": None, **one} if path != FILE and isinstance(one, dict) else one
+        try:
+            curve = msgspec.convert(own, Curve)
+        except msgspec.ValidationError as e:
+            key = re.search(r"field `(\w+)`|`\$\.(\w+)", str(e))
+            where = _line(text, number, (key[1] or key[2]) if key else "")
+            raise UsageError(f"{path}: {where}: {first_line(e)}", hint) from e
+        if found := _impossible(curve):
+            where = f"{_line(text, number, found[0])}: {curve.name}"
             raise UsageError(
-                f"{path}: {curve.name}: {why}",
+                f"{path}: {where}: {found[1]}",
                 "is its unit GB/s, and busbw, not algbw of several GPUs?",
             )
+        curves.append(curve)
     return curves
 
 
-def _impossible(curve: Curve) -> str:
-    if (row := COLLECTIVES.get(curve.collective)) is None or not row.moves_data:
-        return "there is no busbw of such a collective"
+def _line(text: str, number: int, key: str) -> str:
+    """Where a curve says ``key``, else where it begins, in words; curves are counted from 0."""
+    lines = text.splitlines()
+    heads = [at for at, line in enumerate(lines) if re.match(r"\s*\[\[\s*curve\s*\]\]", line)]
+    begin, end = [*heads, *[len(lines)] * (number + 2)][number : number + 2]
+    named = (at for at in range(begin, end) if re.match(rf"\s*[\"']?{key}\b", lines[at]))
+    return f"line {next(named, begin) + 1}" + (f", {key}" if key else "")
+
+
+def _impossible(curve: Curve) -> tuple[str, str] | None:
+    """The key that cannot be, and why."""
+    row = COLLECTIVES.get(curve.collective)
     try:
-        if not curve.sizes:
-            return "it has no points"
+        sizes, _ = curve.sizes, [re.compile(text) for text in (curve.device, curve.machine)]
     except UsageError as error:
-        return error.message
-    if curve.nodes > 1 and not curve.domain and curve.nic is None:
-        return "several nodes, and no rate of a NIC"
+        return "points", error.message
+    except re.error as error:
+        key = "machine" if error.pattern == curve.machine else "device"
+        return key, f"it is no regular expression: {error}"
+    distant = curve.link and curve.nodes > 1 and not curve.domain
+    reasons = {
+        ("collective", "there is no busbw of such a collective"): not (row and row.moves_data),
+        ("device", "neither device nor machine says which machines it is about"): not (
+            curve.device or curve.machine
+        ),
+        ("points", "it has no points"): not sizes,
+        ("nic", "several nodes, and no rate of a NIC"): distant and curve.nic is None,
+    }
+    if wrong := next((reason for reason, holds in reasons.items() if holds), None):
+        return wrong
     worst = max(curve.points.values())
-    return (
-        f"{worst:g} GB/s is above the {curve.most:.0f} GB/s that its links carry"
-        if worst > curve.most
-        else ""
-    )
+    why = f"{worst:g} GB/s is above the {curve.most:.0f} GB/s that its links carry"
+    return ("points", why) if worst > curve.most else None
 
 
 def check(night: Night, curves: list[Curve] | None = None, today: date | None = None) -> Looked:
-    """Sizes at which a collective stays below 90 % of what was reached elsewhere on machines like
-    this one."""
-    kind = _kind(night)
-    if kind is None:
+    """Sizes at which a collective stays below what is expected: by the ``curves``, or what was
+    reached elsewhere on machines like this one. Of curves that should have failed something and
+    that no row says anything of, the first is missing."""
+    device, shapes = _machine(night)
+    if not shapes or (curves is None and not device):
         return Looked(
             idle="no GPUs of one kind on every host: nothing is known to set them against"
         )
-    device, gpus, nodes = kind
     today = today or date.today()
     mine = [
         c
         for c in (load() if curves is None else curves)
-        if re.search(c.device, device) and (c.gpus, c.nodes) == (gpus, nodes)
+        if _about(c, device, night.hosts) and (c.gpus, c.nodes) in shapes.values()
     ]
     if not mine:
-        return Looked(missing=f"no figures are known of {nodes} x {gpus} {device}")
-    found, looked = [], 0
+        kinds = " or ".join(f"{nodes} x {each}" for each, nodes in sorted(set(shapes.values())))
+        return Looked(missing=f"no figures are known of {kinds} {device or 'CPU ranks'}")
+    found, looked, seen = [], set[str](), set[int]()
     for timing in night.fit:
-        curve = _like(mine, night, timing)
-        expected = curve.at(timing.case.size) if curve else None
-        if curve and expected:
-            looked += 1
+        for curve in _like(mine, night, timing, shapes):
+            if (expected := curve.at(timing.case.size)) is None:
+                continue
+            looked.add(timing.case.key)
+            seen.add(id(curve))
             reached = timing.moved / timing.median * timing.case.row.busbw(timing.case.n)
-            found += (
-                [_finding(timing, curve, reached, expected, today)]
-                if reached < LOW * expected
-                else []
-            )
+            if reached < curve.share * expected:
+                found.append(_finding(timing, curve, reached, expected, today))
     if not looked:
         return Looked(missing="no row is of a collective and size of which figures are known")
     old = sum(curve.expires < today for curve in mine)
+    unseen = [c.name for c in mine if c.severity != "hint" and id(c) not in seen]
     return Looked(
-        f"{looked:,} rows set against {len(mine)} curves" + f", {old} of them expired" * bool(old),
+        f"{len(looked):,} rows set against {len(mine)} curves"
+        + f", {old} of them expired" * bool(old),
         found,
+        missing=f"no row says anything of {unseen[0]}" if unseen else "",
     )
 
 
-def _kind(night: Night) -> tuple[str, int, int] | None:
-    """The GPU's name, how many of them on each host, and hosts; None where that is not one kind of
-    machine."""
+def _machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
+    """The GPU's name, empty where there are none; and by the size of a world, how many ranks each
+    host has, and hosts, where these are alike and each rank has such a GPU."""
     names = {
-        device.get("name")
+        str(device.get("name"))
         for file in night.files
         for device in (file.run.environment.get("gpus") or {}).get("devices") or []
     } | {state.name for told in night.records for state in told.record.gpus}
-    worlds = [world for file in night.files for world in file.worlds if world.n > 1]
-    shapes = {
-        tuple(
-            sorted(
-                len(list(ranks))
-                for _, ranks in itertools.groupby(sorted(info.host for info in world.ranks))
-            )
-        )
-        for world in worlds
-        if all(info.device.startswith("cuda") for info in world.ranks)
-    }
-    shape = shapes.pop() if len(shapes) == 1 else ()
-    name = names.pop() if len(names) == 1 else None
-    return (str(name), shape[0], len(shape)) if name and shape and len(set(shape)) == 1 else None
+    device = names.pop() if len(names) == 1 else ""
+    shapes: dict[int, set[tuple[int, int]]] = {}
+    for world in (world for file in night.files for world in file.worlds if world.n > 1):
+        each = Counter(info.host for info in world.ranks)
+        alike = all(info.device.startswith("cuda") == bool(device) for info in world.ranks)
+        if alike and len(set(each.values())) == 1:
+            shapes.setdefault(world.n, set()).add((world.n // len(each), len(each)))
+    return device, {n: shape.pop() for n, shape in shapes.items() if len(shape) == 1}
 
 
-def _like(curves: list[Curve], night: Night, timing: Timing) -> Curve | None:
-    """The curve of the case's collective that was made the way the library said it ran; of several
-    the lowest."""
-    case = timing.case
-    fitting = [c for c in curves if (c.collective, c.n) == (case.collective, case.n)]
-    if case.backend not in ("nccl", "rccl") or case.algorithm != "native":
-        return None
+def _about(curve: Curve, device: str, hosts: list[str]) -> bool:
+    """Whether a curve is about such machines."""
+    kind = bool(device and re.search(curve.device, device)) if curve.device else True
+    return kind and all(re.search(curve.machine, host) for host in hosts)
+
+
+def _like(
+    curves: list[Curve], night: Night, timing: Timing, shapes: dict[int, tuple[int, int]]
+) -> list[Curve]:
+    """The curves of the case's collective that were made the way the library said it ran; of
+    several of one severity the lowest."""
+    case, lowest = timing.case, dict[Severity, Curve]()
     chose = next(
         (t.record.chose for t in night.records if t.record.case.key == case.key and t.record.chose),
         None,
     )
     in_switch = bool(chose and chose.algorithm.startswith(("NVLS", "CollNet")))
-    return min(
-        (c for c in fitting if c.switch == in_switch),
-        key=lambda c: max(c.points.values()),
-        default=None,
-    )
+    for curve in sorted(curves, key=lambda c: -max(c.points.values())):
+        own = case.algorithm == "native" and (case.backend in ("nccl", "rccl") or not curve.device)
+        if (
+            (case.label == curve.backend if curve.backend else own)
+            and curve.collective == case.collective
+            and not case.groups
+            and shapes.get(case.n) == (curve.gpus, curve.nodes)
+            and curve.switch in (None, in_switch)
+        ):
+            lowest[curve.severity] = curve
+    return [*lowest.values()]
 
 
 def _finding(timing: Timing, curve: Curve, reached: float, expected: float, today: date) -> Finding:
@@ -245,12 +290,14 @@ def _finding(timing: Timing, curve: Curve, reached: float, expected: float, toda
     told += ", EXPIRED" if curve.expires < today else ""
     return Finding(
         check="expectation",
-        severity="hint",
+        severity=curve.severity,
         subject=Subject("collective", named(timing.case)),
-        what=f"reaches {reached / expected:.0%} of what such machines reached elsewhere ({told})",
+        what=f"reaches {reached / expected:.0%} of what is expected of such machines ({told})",
         advice=(
             "conditions differ between sites; where history begins, it takes over from these"
             " figures"
+            if curve.severity == "hint"
+            else "collbench pairs and locate say whether a host or a link is slow"
         ),
         evidence=[
             Evidence(

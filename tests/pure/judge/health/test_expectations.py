@@ -134,3 +134,111 @@ def test_other_machines_have_no_data_and_cpus_no_expectation() -> None:
     )
     assert "no figures are known" in looked(msgspec.structs.replace(other, run=told)).missing
     assert looked(night()).idle
+
+
+EXPECT = """
+[[curve]]
+machine = "^node"
+gpus = 4
+collective = "all_reduce"
+points = { "1K" = 0.1, "64M" = 5 }
+severity = "critical"
+source = "acceptance test"
+day = 2026-01-01
+"""
+
+
+def expected(tmp_path: Path, *changes: tuple[str, str], slower: float = 1.0) -> Looked:
+    """What a table of an operator's own finds in a night of four CPU ranks on one host, whose
+    all_reduce of 64 MiB has 6 GB/s of busbw, or so many times less."""
+    text = EXPECT
+    for change in changes:
+        assert change[0] in text
+        text = text.replace(*change)
+    case = Case(collective="all_reduce", backend="gloo", n=4, nbytes=64 << 20, op="sum")
+    time = round(case.row.busbw(4) * case.size / 6 * slower)
+
+    def exact(record: Record) -> Record:
+        return msgspec.structs.replace(record, times_ns=[time + i for i in range(-3, 4)])
+
+    file = night(rows=[case], change=exact, worlds={"ranks": hosted(4, 4)})
+    return looked(file, load(tmp_path, text))
+
+
+def test_a_table_of_ones_own_is_held_against_cpus_too(tmp_path: Path) -> None:
+    seen = expected(tmp_path)
+    assert (list(seen.findings), seen.missing, seen.note[:6]) == ([], "", "1 rows")
+
+
+@pytest.mark.parametrize("severity", ["hint", "warning", "critical"])
+def test_below_it_is_a_finding_of_the_severity_it_says(tmp_path: Path, severity: str) -> None:
+    seen = expected(tmp_path, ('"critical"', f'"{severity}"'), slower=2.0)
+    (finding,) = seen.findings
+    assert finding.severity == severity
+    assert "60% of what is expected" in finding.what and "acceptance test" in finding.what
+
+
+def test_the_share_that_suffices_is_its_own(tmp_path: Path) -> None:
+    assert not expected(tmp_path, ("gpus", "share = 0.5\ngpus"), slower=2.0).findings
+    assert expected(tmp_path, ("gpus", "share = 1.0\ngpus"), slower=1.25).findings
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ('"^node"', '"^other"'),
+        ("gpus = 4", "gpus = 2"),
+        ("gpus = 4", "gpus = 4\nnodes = 2"),
+        ('"all_reduce"', '"all_gather"'),
+        ('"64M" = 5', '"1M" = 5'),
+        ("gpus", 'backend = "ring@gloo"\ngpus'),
+        ("gpus", 'device = "H200"\ngpus'),
+    ],
+)
+def test_rows_that_nothing_is_expected_of_are_no_pass(
+    tmp_path: Path, change: tuple[str, str]
+) -> None:
+    seen = expected(tmp_path, change, slower=2.0)
+    assert seen.missing and not seen.findings
+
+
+def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None:
+    other = EXPECT.replace("all_reduce", "broadcast")
+    seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"))
+    assert "no row says anything of broadcast" in seen.missing
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "reason"),
+    [
+        (("gpus = 4", 'gpus = "4"'), "line 4, gpus", "Expected `int`"),
+        (("gpus = 4", "ranks = 4"), "line 4, ranks", "unknown field"),
+        (('"critical"', '"fatal"'), "line 7, severity", "Invalid enum value 'fatal'"),
+        (('"64M" = 5', '"64M" = "x"'), "line 6, points", "Expected `float`"),
+        (('"64M"', '"lots"'), "line 6, points", "'lots' is not a size"),
+        (('"^node"', '"("'), "line 3, machine", "no regular expression"),
+        (('machine = "^node"', ""), "line 2, device", "neither device nor machine"),
+        (('"all_reduce"', '"all_produce"'), "line 5, collective", "no busbw"),
+        (("source", "sauce"), "line 8, sauce", "unknown field"),
+        (("[[curve]]", "[curve]"), "", "there is no [[curve]]"),
+        (("= 4", "= = 4"), "", "line 4"),
+    ],
+)
+def test_a_mistake_is_told_with_line_and_key(
+    tmp_path: Path, change: tuple[str, str], place: str, reason: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        expected(tmp_path, change)
+    assert place in caught.value.message and reason in caught.value.message
+
+
+def test_the_line_is_that_of_the_second_table(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line 13, gpus"):
+        load(tmp_path, EXPECT + "\n" + EXPECT.replace("gpus = 4", "gpus = -4").lstrip())
+
+
+def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
+    readme = Path(__file__).parents[4] / "README.md"
+    (block,) = (text for text in readme.read_text().split("```toml\n") if "[[curve]]" in text)
+    (curve,) = load(tmp_path, block.split("```")[0])
+    assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)
