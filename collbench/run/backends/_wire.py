@@ -109,7 +109,7 @@ def prepare(
     """The call that runs ``case.algorithm`` between the ranks of a process group, or of what
     ``start`` knows; or between some ``members`` of it. ``near`` are its ranks on this machine."""
     wire = _Wire(case, send, recv, rank, room, halfway, members or range(case.n))
-    start = start or (_batched if recv.device.type == "cuda" else partial(_posted, near=near))
+    start = start or (_batched if recv.device.type != "cpu" else partial(_posted, near=near))
     parts = [
         [(start(messages, group), tuple(messages.local)) for messages in part]
         for part in wire.parts

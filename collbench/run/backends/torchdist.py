@@ -163,6 +163,24 @@ CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = 
 }
 
 
+def place(name: str, local_rank: int = 0) -> torch.device:
+    """Where a rank's tensors are for a backend other than NCCL: on the accelerator here where torch
+    says that the backend is for such devices, else on the CPU, as for gloo. Raises CannotRun where
+    it is for neither."""
+    able = dist.Backend.backend_capability.get(name.lower(), ["cpu"])
+    there = torch.accelerator.is_available() and name != "gloo"
+    found = torch.accelerator.current_accelerator() if there else None
+    if found is not None and found.type in able:
+        return torch.device(found.type, local_rank % torch.accelerator.device_count())
+    if "cpu" in able:
+        return torch.device("cpu")
+    here = f"the accelerator here is {found.type}" if found else "torch finds no accelerator here"
+    raise CannotRun(
+        f"backend {name} is for tensors on {' or '.join(able)}, and {here}",
+        "a torch build and a driver for them, or --backend gloo, which runs on CPUs",
+    )
+
+
 class TorchDistributed(Base):
     """One torch.distributed backend, measured on a process group of its own beside the control
     group."""
@@ -198,11 +216,14 @@ class TorchDistributed(Base):
         return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
+        everyone = world() if self.control else Control(rank, n)
         if self.name == "nccl":
-            self._take_seat(world() if self.control else Control(rank, n), local_rank)
+            self._take_seat(everyone, local_rank)
+        else:
+            self._take_place(everyone, local_rank)
         try:
             control = self.control or Control(rank, n)
-            near = set() if self.stream else self.near(control)
+            near = self.near(control) if self.device.type == "cpu" else set()
             self._at = _Site(rank, n, control.joined(self.name), near=near)
         except (RuntimeError, ValueError, AttributeError, AssertionError) as e:
             raise CannotRun(
@@ -227,6 +248,12 @@ class TorchDistributed(Base):
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
+
+    def _take_place(self, control: Control, local_rank: int) -> None:
+        self.device = place(self.name, local_rank)
+        if self.device.index is not None:
+            torch.accelerator.set_device_index(self.device.index)
+            self.shared = len(self.near(control)) > torch.accelerator.device_count()
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
@@ -270,6 +297,8 @@ class TorchDistributed(Base):
     def finish(self) -> None:
         if self.stream:
             self.stream.drain()
+        elif self.device.index is not None:
+            torch.accelerator.synchronize()
 
     def close(self) -> None:
         if self._registered:
