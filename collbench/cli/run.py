@@ -60,7 +60,8 @@ def run(
         orders = [order(suite=found.run.suite, resumed=found)]
     reporter = partial(options.reporter, output_format)
     codes = [carry_out(order, reporter, dry_run) for order in orders]
-    raise typer.Exit(max(codes, default=Exit.OK))
+    # of several suites the gravest, which no verdict is not
+    raise typer.Exit(max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c))
 
 
 def _refuse(

@@ -45,15 +45,16 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 def judge(file: RunFile) -> list[Held]:
     """Every row of a run that has a limit, against each of its limits; a wanted size that has no
     row, and the averages. Rows without a busbw by their nature, such as a barrier's, have none."""
-    rows = by(table([file]), lambda row: row.case)
-    return [
-        held
+    wanted = [
+        (threshold.match, limit)
         for threshold in file.run.suite.thresholds
         for limit in threshold.min_busbw
-        for held in _limited(
-            limit,
-            {c: rows[c] for c in rows if c.row.moves_data and c in threshold.match},
-        )
+    ]
+    rows = by(table([file]), lambda row: row.case) if wanted else {}
+    return [
+        held
+        for match, limit in wanted
+        for held in _limited(limit, {c: rows[c] for c in rows if c.row.moves_data and c in match})
     ]
 
 

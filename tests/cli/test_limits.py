@@ -106,6 +106,23 @@ def test_a_suite_may_want_busbw(bare, tmp_path: Path) -> None:
     assert done.returncode == 3 and "1 GiB" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(("8", "8"), 0), (("8", "8@1G"), 3), (("10", "8@1G"), 1), (("8@1G", "10"), 1)],
+)
+def test_of_several_suites_the_gravest_answer_counts(
+    inside, reaching, tmp_path: Path, limits: tuple[str, str], code: int
+) -> None:
+    reaching(9.0)
+    paths = [tmp_path / f"{name}.toml" for name in ("one", "other")]
+    for path, limit in zip(paths, limits, strict=True):
+        path.write_text(
+            "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '64M'\nranks = 4\n"
+            f"backends = 'gloo'\nin_place = false\n[[threshold]]\nmin_busbw = '{limit}'\n"
+        )
+    assert inside("run", *map(str, paths), "--format", "csv").returncode == code
+
+
 def test_a_limit_is_checked_before_anything_runs(bare) -> None:
     done = bare("all_reduce", "--backend", "model", "-g", "4", "--dry-run", "--min-busbw", "fast")
     assert done.returncode == 2 and "--min-busbw: 'fast'" in done.stderr
