@@ -82,6 +82,17 @@ def measured(path: Path) -> RunFile:
     return run
 
 
+def test_a_limit_is_judged_and_told_by_rank_0_alone(tmp_path: Path) -> None:
+    """Five samples bound no interval, on however quiet a machine."""
+    processes = by_hand(
+        [(0, 2), (1, 2)], tmp_path / "run.jsonl", "--min-busbw", "1", MASTER_PORT=str(_free_port())
+    )
+    told = [process.communicate(timeout=100) for process in processes]
+    assert [process.returncode for process in processes] == [3, 0], told
+    lines = [line for _, err in told for line in err.splitlines() if "1 wanted" in line]
+    assert len(lines) == 1 and "n<6" in lines[0] and "1 wanted" in told[0][1]
+
+
 def test_slurm_on_one_node(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     done = ended([SRUN, "-n", "2", *COLLBENCH, *ARGS, "--output", str(path)])
