@@ -189,10 +189,6 @@ def _refuse_variables(name: str, launcher: str) -> None:
 
 VARIABLES = {
     "NCCL_TESTS_DEVICE": "CUDA_VISIBLE_DEVICES=4,5,6,7 names GPUs, and ranks take them in turn",
-    "NCCL_TESTS_MIN_BW": (
-        "unset it: an average over all sizes gates nothing here; collbench compare and health do,"
-        " row by row"
-    ),
     "NCCL_TESTS_ALLTOALLV_SPREAD": "--splits spread:0.5",
     "NCCL_TESTS_ALLTOALLV_MATRIX_FILE": "--splits matrix:FILE",
 }

@@ -145,7 +145,6 @@ def test_root_minus_one_is_every_root(bare) -> None:
     ("setting", "words"),
     [
         ({"NCCL_TESTS_DEVICE": "4"}, "CUDA_VISIBLE_DEVICES"),
-        ({"NCCL_TESTS_MIN_BW": "300"}, "gates nothing here"),
         ({"NCCL_TESTS_ALLTOALLV_SPREAD": "0.5"}, "--splits spread:0.5"),
     ],
 )
