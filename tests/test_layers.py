@@ -23,7 +23,7 @@ LAYERS = {
     "suite": 820,  # what is asked for
     "records": 2_400,  # what came out
     "run": 7_450,  # how it is measured
-    "judge": 3_380,  # what it means
+    "judge": 3_420,  # what it means
     "show": 3_950,  # how it is told
     "cli": 2_200,  # how it is asked for
 }
