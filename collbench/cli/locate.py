@@ -49,6 +49,7 @@ def locate(
     """
     from collbench.cli import pairs
     from collbench.judge.health.locate import Rules
+    from collbench.run import session
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
@@ -59,7 +60,7 @@ def locate(
     order = replace(order, save=save and not dry_run, output=output, tag=tag)
     announce(order, rules)
     if dry_run:
-        return
+        return session.refuse_nothing(session.prepare(order))
     found = run(order, rules)
     if found is None:
         return

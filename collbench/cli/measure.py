@@ -35,5 +35,8 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         return session.execute(order, reporter)
     member = join.detect(order.launcher)
     if member is None or member.rank == 0:
-        terminal.show(*cases.plan(session.plan_rows(session.prepare(order))))
+        prepared = session.prepare(order)
+        terminal.show(*cases.plan(session.plan_rows(prepared)))
+        if order.resumed is None:
+            session.refuse_nothing(prepared)
     return Exit.OK

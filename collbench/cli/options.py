@@ -16,6 +16,7 @@ from collbench.cli import parameters
 from collbench.core import groups
 from collbench.core.collectives import collective
 from collbench.core.errors import UsageError
+from collbench.run import backends
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
@@ -60,6 +61,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     }
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
     suite = Suite(name=name, axes=axes, policy=policy)
+    backends.refuse_unknown(suite.values("backends"))
     order = Order(
         suite=suite,
         command=sys.argv,
@@ -277,7 +279,7 @@ def changed(
     )
     replace = msgspec.structs.replace
     settle = partial(_settled, launcher=launcher, ray=ray)
-    return replace(
+    made = replace(
         named,
         policy=replace(named.policy, max_seconds=seconds, inject=inject),
         axes=settle(replace(named.axes, **said)),
@@ -287,6 +289,8 @@ def changed(
         if others
         else named.excludes,
     )
+    backends.refuse_unknown(made.values("backends"))
+    return made
 
 
 def budgeted(order: Order, budget: str) -> Order:

@@ -163,6 +163,8 @@ def _plan(order: Order) -> None:
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
         typer.echo(f"{number} skipped: {reason}")
+    if order.resumed is None:
+        session.refuse_nothing(prepared)
 
 
 def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:

@@ -26,7 +26,14 @@ from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume
-from collbench.run.backends import UNDER_MPIRUN, is_predicted, too_few_gpus, why_never, why_not_so
+from collbench.run.backends import (
+    UNDER_MPIRUN,
+    is_predicted,
+    too_few_gpus,
+    why_never,
+    why_not_here,
+    why_not_so,
+)
 from collbench.run.backends.model import Predicted
 from collbench.run.interrupts import Interrupts
 from collbench.run.launch import join
@@ -85,6 +92,7 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     faults.refuse(every, suite.policy)
     elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
     gpus = 0 if elsewhere else environment.gpu_count()
+    absent = {} if elsewhere else {name: why_not_here(name) for name in suite.values("backends")}
 
     def why_not(case: Case) -> str:
         if order.ray and case.backend in UNDER_MPIRUN:
@@ -93,6 +101,7 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
             why_never(case)
             or why_not_so(case, suite.policy)
             or too_few_gpus(case, suite.policy, gpus)
+            or absent.get(case.backend, "")
         )
 
     never = {case: reason for case in every if (reason := why_not(case))}
@@ -170,8 +179,8 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         prepared = prepare(order, world.room)
         if resumed is not None:
             resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
-        elif not prepared.jobs:
-            raise nothing_runs([skip.reason for skip in prepared.skips])
+        else:
+            refuse_nothing(prepared)
         return _Session(order, prepared, make_reporter(), world, before).run()
     finally:
         world.close()
@@ -219,6 +228,12 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     session.begin()
     reporter.end(order.resumed.end, path)
     return session.verdict()
+
+
+def refuse_nothing(prepared: Prepared) -> None:
+    """Raises CannotRun where there is nothing to run."""
+    if not prepared.jobs:
+        raise nothing_runs([skip.reason for skip in prepared.skips])
 
 
 def nothing_runs(notes: Sequence[str]) -> CannotRun:

@@ -5,7 +5,6 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,6 +17,7 @@ from msgspec import Meta
 from collbench.core import algorithms, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
+from collbench.core.text import near
 from collbench.suite import arrivals, fields
 from collbench.suite.fields import Field
 from collbench.suite.grammar import expand_envs, parse_duration, parse_share, parse_size, sweep
@@ -51,9 +51,9 @@ def load(name: str) -> Suite:
         return _read(shipped[name])
     path = Path(name)
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        near = f"write ./{name} for the file here" if path.is_file() else _near(name, shipped)
+        like = f"write ./{name} for the file here" if path.is_file() else near(name, shipped)
         raise UsageError(
-            f"no suite '{name}'", near or f"a TOML file, or one of {', '.join(shipped)}"
+            f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(shipped)}"
         )
     return _read(path)
 
@@ -169,7 +169,7 @@ def _values(
         if key not in known:
             raise UsageError(
                 f"{where}, {key}: there is no such key",
-                _near(key, known) or f"one of {', '.join(known)}",
+                near(key, known) or f"one of {', '.join(known)}",
             )
     for key, hint in (needed or {}).items():
         if key not in table:
@@ -178,11 +178,6 @@ def _values(
     return {
         names.get(key, key): known[key](value, f"{where}, {key}") for key, value in table.items()
     }
-
-
-def _near(word: Any, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(str(word), list(names), 1)
-    return f"did you mean {found[0]}?" if found else ""
 
 
 class Kind(NamedTuple):
@@ -203,7 +198,7 @@ class Kind(NamedTuple):
             if isinstance(value, str):
                 value = msgspec.convert(self.parse(value, where), self.type)
         except msgspec.ValidationError as e:
-            raise _unlike(self.expected, given, where, _near(given, self.names)) from e
+            raise _unlike(self.expected, given, where, near(given, self.names)) from e
         return value
 
 
@@ -225,7 +220,7 @@ def _known(find: Callable[[str], str], names: Iterable[str]) -> Kind:
         try:
             return find(text) if text.isprintable() else ""
         except UsageError as e:
-            raise UsageError(f"{where}: {e.message}", _near(text, names) or e.hint) from e
+            raise UsageError(f"{where}: {e.message}", near(text, names) or e.hint) from e
 
     return NAME._replace(parse=parse)
 
@@ -238,7 +233,7 @@ def _algorithm(text: str, where: str) -> str:
     if text.isprintable() and text.partition(":")[0] not in names:
         raise UsageError(
             f"{where}: no collective has an algorithm '{text}'",
-            _near(text, names) or "collbench list",
+            near(text, names) or "collbench list",
         )
     return _printed(text, where)
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from collbench.core.errors import UsageError
 from collbench.core.groups import placed
+from collbench.core.text import near
+from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -34,6 +38,9 @@ TOGETHER = {  # backends that share a module
     "torch_multimem": "torchsymm",
     "torch_multimem_one_shot": "torchsymm",
 }
+
+
+TORCHS = ("gloo", "nccl", "ucc", "xccl")  # that torch.distributed itself knows by name
 
 
 UNDER_MPIRUN = frozenset({"mpi"})  # ranks of this machine are started by mpirun
@@ -159,6 +166,48 @@ def find(name: str) -> Backend:
     home = importlib.import_module(f"collbench.run.backends.{module if own else 'torchdist'}")
     backend: Backend = home.create(name)
     return backend
+
+
+def refuse_unknown(asked: Iterable[str]) -> None:
+    """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
+    may be a plug-in's loads torch."""
+    modules = {found.name for found in pkgutil.iter_modules(__path__)}
+    own = {name for name in modules if name[0] != "_"} - {"torchdist", *TOGETHER.values()}
+    known = sorted({*own, *TOGETHER, *TORCHS})
+    for name in asked:
+        if name not in known and name.lower() not in _registered():
+            raise UsageError(
+                f"unknown backend '{name}'", near(name, known) or f"one of {', '.join(known)}"
+            )
+
+
+def _registered() -> set[str]:
+    """Backends that torch knows here, plug-ins' among them; none without torch."""
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return set()
+    known = dist.Backend.backend_list if dist.is_available() else []
+    return {*known} - {"undefined", "fake", *TORCHS}
+
+
+def why_not_here(name: str) -> str:
+    """Why no rank of this machine can open the backend ``name``, as far as its torch tells; else an
+    empty string."""
+    if name not in GPU_EACH | {"ucc", "xccl"} or (name in GPU_EACH and environment.gpu_count()):
+        return ""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        return f"backend {name} needs torch, which cannot be imported here"
+    if name in GPU_EACH:
+        there = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
+        lack = "needs an NVIDIA GPU and a CUDA build of torch (--backend gloo runs on CPUs)"
+    else:
+        there = dist.is_available() and dist.is_backend_available(name)
+        lack = f"is not in this torch, which was built without {name.upper()}"
+    return "" if there else f"backend {name} {lack}"
 
 
 def why_never(case: Case) -> str:
