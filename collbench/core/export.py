@@ -37,7 +37,7 @@ COLLS = {
 MOST_CELLS, MOST_STEPS, MOST_BLOCKS, MOST_PEERS = 71, 256, 216, 32
 
 
-VERSION = 1  # of the JSON form
+NAME, VERSION = "collbench schedule", 1  # of the JSON form
 
 
 def staged(schedule: Schedule) -> Schedule:
@@ -384,7 +384,7 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
     )
     defined = expected(schedule.row, schedule.n, schedule.root, schedule.cells)
     head = {
-        "format": "collbench schedule",
+        "format": NAME,
         "version": VERSION,
         "collective": schedule.collective,
         "algorithm": schedule.name,

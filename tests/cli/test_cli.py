@@ -231,7 +231,7 @@ def test_formats_for_programs(bare, tmp_path: Path) -> None:
 def test_a_bad_place_for_json_is_found_before_anything_runs(bare) -> None:
     done = bare("all_reduce", "--sizes", "1K", *MODEL, "-J", "/nowhere/out.json")
     assert done.returncode == 5
-    assert "cannot write /nowhere/out.json" in done.stderr and "Traceback" not in done.stderr
+    assert "cannot write /nowhere/out.json: folder /nowhere does not exist" in done.stderr
     assert done.stdout == ""
 
 
@@ -269,7 +269,7 @@ def test_commands_whose_output_finds_no_room_end_with_5(bare, words: tuple[str, 
 
 
 def test_a_name_that_no_disk_takes_is_told(bare) -> None:
-    done = bare("all_reduce", "--sizes", "1K", *MODEL, "--output", "a" * 300)
+    done = bare("all_reduce", "--sizes", "1K", *MODEL, "--output", f"{'a' * 300}.jsonl")
     assert (done.returncode, "cannot write aaa" in done.stderr) == (5, True)
 
 

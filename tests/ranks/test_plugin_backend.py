@@ -1,5 +1,5 @@
-"""A backend that a package registers with torch.distributed when torch is loaded: it is known by its
-name, and runs."""
+"""A backend that a package registers with torch.distributed when torch is loaded: it is known by
+its name, and runs."""
 
 from __future__ import annotations
 
