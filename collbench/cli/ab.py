@@ -50,7 +50,7 @@ def ab(
     from collbench.run.experiment import Order
     from collbench.run.interrupts import Interrupts
 
-    _refuse_launchers()
+    _refuse(tag)
     sides = _sides(base, head, aa)
     judge.check(output_format, out or [])
     if output is not None and not dry_run:
@@ -73,10 +73,13 @@ def ab(
         raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
 
 
-def _refuse_launchers() -> None:
-    """Raises CannotRun where this process is a rank already."""
+def _refuse(tag: str) -> None:
+    """Raises UsageError for a tag that could not name a run, and CannotRun where this process is a
+    rank already."""
     from collbench.run.launch import join
+    from collbench.suite import grammar
 
+    grammar.refuse_tag(tag)
     if member := join.detect():
         raise CannotRun(
             f"ab starts ranks of its own, and {member.launcher} has started this one",

@@ -47,7 +47,7 @@ def locate(
     The plan is printed first. Exit code 1 if somebody is named, 3 if not everybody could be
     cleared.
     """
-    from collbench.cli import pairs
+    from collbench.cli import options, pairs
     from collbench.judge.health.locate import Rules
     from collbench.run import session
     from collbench.suite import grammar
@@ -57,7 +57,7 @@ def locate(
     rules = Rules(grammar.parse_share(tau, "--tau"), budget)
     policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
     order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
-    order = replace(order, save=save and not dry_run, output=output, tag=tag)
+    order = replace(order, **options.kept(save, output, tag))
     announce(order, rules)
     if dry_run:
         return session.refuse_nothing(session.prepare(order))

@@ -14,7 +14,7 @@ import msgspec
 
 from collbench.cli import parameters
 from collbench.core import groups
-from collbench.core.collectives import collective
+from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
 from collbench.run import backends
 from collbench.run.launch import join
@@ -62,12 +62,11 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
     suite = Suite(name=name, axes=axes, policy=policy)
     backends.refuse_unknown(suite.values("backends"))
+    _tell_idle(suite, collective(name))
     order = Order(
         suite=suite,
         command=sys.argv,
-        save=values["save"],
-        output=values["output"],
-        tag=values["tag"],
+        **kept(values["save"], values["output"], values["tag"]),
         budget=values["budget"],
         launcher=launcher,
         ray=ray,
@@ -86,6 +85,8 @@ def _sizes(
     step: int | None,
     listed: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
+    if listed is not None and (factor is not None or step is not None):
+        raise UsageError("--sizes and -f/-i exclude each other", "give a list or a sweep")
     if listed is None:
         smallest = 32 << 20 if smallest is None else smallest
         largest = max(smallest, 32 << 20) if largest is None else largest
@@ -290,7 +291,49 @@ def changed(
         else named.excludes,
     )
     backends.refuse_unknown(made.values("backends"))
+    _tell_idle(made)
     return made
+
+
+def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
+    """Where a run goes, as fields of its order. Raises UsageError for what cannot be meant."""
+    grammar.refuse_tag(tag)
+    if output and not save:
+        raise UsageError("--output and --no-save exclude each other", "give one of them")
+    if output and output.name == "-":
+        raise UsageError(
+            f"--output {output}: a run goes to a file", "--format json prints it to standard output"
+        )
+    if tag and not save:
+        _note(f"--tag {tag} finds nothing: --no-save keeps no run")
+    return {"save": save, "output": output, "tag": tag}
+
+
+def _note(words: str) -> None:
+    """Prints words on standard error, once where a launcher has started several of us."""
+    member = join.detect()
+    if member is None or not member.rank:
+        print(f"collbench: {words}", file=sys.stderr)
+
+
+def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
+    """Notes options that change nothing of this suite, which is that of the collective ``row``
+    alone if that is given."""
+    axes, swept = suite.axes, suite.values("backends")
+    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
+    told = {name: " or ".join(swept) for name in backends.idle(names, swept)}
+    if suite.policy.share_gpu and "nccl" not in swept:
+        told["--share-gpu"] = " or ".join(swept)
+    if row:
+        said = {
+            "--splits": not row.uneven and axes.splits != ("uniform",),
+            "-o": not row.reduces and axes.ops != ("sum",),
+            "-r": not row.rooted and axes.roots != (0,),
+            "-d": not row.moves_data and axes.dtypes != ("float",),
+        }
+        told |= {option: row.name for option, nothing in said.items() if nothing}
+    for what, whom in told.items():
+        _note(f"{what} means nothing to {whom}")
 
 
 def budgeted(order: Order, budget: str) -> Order:

@@ -54,7 +54,7 @@ def pairs(
     directions at once. What stands out lies four robust standard deviations and a tenth below its
     like: pairs on one host, in one rack, between racks. Exit code 1 if something does.
     """
-    from collbench.cli import outputs
+    from collbench.cli import options, outputs
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
@@ -69,7 +69,7 @@ def pairs(
         policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
         sizes = [large, small] if small != "0" else [large]
         order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule)
-        order = replace(order, save=save and not dry_run, output=output, tag=tag)
+        order = replace(order, **options.kept(save, output, tag))
     if dry_run:
         return _plan(order)
     raise typer.Exit(_measure(order, known, output_format))

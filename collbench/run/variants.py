@@ -115,7 +115,7 @@ def parse(text: str, option: str) -> Variant:
 
 def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
     """Raises UsageError for a backend, unless it is another interpreter's to know, or an algorithm
-    that there is not."""
+    that there is not, and for a setting that means nothing to the side's backends."""
     troubles: list[UsageError] = []
     for name in suite.values("collectives") if variant.algorithm not in ("", "native") else ():
         try:
@@ -128,6 +128,12 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
             raise UsageError(f"{option}: {trouble.message}", trouble.hint)
     if variant.backend and not variant.python:
         backends.refuse_unknown([variant.backend])
+    swept = [variant.backend] if variant.backend else suite.values("backends")
+    for name in backends.idle(dict(variant.env), swept):
+        raise UsageError(
+            f"{option}: {name} means nothing to {' or '.join(swept)}",
+            "leave it out, or name a backend that heeds it (backend:nccl)",
+        )
 
 
 def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:

@@ -43,6 +43,17 @@ TOGETHER = {  # backends that share a module
 TORCHS = ("gloo", "nccl", "ucc", "xccl")  # that torch.distributed itself knows by name
 
 
+HEEDED = {  # the backends that a setting whose name begins so may mean something to
+    "NCCL_": {"nccl", "ucc", "symm", *TOGETHER},
+    "TORCH_NCCL_": {"nccl"},
+    "UCC_": {"ucc"},
+    "OMPI_": {"mpi"},
+    "MPICH_": {"mpi"},
+    "I_MPI_": {"mpi"},
+    "TRITON_": {"symm"},
+}
+
+
 UNDER_MPIRUN = frozenset({"mpi"})  # ranks of this machine are started by mpirun
 
 
@@ -171,14 +182,29 @@ def find(name: str) -> Backend:
 def refuse_unknown(asked: Iterable[str]) -> None:
     """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
     may be a plug-in's loads torch."""
-    modules = {found.name for found in pkgutil.iter_modules(__path__)}
-    own = {name for name in modules if name[0] != "_"} - {"torchdist", *TOGETHER.values()}
-    known = sorted({*own, *TOGETHER, *TORCHS})
+    known = sorted(_known())
     for name in asked:
         if name not in known and name.lower() not in _registered():
             raise UsageError(
                 f"unknown backend '{name}'", near(name, known) or f"one of {', '.join(known)}"
             )
+
+
+def idle(settings: Iterable[str], among: Iterable[str]) -> list[str]:
+    """Those names of settings that mean nothing to any of the backends ``among``; none where one of
+    these is a plug-in's."""
+    swept = {*among}
+    heeded = {name: [HEEDED[p] for p in HEEDED if name.startswith(p)] for name in settings}
+    return [
+        name for name, by in heeded.items() if by and swept <= _known() and not swept & {*by[0]}
+    ]
+
+
+def _known() -> set[str]:
+    """Backends of this package, and those that torch itself knows by name."""
+    modules = {found.name for found in pkgutil.iter_modules(__path__)}
+    own = {name for name in modules if name[0] != "_"} - {"torchdist", *TOGETHER.values()}
+    return {*own, *TOGETHER, *TORCHS}
 
 
 def _registered() -> set[str]:
