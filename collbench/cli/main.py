@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
-from collbench.core.text import plain
+from collbench.core.text import near, plain
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
 
@@ -157,6 +157,16 @@ class _Commands(TyperGroup):
             return None
         return _command(name, entry(MEASURE), _help(name))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            try:
+                collective(name)
+            except UsageError:
+                hint = near(name, known) or "collbench --help lists them"
+                raise UsageError(f"no command '{name}'", hint) from None
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
@@ -181,7 +191,6 @@ def _command(name: str, function: Callable[..., None], text: str | None = None) 
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,

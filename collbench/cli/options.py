@@ -95,6 +95,8 @@ def _sizes(
         return grammar.sweep(smallest, largest, factor, step)
     if smallest is not None or largest is not None:
         raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
+    if len(listed) > grammar.MOST_SIZES:
+        raise UsageError(f"--sizes: more than {grammar.MOST_SIZES} sizes", "several runs")
     return listed
 
 

@@ -30,6 +30,7 @@ def show(
     given = drawing.parse(values) if values else None
     n = n or (len(given) if given else 4)
     schedule = algorithms.find(name, algorithm).schedule(n, root)
+    drawing.refuse_too_large(schedule)
     frames = list(drawing.frames(schedule, given or drawing.example(schedule)))
     steps = len(frames) - 1
     for what, value, most in (("rank", rank, n - 1), ("step", step, steps)):

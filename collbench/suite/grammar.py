@@ -15,7 +15,7 @@ from collbench.suite.case import Setting
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-MOST_SIZES = 100_000  # in one sweep
+MOST_SIZES = 10_000  # in one sweep
 
 
 DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

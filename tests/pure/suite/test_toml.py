@@ -276,7 +276,7 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (
             HEAD.replace("'8'", "{ min = 1, max = '100M', step = 1 }"),
             ": [axes], sizes",
-            "more than 100000 sizes",
+            "more than 10000 sizes",
             "",
         ),
         ("[axes]\ncollectives = 'all_reduce'\nsizes = 8", "", "there is no description", ""),
