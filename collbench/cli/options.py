@@ -63,6 +63,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     suite = Suite(name=name, axes=axes, policy=policy)
     backends.refuse_unknown(suite.values("backends"))
     _tell_idle(suite, collective(name))
+    _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
     order = Order(
         suite=suite,
         command=sys.argv,
@@ -309,6 +310,19 @@ def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
     if tag and not save:
         _note(f"--tag {tag} finds nothing: --no-save keeps no run")
     return {"save": save, "output": output, "tag": tag}
+
+
+def _tell_sizes(axes: Axes, asked: bool) -> None:
+    """Notes where sizes of uneven blocks come from."""
+    uneven = collective(axes.collectives[0]).uneven
+    files = [split for split in axes.splits if uneven and split.startswith("matrix:")]
+    if files and asked:
+        _note(f"{' and '.join(files)}: its sizes are the file's, whatever -b, -e and --sizes say")
+    if uneven and any(split.startswith("zipf") for split in axes.splits):
+        _note(
+            "--splits zipf: each rank sends what -b and -e say; size is the largest buffer, that of"
+            " the rank that gets most"
+        )
 
 
 def _note(words: str) -> None:

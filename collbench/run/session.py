@@ -236,13 +236,26 @@ def refuse_nothing(prepared: Prepared) -> None:
         raise nothing_runs([skip.reason for skip in prepared.skips])
 
 
+REMEDIES = {  # by words of the reason
+    "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
+    "element": "larger sizes (-b)",
+    "integers only": "-d int32, or another reduction (-o sum)",
+    "no in-place form": "--place out",
+    "needs a power of two": "another number of ranks (-g), or another --algo",
+    "has no algorithm": "collbench list shows which collective has which",
+}
+
+
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
-    reasons = list(dict.fromkeys(notes))
-    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+    reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
+    more = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     return CannotRun(
         f"no case can run here: {reasons[0]}{more}",
-        "try another size, datatype, --algo or --backend; collbench doctor says what runs here,"
-        " list what there is",
+        next(
+            (remedy for words, remedy in REMEDIES.items() if words in reasons[0]),
+            "collbench doctor says what runs here, collbench list what there is",
+        ),
     )
 
 

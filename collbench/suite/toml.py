@@ -5,6 +5,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -30,7 +31,20 @@ PACKAGE = Path(__file__).parents[1]
 MOST = 1 << 31
 
 
-HINT = "collbench run --help says how a suite is written; the built-in ones are examples"
+HINT = (
+    'the smallest suite is [axes] and two lines under it: collectives = ["all_reduce"] and'
+    ' sizes = ["8", "64K"]; collbench run --help has all keys'
+)
+
+
+WORDS = {  # what a sweep's complaints call by its options
+    "-f/--stepfactor": "factor",
+    "-i/--stepbytes": "step",
+    "-b": "min",
+    "-e": "max",
+    "-f": "factor",
+    "-i": "step",
+}
 
 
 KEYS = {"envs": "env"}  # where a file has another name for a field
@@ -70,13 +84,12 @@ def _shipped() -> dict[str, Path]:
 
 def _read(path: Path) -> Suite:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))
-    missing = [name for name in ("description", "axes") if name not in said]
-    if missing:
-        raise UsageError(f"{path}: there is no {missing[0]}", HINT)
+    if "axes" not in said:
+        raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
     policy = _policy(said.get("policy", {}), f"{path}: [policy]")
     axes = _sweep(said["axes"], f"{path}: [axes]")
     further = [
@@ -86,7 +99,7 @@ def _read(path: Path) -> Suite:
         name=path.stem,
         axes=axes,
         policy=policy,
-        description=said["description"],
+        description=said.get("description", ""),
         tags=said.get("tags", ()),
         includes=tuple(further),
         overrides=tuple(
@@ -281,7 +294,11 @@ def _range(given: dict[str, Any], where: str) -> tuple[int, ...]:
     try:
         return sweep(said["min"], said["max"], said.get("factor"), said.get("step"))
     except UsageError as e:
-        raise UsageError(f"{where}: {e.message}", e.hint) from e
+        message, hint = (
+            re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text)
+            for text in (e.message, e.hint)
+        )
+        raise UsageError(f"{where}: {message}", hint) from e
 
 
 def _match(given: Any, where: str) -> Part:
@@ -298,7 +315,7 @@ def _part(said: dict[str, Any], where: str) -> Part:
 
 NAME = Kind(
     Annotated[str, Meta(pattern=r"^[^\s,]+\Z")],
-    "a name in quotes, several of them as a list",
+    "a name in quotes without blanks and commas, several of them as a list",
     _printed,
 )
 

@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from collbench.core import algorithms
 from collbench.core.errors import UsageError
 from collbench.core.groups import placed
 from collbench.core.text import near
@@ -239,11 +240,17 @@ def why_not_here(name: str) -> str:
 def why_never(case: Case) -> str:
     """Why ``case`` can run on no machine, as far as the backend's name tells; else an empty
     string."""
-    if case.backend in TRANSPORTS and case.algorithm == "native":
-        return (
-            f"{case.backend} is no library with a choice of its own: name an algorithm (--algo"
-            " ring)"
+    scan = case.backend in TORCHS and case.collective == "scan"
+    if case.algorithm == "native" and (case.backend in TRANSPORTS or scan):
+        lack = (
+            "torch.distributed has no scan"
+            if scan
+            else f"{case.backend} is no library with a choice of its own"
         )
+        found = [algorithms.find(case.collective, a.name) for a in algorithms.of(case.collective)]
+        fit = [variant.name for variant in found if not variant.why_not(case.n)]
+        likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
+        return f"{lack}: name an algorithm (--algo {likely[0]})"
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""
