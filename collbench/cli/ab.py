@@ -130,6 +130,13 @@ def _built(order: Order, build: str, rebuild: bool, folder: Path) -> Order:
 
 def _folder(output: Path) -> None:
     """Make the folder that both runs go to. Raises UsageError and CannotRun."""
+    from collbench.cli.outputs import SUFFIXES
+
+    if output.suffix in SUFFIXES and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: that is the folder that both runs go to",
+            f"-o {output} writes the comparison",
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

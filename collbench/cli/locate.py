@@ -249,5 +249,6 @@ def announce(order: Order, rules: Rules) -> None:
             f"if Ray places each rank on a host of its own: {locate.plan(n, rules)}", err=True
         )
     elif member is None or not member.rank:
-        hosts = n // max(1, member.local_n) if member and member.local_n < n else n
-        typer.echo(locate.plan(hosts, rules), err=True)
+        several = bool(member and member.local_n < n)
+        hosts = n // max(1, member.local_n) if member and several else n
+        typer.echo(locate.plan(hosts, rules, "hosts" if several else "ranks"), err=True)

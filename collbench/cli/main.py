@@ -222,6 +222,8 @@ def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
     out = sys.stdout = Out(sys.stdout or io.StringIO())
     code = _ended()
     out.flush()

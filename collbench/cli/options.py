@@ -48,6 +48,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
     _refuse_variables(name, values["launcher"])
     _bound(values)
+    _refuse_files(values["ops"])
     launcher, replays = values["launcher"], values["replays"]
     ray = where(launcher, values["address"], values["placement"])
     policy = _part(Policy, values)
@@ -323,6 +324,16 @@ def _tell_sizes(axes: Axes, asked: bool) -> None:
             "--splits zipf: each rank sends what -b and -e say; size is the largest buffer, that of"
             " the rank that gets most"
         )
+
+
+def _refuse_files(ops: Sequence[str]) -> None:
+    """Raises UsageError for a reduction that is a file's name."""
+    for word in ops:
+        if "." in word or "/" in word:
+            raise UsageError(
+                f"-o {word}: -o is the reduction here, as in nccl-tests",
+                "--output FILE.jsonl saves the run, -J FILE.json writes nccl-tests' JSON",
+            )
 
 
 def _note(words: str) -> None:

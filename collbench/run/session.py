@@ -223,10 +223,14 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     """Shows a run that is complete, and says what came of it."""
     assert order.resumed is not None and order.resumed.end is not None
     path = order.resumed.path
-    print(f"collbench: {path} is complete: nothing is left to measure", file=sys.stderr)
+    measured = any(record.status != "skipped" for record in order.resumed.records)
+    left = "nothing is left to measure" if measured else "all its cases were left out"
+    print(f"collbench: {path} is complete: {left}", file=sys.stderr)
     session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
+    if not measured:
+        raise nothing_runs([record.note for record in order.resumed.records])
     return session.verdict()
 
 
@@ -242,6 +246,7 @@ REMEDIES = {  # by words of the reason
     "element": "larger sizes (-b)",
     "integers only": "-d int32, or another reduction (-o sum)",
     "no in-place form": "--place out",
+    NO_TIME_LEFT: "a longer --budget, or fewer sizes or collectives",
     "needs a power of two": "another number of ranks (-g), or another --algo",
     "has no algorithm": "collbench list shows which collective has which",
 }
