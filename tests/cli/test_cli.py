@@ -347,6 +347,14 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(bare, tmp_path: Path) -> N
     assert "Traceback" not in done.stderr and len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("words", ["predict all_reduce -n 64", "list", "show all_reduce ring"])
+def test_whoever_reads_only_the_beginning_ends_nothing_badly(words: str) -> None:
+    command = f"{sys.executable} -m collbench {words} | head -1"
+    bash = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(bash, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     bare("all_reduce", "--sizes", "1K", *MODEL, "--tag", "first")
     bare("barrier", *MODEL)
