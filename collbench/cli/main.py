@@ -159,12 +159,10 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known = args[0], self.list_commands(ctx)
-        if name not in known and not name.startswith("-"):
-            try:
-                collective(name)
-            except UsageError:
-                hint = near(name, known) or "collbench --help lists them"
-                raise UsageError(f"no command '{name}'", hint) from None
+        odd = name not in known and not name.startswith("-")
+        if odd and self.get_command(ctx, name) is None:
+            hint = near(name, known) or "collbench --help lists them"
+            raise UsageError(f"no command '{name}'", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -44,7 +44,7 @@ def test_a_list_of_too_many_sizes_is_refused(bare) -> None:
     [
         ("all-reduce", "all_reduce"),
         ("allreduc", "all_reduce"),
-        ("all_reduce_perf", "all_reduce"),
+        ("all_reduce_prf", "all_reduce"),
         ("reprot", "report"),
         ("histroy", "history"),
     ],
@@ -62,6 +62,7 @@ def test_a_command_like_none_gets_where_they_are_listed(bare) -> None:
 
 def test_nccl_tests_names_are_commands_still(bare) -> None:
     assert bare("allreduce", "--help").returncode == 0
+    assert bare("all_reduce_perf", "--help").returncode == 0
 
 
 def test_a_shell_completes_commands_and_options(bare) -> None:
