@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,14 +50,14 @@ def ab(
     from collbench.run.experiment import Order
     from collbench.run.interrupts import Interrupts
 
-    _refuse_launchers()
+    _refuse(tag)
     sides = _sides(base, head, aa)
     judge.check(output_format, out or [])
     if output is not None and not dry_run:
         _folder(output)
     rules = _rules(tau, strict, across_machines)
     order = Order(
-        suite=_suite(suite, ranks, max_seconds, timeout),
+        suite=_suite(suite, ranks, max_seconds, timeout, sides),
         variants=sides,
         command=sys.argv,
         rounds=_rounds(rounds),
@@ -72,10 +73,13 @@ def ab(
         raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
 
 
-def _refuse_launchers() -> None:
-    """Raises CannotRun where this process is a rank already."""
+def _refuse(tag: str) -> None:
+    """Raises UsageError for a tag that could not name a run, and CannotRun where this process is a
+    rank already."""
     from collbench.run.launch import join
+    from collbench.suite import grammar
 
+    grammar.refuse_tag(tag)
     if member := join.detect():
         raise CannotRun(
             f"ab starts ranks of its own, and {member.launcher} has started this one",
@@ -91,14 +95,24 @@ def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
     return Rules(tau=smallest, strict=strict, across_machines=across_machines)
 
 
-def _suite(name: str, ranks: str, max_seconds: str, timeout: float | None) -> Suite:
-    """The suite with what the command line says in place of it."""
+def _suite(
+    name: str,
+    ranks: str,
+    max_seconds: str,
+    timeout: float | None,
+    sides: Mapping[Name, Variant],
+) -> Suite:
+    """The suite with what the command line says in place of it. Raises UsageError where a side's
+    backend or algorithm is unknown."""
     from msgspec.structs import replace
 
     from collbench.cli import options
+    from collbench.run import variants
     from collbench.suite import toml
 
     suite = options.changed(toml.load(name), ngpus=ranks, max_time=max_seconds)
+    for side, variant in sides.items():
+        variants.refuse_unknown(variant, suite, f"--{side}")
     if timeout is None:
         return suite
     return replace(suite, policy=replace(suite.policy, timeout=timeout))
@@ -116,6 +130,13 @@ def _built(order: Order, build: str, rebuild: bool, folder: Path) -> Order:
 
 def _folder(output: Path) -> None:
     """Make the folder that both runs go to. Raises UsageError and CannotRun."""
+    from collbench.cli.outputs import SUFFIXES
+
+    if output.suffix in SUFFIXES and not output.is_dir():
+        raise UsageError(
+            f"--output {output}: that is the folder that both runs go to",
+            f"-o {output} writes the comparison",
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -161,7 +182,7 @@ def _rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.core.text import counted
     from collbench.run import plan
-    from collbench.run.experiment import SIDES, rows
+    from collbench.run.experiment import SIDES, refuse_nothing, rows
     from collbench.show import terminal
     from collbench.show.words import clock
 
@@ -184,6 +205,7 @@ def _show_plan(order: Order) -> None:
         f"{counted(len(found), 'row')}, {order.rounds[0]} paired launches: about {clock(seconds)}"
     )
     terminal.show(*sides, f"{about}, and a second stage for what it flags", *listed, *left_out)
+    refuse_nothing(found, skips)
 
 
 def _execute(

@@ -31,4 +31,4 @@ def export(
     text = exports.FORMATS[to](schedule, parse_size(nbytes, "--bytes"))
     if output is None:
         return typer.echo(text, nl=False)
-    store.save(output, text)
+    store.save(output, text, exports.NAME if to == "json" else "")

@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Annotated, Any, get_origin, get_type_hints
 
-from typer import Argument, Option, Typer
+from typer import Argument, Context, Option, Typer
 from typer.models import ParameterInfo
 
 from collbench.cli.parameters import option
+from collbench.core.errors import UsageError
+
+MAY_BE_EMPTY = ("--base", "--head", "--title")
+
 
 SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
 
@@ -138,7 +142,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "locate": {
         "size": Option("--size", help="What each rank sends to its neighbour."),
         "tau": Option("--tau", help="By so much slower than the others is slow."),
-        "budget": Option("--budget", min=1, help="Tests at most: a group's measurement is one."),
+        "budget": Option(
+            "--tests", "--budget", min=1, help="Tests at most: a group's measurement is one."
+        ),
         "iters": Option("-n", "--iters", min=1, help="Samples of each test."),
         "dry_run": Option("--dry-run", help="Show the plan only."),
     },
@@ -429,16 +435,39 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
         if get_origin(hints[key]) is not Annotated:
             hints[key] = Annotated[hints[key], rows[key]]
 
-    @wraps(function)
-    def command(**values: Any) -> None:
-        function(**values)
+    parameters = dict(inspect.signature(function).parameters)
+    own = "ctx" in parameters
 
+    @wraps(function)
+    def command(ctx: Context, **values: Any) -> None:
+        _refuse_empty(ctx)
+        function(**({"ctx": ctx} if own else {}), **values)
+
+    hints["ctx"] = Context
+    parameters["ctx"] = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY)
     command.__annotations__ = hints
-    parameters = inspect.signature(function).parameters.values()
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+        [
+            parameter.replace(annotation=hints[key], kind=inspect.Parameter.KEYWORD_ONLY)
+            for key, parameter in parameters.items()
+        ]
     )
     return command
+
+
+def _refuse_empty(ctx: Context) -> None:
+    """Raises UsageError for an option that was given as nothing, as an unset variable is."""
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        given = ctx.params.get(name)
+        words = given if isinstance(given, list | tuple) else [given]
+        source = ctx.get_parameter_source(name)
+        said = source is not None and source.name == "COMMANDLINE"
+        blank = any(isinstance(word, str) and not word.strip(" ,") for word in words)
+        flag = parameter.opts[0]
+        if said and blank and flag not in MAY_BE_EMPTY:
+            shown = flag if flag.startswith("-") else getattr(parameter, "metavar", "") or flag
+            raise UsageError(f"{shown} is empty", "leave it out, or is a variable not set?")
 
 
 def app(commands: Mapping[str, Callable[..., None]], text: str | None = None) -> Typer:

@@ -81,6 +81,8 @@ def trend(
     from collbench.suite import grammar
 
     outputs.check(output_format, (), ("table", "json"))
+    if page:
+        store.refuse(page, outputs.MARKS["html"], "--html")
     share = grammar.parse_share(tau, "--tau")
     part = _part(only, minbytes, maxbytes, backend, ranks)
     with _open(history) as kept:
@@ -93,7 +95,7 @@ def trend(
         found = outlook(name, series, kept.anchors(name), share)
     document = views.document(found, everything, terminal.width())
     if page:
-        store.save(page, html.page(document), "--html")
+        store.save(page, html.page(document), outputs.MARKS["html"], "--html")
     outputs.deliver(document, output_format)
 
 

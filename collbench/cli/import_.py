@@ -34,6 +34,7 @@ def import_(
     from collbench.records.importers.text import decode
     from collbench.suite import grammar
 
+    grammar.refuse_tag(tag)
     grammar.choice("--from", kind, ("auto", *importers.FORMATS))
     if output and len(files) > 1 and not output.is_dir():
         raise UsageError(

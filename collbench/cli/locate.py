@@ -47,8 +47,9 @@ def locate(
     The plan is printed first. Exit code 1 if somebody is named, 3 if not everybody could be
     cleared.
     """
-    from collbench.cli import pairs
+    from collbench.cli import options, pairs
     from collbench.judge.health.locate import Rules
+    from collbench.run import session
     from collbench.suite import grammar
     from collbench.suite.policy import Policy
 
@@ -56,10 +57,10 @@ def locate(
     rules = Rules(grammar.parse_share(tau, "--tau"), budget)
     policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
     order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
-    order = replace(order, save=save and not dry_run, output=output, tag=tag)
+    order = replace(order, **options.kept(save, output, tag))
     announce(order, rules)
     if dry_run:
-        return
+        return session.refuse_nothing(session.prepare(order))
     found = run(order, rules)
     if found is None:
         return
@@ -247,5 +248,6 @@ def announce(order: Order, rules: Rules) -> None:
             f"if Ray places each rank on a host of its own: {locate.plan(n, rules)}", err=True
         )
     elif member is None or not member.rank:
-        hosts = n // max(1, member.local_n) if member and member.local_n < n else n
-        typer.echo(locate.plan(hosts, rules), err=True)
+        several = bool(member and member.local_n < n)
+        hosts = n // max(1, member.local_n) if member and several else n
+        typer.echo(locate.plan(hosts, rules, "hosts" if several else "ranks"), err=True)

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
-from collbench.core.text import plain
+from collbench.core.text import near, plain
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
 
@@ -157,6 +157,14 @@ class _Commands(TyperGroup):
             return None
         return _command(name, entry(MEASURE), _help(name))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, known = args[0], self.list_commands(ctx)
+        odd = name not in known and not name.startswith("-")
+        if odd and self.get_command(ctx, name) is None:
+            hint = near(name, known) or "collbench --help lists them"
+            raise UsageError(f"no command '{name}'", hint)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
@@ -181,7 +189,6 @@ def _command(name: str, function: Callable[..., None], text: str | None = None) 
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -213,6 +220,8 @@ def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
     out = sys.stdout = Out(sys.stdout or io.StringIO())
     code = _ended()
     out.flush()

@@ -52,5 +52,8 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         return code or limits.close(found)
     member = join.detect(order.launcher)
     if member is None or member.rank == 0:
-        terminal.show(*cases.plan(session.plan_rows(session.prepare(order))))
+        prepared = session.prepare(order)
+        terminal.show(*cases.plan(session.plan_rows(prepared)))
+        if order.resumed is None:
+            session.refuse_nothing(prepared)
     return Exit.OK

@@ -14,8 +14,9 @@ import msgspec
 
 from collbench.cli import parameters
 from collbench.core import groups
-from collbench.core.collectives import collective
+from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
+from collbench.run import backends
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
@@ -50,6 +51,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
     _refuse_variables(name, values["launcher"])
     _bound(values)
+    _refuse_files(values["ops"])
     launcher, replays = values["launcher"], values["replays"]
     ray = where(launcher, values["address"], values["placement"])
     policy = _part(Policy, values)
@@ -64,12 +66,13 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
     wanted = _wanted(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
+    backends.refuse_unknown(suite.values("backends"))
+    _tell_idle(suite, collective(name))
+    _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
     order = Order(
         suite=suite,
         command=sys.argv,
-        save=values["save"],
-        output=values["output"],
-        tag=values["tag"],
+        **kept(values["save"], values["output"], values["tag"]),
         budget=values["budget"],
         launcher=launcher,
         ray=ray,
@@ -88,6 +91,8 @@ def _sizes(
     step: int | None,
     listed: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
+    if listed is not None and (factor is not None or step is not None):
+        raise UsageError("--sizes and -f/-i exclude each other", "give a list or a sweep")
     if listed is None:
         smallest = 32 << 20 if smallest is None else smallest
         largest = max(smallest, 32 << 20) if largest is None else largest
@@ -96,6 +101,8 @@ def _sizes(
         return grammar.sweep(smallest, largest, factor, step)
     if smallest is not None or largest is not None:
         raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
+    if len(listed) > grammar.MOST_SIZES:
+        raise UsageError(f"--sizes: more than {grammar.MOST_SIZES} sizes", "several runs")
     return listed
 
 
@@ -288,7 +295,7 @@ def changed(
     )
     replace = msgspec.structs.replace
     settle = partial(_settled, launcher=launcher, ray=ray)
-    return replace(
+    made = replace(
         named,
         policy=replace(named.policy, max_seconds=seconds, inject=inject),
         axes=settle(replace(named.axes, **said)),
@@ -298,6 +305,73 @@ def changed(
         if others
         else named.excludes,
     )
+    backends.refuse_unknown(made.values("backends"))
+    _tell_idle(made)
+    return made
+
+
+def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
+    """Where a run goes, as fields of its order. Raises UsageError for what cannot be meant."""
+    grammar.refuse_tag(tag)
+    if output and not save:
+        raise UsageError("--output and --no-save exclude each other", "give one of them")
+    if output and output.name == "-":
+        raise UsageError(
+            f"--output {output}: a run goes to a file", "--format json prints it to standard output"
+        )
+    if tag and not save:
+        _note(f"--tag {tag} finds nothing: --no-save keeps no run")
+    return {"save": save, "output": output, "tag": tag}
+
+
+def _tell_sizes(axes: Axes, asked: bool) -> None:
+    """Notes where sizes of uneven blocks come from."""
+    uneven = collective(axes.collectives[0]).uneven
+    files = [split for split in axes.splits if uneven and split.startswith("matrix:")]
+    if files and asked:
+        _note(f"{' and '.join(files)}: its sizes are the file's, whatever -b, -e and --sizes say")
+    if uneven and any(split.startswith("zipf") for split in axes.splits):
+        _note(
+            "--splits zipf: each rank sends what -b and -e say; size is the largest buffer, that of"
+            " the rank that gets most"
+        )
+
+
+def _refuse_files(ops: Sequence[str]) -> None:
+    """Raises UsageError for a reduction that is a file's name."""
+    for word in ops:
+        if "." in word or "/" in word:
+            raise UsageError(
+                f"-o {word}: -o is the reduction here, as in nccl-tests",
+                "--output FILE.jsonl saves the run, -J FILE.json writes nccl-tests' JSON",
+            )
+
+
+def _note(words: str) -> None:
+    """Prints words on standard error, once where a launcher has started several of us."""
+    member = join.detect()
+    if member is None or not member.rank:
+        print(f"collbench: {words}", file=sys.stderr)
+
+
+def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
+    """Notes options that change nothing of this suite, which is that of the collective ``row``
+    alone if that is given."""
+    axes, swept = suite.axes, suite.values("backends")
+    names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
+    told = {name: " or ".join(swept) for name in backends.idle(names, swept)}
+    if suite.policy.share_gpu and "nccl" not in swept:
+        told["--share-gpu"] = " or ".join(swept)
+    if row:
+        said = {
+            "--splits": not row.uneven and axes.splits != ("uniform",),
+            "-o": not row.reduces and axes.ops != ("sum",),
+            "-r": not row.rooted and axes.roots != (0,),
+            "-d": not row.moves_data and axes.dtypes != ("float",),
+        }
+        told |= {option: row.name for option, nothing in said.items() if nothing}
+    for what, whom in told.items():
+        _note(f"{what} means nothing to {whom}")
 
 
 def budgeted(order: Order, budget: str) -> Order:

@@ -3,17 +3,24 @@ written."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from collbench.core.errors import CannotRun
-
 if TYPE_CHECKING:
     from collbench.show.document import Document
+
+
+# By what a file of each format that collbench wrote is known as one, which may be replaced.
+MARKS = {
+    "md": "<!-- collbench",
+    "json": '{"schema":',
+    "html": "<!-- collbench",
+    "junit": '<testsuite name="collbench',
+    "prometheus": "# HELP collbench_",
+}
 
 
 SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
@@ -22,17 +29,14 @@ SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".pr
 def check(printed: str, files: Sequence[Path], formats: Collection[str]) -> None:
     """Whether ``deliver`` can make all this, ``formats`` being those of the command. Raises
     UsageError and CannotRun."""
+    from collbench.records import store
     from collbench.suite import grammar
 
     grammar.choice("--format", printed, formats)
     endings = [suffix for suffix, name in SUFFIXES.items() if name in formats]
     for path in files:
         grammar.choice(f"-o {path}: its ending", path.suffix, endings)
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            raise CannotRun(
-                f"-o {path}: {path.parent} is no folder to write to",
-                "make it, or choose another place",
-            )
+        store.refuse(path, MARKS[SUFFIXES[path.suffix]])
 
 
 def deliver(
@@ -51,7 +55,7 @@ def write(make: Callable[[str], Document], files: Sequence[Path]) -> None:
 
     for path in files:
         name = SUFFIXES[path.suffix]
-        store.save(path, text(make(name), name))
+        store.save(path, text(make(name), name), MARKS[name])
 
 
 def text(document: Document, name: str) -> str:

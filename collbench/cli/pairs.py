@@ -56,7 +56,7 @@ def pairs(
     four robust standard deviations and a tenth below its like: pairs on one host, in one rack,
     between racks. Exit code 1 if something does.
     """
-    from collbench.cli import outputs
+    from collbench.cli import options, outputs
     from collbench.machine import topology as racks
     from collbench.suite.policy import Policy
 
@@ -71,7 +71,7 @@ def pairs(
         policy = Policy(iters=iters, warmup=warmup, timeout=timeout, inject=inject)
         sizes = [large, small] if small != "0" else [large]
         order = order_of("pairs", sizes, policy, ngpus, backend, launcher, rule, one_way)
-        order = replace(order, save=save and not dry_run, output=output, tag=tag)
+        order = replace(order, **options.kept(save, output, tag))
     if dry_run:
         return _plan(order)
     raise typer.Exit(_measure(order, known, output_format))
@@ -171,6 +171,8 @@ def _plan(order: Order) -> None:
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
         typer.echo(f"{number} skipped: {reason}")
+    if order.resumed is None:
+        session.refuse_nothing(prepared)
 
 
 def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collbench.judge.comparison import Comparison
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 DEFAULT = Path("collbench-report.html")
+
+
+ENDINGS = {".html": "html", ".htm": "html", ".md": "md", ".markdown": "md"}
 
 
 def report(
@@ -33,23 +36,24 @@ def report(
     """Make one offline page of runs: figures, tables, comparison, raw data."""
     import msgspec
 
+    from collbench.cli import outputs
     from collbench.core.text import counted
     from collbench.records import store
     from collbench.show import html as reports
     from collbench.show import markdown
-    from collbench.show.document import MARKER
     from collbench.show.views import run
     from collbench.suite import grammar
 
     grammar.choice("--plotlyjs", plotlyjs, ("inline", "cdn", "directory"))
-    guessed = "md" if output and output.suffix in (".md", ".markdown") else "html"
-    grammar.choice("--format", output_format or guessed, ("html", "md"))
-    as_page = (output_format or guessed) == "html"
+    grammar.choice("--format", output_format or "html", ("html", "md"))
+    if output and output.suffix and not output_format:
+        output_format = ENDINGS[grammar.choice(f"-o {output}: its ending", output.suffix, ENDINGS)]
+    as_page = output_format in ("", "html")
     path = output or (DEFAULT if as_page else None)
     if path:
-        _overwritable(path, MARKER, "collbench report")
+        store.refuse(path, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
-            _overwritable(path.with_name(reports.LIBRARY), reports.BANNER, "plotly.js")
+            store.refuse(path.with_name(reports.LIBRARY), reports.BANNER)
     files = [store.digest(path) for path in _paths(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = run.document(files, _comparison(files, compare))
@@ -57,9 +61,9 @@ def report(
         document = msgspec.structs.replace(document, title=title)
     text = reports.page(document, cast(Any, plotlyjs)) if as_page else markdown.text(document)
     if path:
-        _write(path, text)
+        _write(path, text, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
-            _write(path.with_name(reports.LIBRARY), reports.library())
+            _write(path.with_name(reports.LIBRARY), reports.library(), reports.BANNER)
     else:
         typer.echo(text, nl=False)
     if png:
@@ -102,24 +106,9 @@ def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
     return comparison.compare(base, head, comparison.Rules())
 
 
-def _overwritable(path: Path, marker: str, what: str) -> None:
-    """Refuses a file that is something else, before minutes are spent on what would replace it."""
-    try:
-        if not path.is_file() or path.stat().st_size == 0:
-            return
-        with path.open("rb") as f:
-            start = f.read(len(marker) + 100)
-    except OSError as e:
-        raise CannotRun(f"cannot read {path}: {e.strerror}", "choose another file with -o") from e
-    if marker.encode() not in start:
-        raise UsageError(
-            f"{path} exists and is no {what}", "choose another file with -o, or remove it"
-        )
-
-
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mark: str) -> None:
     from collbench.core.text import size
     from collbench.records.store import save
 
-    save(path, text)
+    save(path, text, mark)
     typer.echo(f"wrote {path} ({size(len(text.encode()))})")

@@ -16,7 +16,7 @@ def run(
     suites: list[str] | None = None,
     ranks: str = "",
     backends: str = "",
-    only: str = "",
+    only: list[str] | None = None,
     max_seconds: str = "",
     budget: str = "",
     launcher: str = "auto",
@@ -49,11 +49,12 @@ def run(
     changes = (ranks, backends, only, max_seconds, budget, inject, output, tag, not save)
     _refuse(suites or [], resume, any(changes), launcher, output)
     ray = options.where(launcher, address, placement)
-    narrowed = partial(options.changed, only=only, launcher=launcher, ray=ray, inject=inject)
+    chosen = ",".join(only or [])
+    narrowed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
     changed = partial(narrowed, ngpus=ranks, backend=backends, max_time=max_seconds)
     asked = [changed(toml.load(name)) for name in suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
-    kept = partial(order, save=save, output=output, tag=tag)
+    kept = partial(order, **options.kept(save, output, tag))
     orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]
     if resume:
         found = resuming.find(resume)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from collbench.cli.outputs import MARKS
 from collbench.core.errors import UsageError
 
 
@@ -20,12 +21,16 @@ def show(
 ) -> None:
     """Draw an algorithm's steps, in the terminal or as a page with a slider."""
     from collbench.core import algorithms
+    from collbench.records import store
     from collbench.show import terminal
     from collbench.show.views import drawing
 
+    if html:
+        store.refuse(html, MARKS["html"], "--html")
     given = drawing.parse(values) if values else None
     n = n or (len(given) if given else 4)
     schedule = algorithms.find(name, algorithm).schedule(n, root)
+    drawing.refuse_too_large(schedule)
     frames = list(drawing.frames(schedule, given or drawing.example(schedule)))
     steps = len(frames) - 1
     for what, value, most in (("rank", rank, n - 1), ("step", step, steps)):
@@ -33,10 +38,9 @@ def show(
             where = f"{schedule.collective} {schedule.name} for {n} ranks"
             raise UsageError(f"--{what}: there is no {what} {value} in {where}", f"0 to {most}")
     if html:
-        from collbench.records import store
         from collbench.show.views import drawing_html
 
-        store.save(html, drawing_html.page(schedule, frames), "--html")
+        store.save(html, drawing_html.page(schedule, frames), MARKS["html"], "--html")
         return terminal.show(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:

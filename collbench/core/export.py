@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ COLLS = {
 MOST_CELLS, MOST_STEPS, MOST_BLOCKS, MOST_PEERS = 71, 256, 216, 32
 
 
-VERSION = 1  # of the JSON form
+NAME, VERSION = "collbench schedule", 1  # of the JSON form
 
 
 def staged(schedule: Schedule) -> Schedule:
@@ -143,6 +143,7 @@ def msccl(schedule: Schedule, nbytes: int) -> str:
             f"MSCCL moves equal chunks, and {row.name} {reason}",
             "--to json and --to goal can express it",
         )
+    _refuse_too_large(schedule)
     sent, got = row.counts(n, schedule.cells)
     first = "o" if row.in_place == "block of recv" else "i"
     # the row's cells from here on are in the other buffer
@@ -159,7 +160,7 @@ def msccl(schedule: Schedule, nbytes: int) -> str:
     steps = (_runs(moves, second, schedule.width) for moves in staged(schedule).steps())
     for rank, ops in enumerate(_operations(n, steps)):
         blocks = _blocks(ops, buffers)
-        _limits(schedule, blocks)
+        _limits(schedule, max(map(len, blocks.values()), default=0), len(blocks))
         ends = [
             s["dstoff"] + s["cnt"] for block in blocks.values() for s in block if s["dstbuf"] == "s"
         ]
@@ -279,19 +280,29 @@ def _place(address: int, buffers: dict[str, int]) -> tuple[str, int]:
     return name, address - buffers[name]
 
 
-def _limits(schedule: Schedule, blocks: dict[tuple[int, int], list[dict[str, Any]]]) -> None:
-    longest, what = (
-        max(map(len, blocks.values()), default=0),
-        f"{schedule.collective} {schedule.name}",
-    )
+def _refuse_too_large(schedule: Schedule) -> None:
+    """Raises CannotRun where the messages alone pass a limit, before any is worked out."""
+    messages: Counter[int] = Counter()  # by the two ranks
+    for moves in schedule.steps():
+        src, dst = moves.arrays()[:2]
+        messages.update(np.unique(src * schedule.n + dst).tolist())
+        _limits(schedule, max(messages.values(), default=0), 0)
+    ends = [Counter(divmod(pair, schedule.n)[way] for pair in messages) for way in (0, 1)]
+    _limits(schedule, 0, max(ends[0][rank] + ends[1][rank] for rank in range(schedule.n)) - 1)
+
+
+def _limits(schedule: Schedule, longest: int, blocks: int) -> None:
+    """Raises CannotRun for more steps in a thread block, or more blocks on a GPU, than there may
+    be."""
+    what = f"{schedule.collective} {schedule.name}"
     if longest > MOST_STEPS:
         raise CannotRun(
-            f"{what} takes {longest} steps between two ranks, and MSCCL allows {MOST_STEPS}",
-            "fewer segments",
+            f"{what} takes more steps between two ranks than the {MOST_STEPS} that MSCCL allows",
+            "fewer ranks or segments",
         )
-    if len(blocks) > MOST_BLOCKS:
+    if blocks > MOST_BLOCKS:
         raise CannotRun(
-            f"{what} takes {len(blocks)} thread blocks, and MSCCL allows {MOST_BLOCKS}",
+            f"{what} takes more thread blocks than the {MOST_BLOCKS} that MSCCL allows",
             "fewer ranks",
         )
 
@@ -384,7 +395,7 @@ def as_json(schedule: Schedule, nbytes: int) -> str:
     )
     defined = expected(schedule.row, schedule.n, schedule.root, schedule.cells)
     head = {
-        "format": "collbench schedule",
+        "format": NAME,
         "version": VERSION,
         "collective": schedule.collective,
         "algorithm": schedule.name,

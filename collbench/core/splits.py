@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,15 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     return counts
 
 
+def whole(spec: str, n: int) -> int | None:
+    """Bytes of the larger buffer of any rank that a file asks for, None where ``spec`` names no
+    file."""
+    if not spec.startswith("matrix:"):
+        return None
+    table = matrix(spec, n, 0, 1)
+    return int(max(table.sum(0).max(), table.sum(1).max()))
+
+
 def rows(table: np.ndarray) -> np.ndarray:
     """(n, 2n): the lengths of each rank's blocks, what it sends to each rank and then what it gets
     from each."""
@@ -77,14 +87,22 @@ def _read(path: str, n: int) -> np.ndarray:
 
     file = Path(path).expanduser()
     try:
-        if not file.is_file() or file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is no file, or one of more than {MOST_BYTES >> 20} MiB")
-        table = np.loadtxt(file, ndmin=2)
+        if not file.is_file():
+            raise ValueError("it is no file" if file.exists() else "there is no such file")
+        if file.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty one; its size says it
+            table = np.loadtxt(file, ndmin=2)
     except (OSError, ValueError) as e:
         raise UsageError(
             f"--splits matrix: cannot read {path}: {e}",
             "a text file of n lines with n numbers, bytes",
         ) from e
+    if not np.isfinite(table).all():
+        raise UsageError(
+            f"--splits matrix: {path} holds a number that is not finite", "bytes, as in 4096"
+        )
     if table.shape[0] != table.shape[1] or table.shape[0] < n or (table < 0).any():
         raise UsageError(
             f"--splits matrix: {path} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"

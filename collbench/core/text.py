@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -61,6 +62,13 @@ def escaped(text: str) -> str:
     no formula, nobody mentioned."""
     text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", plain(text)).replace("&", "&amp;")
     return re.sub(r"(?<![\w.])@(?=\w)", "@\u200b", text)
+
+
+def near(word: Any, names: Iterable[str]) -> str:
+    """A question with the one of ``names`` that ``word`` may have meant; empty where none is like
+    it."""
+    found = difflib.get_close_matches(str(word).lower(), list(names), 1)
+    return f"did you mean {found[0]}?" if found else ""
 
 
 def counted(number: int, what: str) -> str:

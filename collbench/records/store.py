@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
@@ -184,6 +184,13 @@ def opened(run: Run, output: Path | None) -> Writer:
     path = output or home() / "runs" / f"{run.id}.jsonl"
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises for a name that is too long
         path = path / f"{run.id}.jsonl"
+    elif output:
+        refuse_no_folder(output, "--output")
+        if not os.path.lexists(output) and output.suffix != ".jsonl":
+            raise UsageError(
+                f"--output {output}: there is no such folder, and a run's file ends in .jsonl",
+                f"make the folder, or name the file {output}.jsonl",
+            )
     writer = Writer(path, run)
     free = shutil.disk_usage(path.parent).free
     if free < MIN_FREE:
@@ -195,12 +202,45 @@ def opened(run: Run, output: Path | None) -> Writer:
     return writer
 
 
-def save(path: Path, text: str, option: str = "-o") -> None:
-    """Writes a text file whole or not at all; what was there before stays until then. Raises
+def refuse(path: Path, mark: str, option: str = "-o") -> None:
+    """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning;
+    CannotRun for a place that cannot be written to."""
+    try:
+        if not _leads_on(path):
+            refuse_no_folder(path, option)
+        with path.open("rb") if path.is_file() else nullcontext() as f:
+            start = f.read(len(mark.encode()) + 100) if f else b""
+    except OSError as e:
+        raise _cannot_write(path, e, option) from e
+    if start and mark.encode() not in start:
+        raise UsageError(
+            f"{path} exists, and nothing in it shows that collbench wrote it",
+            f"choose another place with {option}, or remove it",
+        )
+
+
+def _leads_on(path: Path) -> bool:
+    """Whether what is written there goes elsewhere, as through a link or to a device."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+def refuse_no_folder(path: Path, option: str) -> None:
+    """Raises CannotRun where a file of this name has no folder to lie in."""
+    folder = os.path.abspath(path.parent)  # noqa: PTH100 - for a link, the folder it is in
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "is not for you to write to" if os.path.isdir(folder) else "does not exist"  # noqa: PTH112
+        raise CannotRun(
+            f"cannot write {path}: folder {path.parent} {why}",
+            f"make it, or choose another place with {option}",
+        )
+
+
+def save(path: Path, text: str, mark: str = "", option: str = "-o") -> None:
+    """Writes a text file whole or not at all; what was there before stays until then, and is
+    replaced where it begins with ``mark``, by default the whole text. Raises UsageError and
     CannotRun."""
-    direct = path.is_symlink() or (
-        path.exists() and not path.is_file()
-    )  # what a device or a link leads to
+    refuse(path, mark or text, option)
+    direct = _leads_on(path)
     beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -210,8 +250,12 @@ def save(path: Path, text: str, option: str = "-o") -> None:
         if not direct:
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
-        hint = f"choose another place with {option}, or free some space"
-        raise CannotRun(f"cannot write {path}: {e.strerror}", hint) from e
+        raise _cannot_write(path, e, option) from e
+
+
+def _cannot_write(path: Path, error: OSError, option: str) -> CannotRun:
+    hint = f"choose another place with {option}, or free some space"
+    return CannotRun(f"cannot write {path}: {error.strerror}", hint)
 
 
 def home() -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, Us
 from collbench.records import paired, store
 from collbench.records.types import ONE_SIDED, End, Pairing, Record, Run, RunFile, World, stripped
 from collbench.run import plan, session
-from collbench.run.backends import why_never, why_not_so
+from collbench.run.backends import why_never, why_not_here, why_not_so
 from collbench.run.launch.board import Phase
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Hear, Listener
@@ -134,11 +134,7 @@ class Experiment:
         self._order, self._tell = order, tell
         experiment = store.new_id(order.suite.name)
         found, skips = rows(order)
-        if not found:
-            reasons = [skip.reason for side in SIDES for skip in skips[side]]
-            raise session.nothing_runs(
-                [reason for reason in reasons if reason != ONE_SIDED] or reasons
-            )
+        refuse_nothing(found, skips)
         self._rows = found
         self._barrier: set[object] = set()
         self._rng = np.random.default_rng(zlib.crc32(experiment.encode()))
@@ -340,8 +336,14 @@ def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
     policy = order.suite.policy
     for name in SIDES:
         mine = applied(cases, order.variants[name])
+        own = order.variants[name].python  # whose torch nobody has asked
+        absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
         reasons = {
-            case: why_not(case) or why_never(case) or why_not_so(case, policy) for case in mine
+            case: why_not(case)
+            or why_never(case)
+            or why_not_so(case, policy)
+            or absent.get(case.backend, "")
+            for case in mine
         }
         possible = [case for case in mine if not reasons[case]]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
@@ -359,6 +361,13 @@ def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
     for name in SIDES:
         skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
     return [_alike(key, {name: jobs[name][key] for name in SIDES}) for key in keys], skips
+
+
+def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
+    """Raises CannotRun where there is no row that both sides may run."""
+    reasons = [skip.reason for side in SIDES for skip in skips[side]]
+    if not found:
+        raise session.nothing_runs([reason for reason in reasons if reason != ONE_SIDED] or reasons)
 
 
 def _alike(key: str, jobs: dict[Name, Job]) -> Row:

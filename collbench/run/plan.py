@@ -15,6 +15,7 @@ import msgspec
 
 from collbench.core import algorithms, groups
 from collbench.core.schedule import fan_in
+from collbench.core.text import counted, size
 from collbench.machine import environment
 from collbench.records.types import Cache
 from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
@@ -154,7 +155,9 @@ def fit(
             need = fixed + sharers * pair * policy.agg_iters
             skips.append(
                 Skip(
-                    case, f"needs {need >> 20:,} MiB {where}, {available >> 20:,} MiB are available"
+                    case,
+                    f"{size(case.size)} on {counted(sharers, 'rank')} needs {need >> 20:,} MiB"
+                    f" {where}, {available >> 20:,} MiB are available",
                 )
             )
             continue

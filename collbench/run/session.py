@@ -26,7 +26,14 @@ from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume
-from collbench.run.backends import UNDER_MPIRUN, is_predicted, too_few_gpus, why_never, why_not_so
+from collbench.run.backends import (
+    UNDER_MPIRUN,
+    is_predicted,
+    too_few_gpus,
+    why_never,
+    why_not_here,
+    why_not_so,
+)
 from collbench.run.backends.model import Predicted
 from collbench.run.interrupts import Interrupts
 from collbench.run.launch import join
@@ -85,6 +92,7 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     faults.refuse(every, suite.policy)
     elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
     gpus = 0 if elsewhere else environment.gpu_count()
+    absent = {} if elsewhere else {name: why_not_here(name) for name in suite.values("backends")}
 
     def why_not(case: Case) -> str:
         if order.ray and case.backend in UNDER_MPIRUN:
@@ -93,6 +101,7 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
             why_never(case)
             or why_not_so(case, suite.policy)
             or too_few_gpus(case, suite.policy, gpus)
+            or absent.get(case.backend, "")
         )
 
     never = {case: reason for case in every if (reason := why_not(case))}
@@ -170,8 +179,8 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         prepared = prepare(order, world.room)
         if resumed is not None:
             resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
-        elif not prepared.jobs:
-            raise nothing_runs([skip.reason for skip in prepared.skips])
+        else:
+            refuse_nothing(prepared)
         return _Session(order, prepared, make_reporter(), world, before).run()
     finally:
         world.close()
@@ -214,20 +223,44 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     """Shows a run that is complete, and says what came of it."""
     assert order.resumed is not None and order.resumed.end is not None
     path = order.resumed.path
-    print(f"collbench: {path} is complete: nothing is left to measure", file=sys.stderr)
+    measured = any(record.status != "skipped" for record in order.resumed.records)
+    left = "nothing is left to measure" if measured else "all its cases were left out"
+    print(f"collbench: {path} is complete: {left}", file=sys.stderr)
     session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
+    if not measured:
+        raise nothing_runs([record.note for record in order.resumed.records])
     return session.verdict()
 
 
+def refuse_nothing(prepared: Prepared) -> None:
+    """Raises CannotRun where there is nothing to run."""
+    if not prepared.jobs:
+        raise nothing_runs([skip.reason for skip in prepared.skips])
+
+
+REMEDIES = {  # by words of the reason
+    "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
+    "element": "larger sizes (-b)",
+    "integers only": "-d int32, or another reduction (-o sum)",
+    "no in-place form": "--place out",
+    NO_TIME_LEFT: "a longer --budget, or fewer sizes or collectives",
+    "needs a power of two": "another number of ranks (-g), or another --algo",
+    "has no algorithm": "collbench list shows which collective has which",
+}
+
+
 def nothing_runs(notes: Sequence[str]) -> CannotRun:
-    reasons = list(dict.fromkeys(notes))
-    more = f" (and {len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+    reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
+    more = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
     return CannotRun(
         f"no case can run here: {reasons[0]}{more}",
-        "try another size, datatype, --algo or --backend; collbench doctor says what runs here,"
-        " list what there is",
+        next(
+            (remedy for words, remedy in REMEDIES.items() if words in reasons[0]),
+            "collbench doctor says what runs here, collbench list what there is",
+        ),
     )
 
 

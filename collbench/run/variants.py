@@ -18,10 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from collbench.core import algorithms
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import environment
 from collbench.records import store
+from collbench.run import backends
 from collbench.suite.case import Case
+from collbench.suite.sweep import Suite
 
 Name = Literal["base", "head"]
 
@@ -108,6 +111,29 @@ def parse(text: str, option: str) -> Variant:
         else:
             raise UsageError(f"{option}: '{word}' is not understood", EXAMPLE)
     return Variant(text=text, env=tuple(env.items()), **fields)
+
+
+def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
+    """Raises UsageError for a backend, unless it is another interpreter's to know, or an algorithm
+    that there is not, and for a setting that means nothing to the side's backends."""
+    troubles: list[UsageError] = []
+    for name in suite.values("collectives") if variant.algorithm not in ("", "native") else ():
+        try:
+            algorithms.find(name, variant.algorithm)
+            break
+        except UsageError as e:
+            troubles.append(e)
+    else:
+        for trouble in troubles:
+            raise UsageError(f"{option}: {trouble.message}", trouble.hint)
+    if variant.backend and not variant.python:
+        backends.refuse_unknown([variant.backend])
+    swept = [variant.backend] if variant.backend else suite.values("backends")
+    for name in backends.idle(dict(variant.env), swept):
+        raise UsageError(
+            f"{option}: {name} means nothing to {' or '.join(swept)}",
+            "leave it out, or name a backend that heeds it (backend:nccl)",
+        )
 
 
 def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import plain
 from collbench.core.version import __version__
 from collbench.judge import limits
+from collbench.records import store
 from collbench.records.types import End, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.nccl import (
@@ -42,12 +43,9 @@ class Document(Gathered):
         if path.suffix.lower() != ".json":
             raise UsageError(
                 f"-J {path}: the name must end in .json",
-                "nccl-tests would write nothing and not say so",
+                f"for example -J {path.stem}.json",
             )
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise CannotRun(
-                f"cannot write {path}: no folder to write to", "choose another place with -J"
-            )
+        store.refuse_no_folder(path, "-J")
         self._wanted, self._options = path, options
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
@@ -60,6 +58,8 @@ class Document(Gathered):
         """Raises CannotRun where the file cannot be written."""
         worlds = list(self.worlds.values())
         write(self.written, document(self.run, worlds, self.outcomes, end, self._options))
+        if self.written != self._wanted:
+            print(f"collbench: {self._wanted} exists: wrote {self.written}", file=sys.stderr)
 
 
 def claimed(path: Path) -> Path:

@@ -15,7 +15,7 @@ from collbench.suite.case import Limit, Setting
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-MOST_SIZES = 100_000  # in one sweep
+MOST_SIZES = 10_000  # in one sweep
 
 
 DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -123,6 +123,19 @@ def sweep(
         if len(sizes) == MOST_SIZES:
             raise UsageError(f"more than {MOST_SIZES} sizes", "a larger factor or step")
         sizes.append(following)
+
+
+MOST_TAG = 100  # characters
+
+
+def refuse_tag(tag: str) -> None:
+    """Raises UsageError for a tag that could not be given where a run is named."""
+    if tag.startswith("@") or "," in tag or len(tag) > MOST_TAG or tag != tag.strip():
+        shown = tag if len(tag) <= 40 else f"{tag[:40]}…"
+        raise UsageError(
+            f"--tag '{shown}' could not name a run",
+            f"up to {MOST_TAG} characters without commas, and not @ first: nightly-2026",
+        )
 
 
 def words(text: str) -> list[str]:

@@ -3,6 +3,7 @@ threshold is about, and the product of the axes with a reason for every combinat
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from collbench.core import algorithms, groups
+from collbench.core import algorithms, groups, splits
 from collbench.core.collectives import OPS, Collective, collective, dtype, reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
@@ -270,6 +271,7 @@ def _product(axes: Axes) -> Iterator[Case]:
     swept = sum(math.prod(map(len, lists)) for lists in each)
     if swept * axes.cycles * len(axes.envs) * len(axes.backends) > MOST_CASES:
         raise _too_many()
+    whole = functools.cache(splits.whole)
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
     for cycle, row, (rule, found), env, backend in worlds:
         cadences = axes.cadences(backend, len(found) * len(found[0]))
@@ -280,7 +282,7 @@ def _product(axes: Axes) -> Iterator[Case]:
                 collective=row.name,
                 backend=backend,
                 n=len(found[0]),
-                nbytes=size,
+                nbytes=size if (told := whole(split, len(found[0]))) is None else told,
                 algorithm=algorithm,
                 dtype=dtype(kind).name,
                 op=reduction(op),
@@ -372,7 +374,10 @@ def why_not(case: Case) -> str:
         least = case.type.size * (
             max(case.n, case.align // case.type.size * case.n) if row.total else 1
         )
+        whole = f"{case.dtype} element"
         return (
-            f"{case.nbytes} B give a rank no {case.dtype} element; the smallest size is {least} B"
+            f"{case.splits} gives no rank a {whole} ({case.type.size} B) to send"
+            if case.splits.startswith("matrix:")
+            else f"{case.nbytes} B give a rank no {whole}; the smallest size is {least} B"
         )
     return ""

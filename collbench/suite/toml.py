@@ -5,7 +5,7 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 
 from __future__ import annotations
 
-import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -18,6 +18,7 @@ from msgspec import Meta
 from collbench.core import algorithms, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
+from collbench.core.text import near
 from collbench.suite import arrivals, fields
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
@@ -38,7 +39,20 @@ PACKAGE = Path(__file__).parents[1]
 MOST = 1 << 31
 
 
-HINT = "collbench run --help says how a suite is written; the built-in ones are examples"
+HINT = (
+    'the smallest suite is [axes] and two lines under it: collectives = ["all_reduce"] and'
+    ' sizes = ["8", "64K"]; collbench run --help has all keys'
+)
+
+
+WORDS = {  # what a sweep's complaints call by its options
+    "-f/--stepfactor": "factor",
+    "-i/--stepbytes": "step",
+    "-b": "min",
+    "-e": "max",
+    "-f": "factor",
+    "-i": "step",
+}
 
 
 KEYS = {"envs": "env"}  # where a file has another name for a field
@@ -59,9 +73,9 @@ def load(name: str) -> Suite:
         return _read(shipped[name])
     path = Path(name)
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        near = f"write ./{name} for the file here" if path.is_file() else _near(name, shipped)
+        like = f"write ./{name} for the file here" if path.is_file() else near(name, shipped)
         raise UsageError(
-            f"no suite '{name}'", near or f"a TOML file, or one of {', '.join(shipped)}"
+            f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(shipped)}"
         )
     return _read(path)
 
@@ -78,13 +92,12 @@ def _shipped() -> dict[str, Path]:
 
 def _read(path: Path) -> Suite:
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))
-    missing = [name for name in ("description", "axes") if name not in said]
-    if missing:
-        raise UsageError(f"{path}: there is no {missing[0]}", HINT)
+    if "axes" not in said:
+        raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
     policy = _policy(said.get("policy", {}), f"{path}: [policy]")
     axes = _sweep(said["axes"], f"{path}: [axes]")
     further = [
@@ -94,7 +107,7 @@ def _read(path: Path) -> Suite:
         name=path.stem,
         axes=axes,
         policy=policy,
-        description=said["description"],
+        description=said.get("description", ""),
         tags=said.get("tags", ()),
         includes=tuple(further),
         overrides=tuple(
@@ -186,7 +199,7 @@ def _values(
         if key not in known:
             raise UsageError(
                 f"{where}, {key}: there is no such key",
-                _near(key, known) or f"one of {', '.join(known)}",
+                near(key, known) or f"one of {', '.join(known)}",
             )
     for key, hint in (needed or {}).items():
         if key not in table:
@@ -195,11 +208,6 @@ def _values(
     return {
         names.get(key, key): known[key](value, f"{where}, {key}") for key, value in table.items()
     }
-
-
-def _near(word: Any, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(str(word), list(names), 1)
-    return f"did you mean {found[0]}?" if found else ""
 
 
 class Kind(NamedTuple):
@@ -220,7 +228,7 @@ class Kind(NamedTuple):
             if isinstance(value, str):
                 value = msgspec.convert(self.parse(value, where), self.type)
         except msgspec.ValidationError as e:
-            raise _unlike(self.expected, given, where, _near(given, self.names)) from e
+            raise _unlike(self.expected, given, where, near(given, self.names)) from e
         return value
 
 
@@ -242,7 +250,7 @@ def _known(find: Callable[[str], str], names: Iterable[str]) -> Kind:
         try:
             return find(text) if text.isprintable() else ""
         except UsageError as e:
-            raise UsageError(f"{where}: {e.message}", _near(text, names) or e.hint) from e
+            raise UsageError(f"{where}: {e.message}", near(text, names) or e.hint) from e
 
     return NAME._replace(parse=parse)
 
@@ -255,7 +263,7 @@ def _algorithm(text: str, where: str) -> str:
     if text.isprintable() and text.partition(":")[0] not in names:
         raise UsageError(
             f"{where}: no collective has an algorithm '{text}'",
-            _near(text, names) or "collbench list",
+            near(text, names) or "collbench list",
         )
     return _printed(text, where)
 
@@ -303,7 +311,11 @@ def _range(given: dict[str, Any], where: str) -> tuple[int, ...]:
     try:
         return sweep(said["min"], said["max"], said.get("factor"), said.get("step"))
     except UsageError as e:
-        raise UsageError(f"{where}: {e.message}", e.hint) from e
+        message, hint = (
+            re.sub("|".join(WORDS), lambda found: WORDS[found[0]], text)
+            for text in (e.message, e.hint)
+        )
+        raise UsageError(f"{where}: {message}", hint) from e
 
 
 def _match(given: Any, where: str) -> Part:
@@ -320,7 +332,7 @@ def _part(said: dict[str, Any], where: str) -> Part:
 
 NAME = Kind(
     Annotated[str, Meta(pattern=r"^[^\s,]+\Z")],
-    "a name in quotes, several of them as a list",
+    "a name in quotes without blanks and commas, several of them as a list",
     _printed,
 )
 

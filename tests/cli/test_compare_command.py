@@ -215,7 +215,7 @@ def test_several_runs_of_a_side_count_as_one(inside) -> None:
         (("@last", "foreign.jsonl"), "foreign.jsonl"),
         (("@last", "empty.jsonl"), "empty.jsonl"),
         (("@last", "binary.jsonl"), "binary.jsonl"),
-        (("@last", ","), "no run called ','"),
+        (("@last", ","), "HEAD is empty"),
         (("alone.jsonl",), "not a side of an experiment"),
         (("lonely.jsonl",), "whose base is not at"),
     ],

@@ -75,6 +75,7 @@ def test_a_launchers_ranks_may_be_on_other_hosts(monkeypatch: pytest.MonkeyPatch
     assert [job.case.n for job in session.prepare(order(8)).jobs] == [8]
 
 
+@pytest.mark.usefixtures("one_gpu")
 def test_registered_buffers_are_nccls() -> None:
     prepared = session.prepare(
         order(2, backends=("gloo", "nccl", "model"), register=1, share_gpu=True)
@@ -94,12 +95,13 @@ def test_registered_buffers_on_a_cpu_backend_exit_5(cli) -> None:
     assert cli("all_reduce", "-R", "3", "--backend", "gloo").returncode == 2
 
 
-def test_options_reach_the_policy_and_explain_themselves(cli) -> None:
+@pytest.mark.usefixtures("one_gpu")
+def test_options_reach_the_policy_and_explain_themselves(cli, inside) -> None:
     helped = " ".join(cli("all_reduce", "--help").stdout.split())
     assert (
         "--local_register" in helped and "symmetric windows" in helped and "--share-gpu" in helped
     )
-    done = cli(
+    done = inside(
         "all_reduce",
         "-R",
         "1",
@@ -146,8 +148,9 @@ def test_gpu_check_without_a_gpu_exits_5(tmp_path: Path) -> None:
 
 
 def test_gpu_check_asks_for_what_the_command_line_takes(
-    cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: 2)
     spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "tests/perf/gpu.py")
     assert spec and spec.loader
     gpu = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -171,5 +174,5 @@ def test_gpu_check_asks_for_what_the_command_line_takes(
         "beside-nccl-tests-1-0",
     ]
     for name, options in asked:
-        done = cli("all_reduce", *options, "--dry-run")
+        done = inside("all_reduce", *options, "--dry-run")
         assert done.returncode == 0, (name, done.stderr)

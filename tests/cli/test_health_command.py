@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_written_silences_nothing(
 ) -> None:
     from collbench.records import store
 
-    def full(path: Path, text: str) -> None:
+    def full(path: Path, *_: str) -> None:
         raise CannotRun(f"{path}: No space left on device")
 
     kept(

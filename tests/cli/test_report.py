@@ -100,10 +100,10 @@ def test_what_is_no_report_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "thesis.html").write_text("<!DOCTYPE html><p>mine</p>")
     words = refused(UsageError, "-o", "thesis.html")
     assert (
-        words == "thesis.html exists and is no collbench report\nchoose another file with -o, or"
-        " remove it"
+        words == "thesis.html exists, and nothing in it shows that collbench wrote it\n"
+        "choose another place with -o, or remove it"
     )
-    assert "is no collbench report" in refused(UsageError, "-o", str(run))
+    assert f"{run} exists" in refused(UsageError, "-o", str(run), "--format", "html")
     assert (folder / "thesis.html").read_text() == "<!DOCTYPE html><p>mine</p>"
 
 
@@ -117,9 +117,10 @@ def test_errors_are_two_lines(run: Path, folder: Path, monkeypatch: pytest.Monke
     assert "not a collbench run" in refused(UsageError, "empty.jsonl")
     assert "is not one of html, md" in refused(UsageError, "--format", "pdf")
     assert "is not one of inline, cdn, directory" in refused(UsageError, "--plotlyjs", "none")
-    assert "No such file or directory\nchoose another place" in refused(
+    assert "folder no/such does not exist\nmake it, or choose another place" in refused(
         CannotRun, "-o", "no/such/folder.html"
     )
+    assert "its ending: '.pdf' is not one of .html," in refused(UsageError, "-o", "page.pdf")
     assert "Is a directory" in refused(CannotRun, "-o", ".")
     assert "--compare needs two runs, not 1" in refused(UsageError, "--compare")
     monkeypatch.setenv("COLLBENCH_HOME", str(folder / "none"))
@@ -200,11 +201,11 @@ def test_a_report_is_written_whole_or_not_at_all(
 
         patched.setattr(Path, "write_text", half)
         with pytest.raises(CannotRun, match="No space left"):
-            store.save(page, "new text")
+            store.save(page, "new text", "old")
     assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == [
         "page.html"
     ]
-    store.save(linked, "new")
+    store.save(linked, "new", "old")
     assert linked.is_symlink() and page.read_text() == "new"
 
 
@@ -319,7 +320,7 @@ def test_images_need_a_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "plotly.min.js").write_text("mine")
-    assert "plotly.min.js exists and is no plotly.js" in refused(
+    assert "plotly.min.js exists, and nothing" in refused(
         UsageError, "-o", "a.html", "--plotlyjs", "directory"
     )
     assert (folder / "plotly.min.js").read_text() == "mine" and not (folder / "a.html").exists()

@@ -22,6 +22,7 @@ import numpy as np
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Moves, Schedule
+from collbench.core.text import near
 
 Steps = Callable[..., Iterator[Moves]]
 
@@ -139,8 +140,10 @@ def find(name: str, text: str) -> Variant:
     word, *settings = text.split(":")
     algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
     if algorithm is None:
-        known = ", ".join(row.name for row in of(owner))
-        raise UsageError(f"{owner} has no algorithm '{word}'", f"one of {known}")
+        known = [row.name for row in of(owner)]
+        raise UsageError(
+            f"{owner} has no algorithm '{word}'", near(word, known) or f"one of {', '.join(known)}"
+        )
     given = []
     for setting in settings:
         key, _, value = setting.partition("=")

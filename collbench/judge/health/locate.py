@@ -194,19 +194,19 @@ def search(n: int, rules: Rules) -> Search:
     return state.located()
 
 
-def plan(n: int, rules: Rules) -> str:
-    """What will be done, before anything is."""
+def plan(n: int, rules: Rules, noun: str = "hosts") -> str:
+    """What will be done to n hosts, or to what the ``noun`` says, before anything is."""
     if n <= FEW:
         pairs = n * (n - 1) // 2
         return (
-            f"{n} hosts: all {pairs} pairs in {turning(n)} rounds, each suspect confirmed twice "
+            f"{n} {noun}: all {pairs} pairs in {turning(n)} rounds, each suspect confirmed twice "
             f"(a test each); at most {rules.budget} tests"
         )
     each = -(-n // _number(n))
     most = 2 * math.ceil(math.log2(each)) + CONFIRMED - 1
     left = max(0, rules.budget - 2 * _number(n)) // most
     return (
-        f"{n} hosts: {_number(n)} groups of up to {each}, screened twice (a round and {_number(n)}"
+        f"{n} {noun}: {_number(n)} groups of up to {each}, screened twice (a round and {_number(n)}"
         f" tests each); each fault takes at most {most} tests more, all at once; {rules.budget} are"
         f" enough for {left} faults or more"
     )

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from collbench.core import algorithms
+from collbench.core.errors import UsageError
 from collbench.core.groups import placed
+from collbench.core.text import near
+from collbench.machine import environment
 from collbench.records.types import Choice
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -33,6 +38,20 @@ TOGETHER = {  # backends that share a module
     "torch_two_shot": "torchsymm",
     "torch_multimem": "torchsymm",
     "torch_multimem_one_shot": "torchsymm",
+}
+
+
+TORCHS = ("gloo", "nccl", "ucc", "xccl")  # that torch.distributed itself knows by name
+
+
+HEEDED = {  # the backends that a setting whose name begins so may mean something to
+    "NCCL_": {"nccl", "ucc", "symm", *TOGETHER},
+    "TORCH_NCCL_": {"nccl"},
+    "UCC_": {"ucc"},
+    "OMPI_": {"mpi"},
+    "MPICH_": {"mpi"},
+    "I_MPI_": {"mpi"},
+    "TRITON_": {"symm"},
 }
 
 
@@ -161,14 +180,77 @@ def find(name: str) -> Backend:
     return backend
 
 
+def refuse_unknown(asked: Iterable[str]) -> None:
+    """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
+    may be a plug-in's loads torch."""
+    known = sorted(_known())
+    for name in asked:
+        if name not in known and name.lower() not in _registered():
+            raise UsageError(
+                f"unknown backend '{name}'", near(name, known) or f"one of {', '.join(known)}"
+            )
+
+
+def idle(settings: Iterable[str], among: Iterable[str]) -> list[str]:
+    """Those names of settings that mean nothing to any of the backends ``among``; none where one of
+    these is a plug-in's."""
+    swept = {*among}
+    heeded = {name: [HEEDED[p] for p in HEEDED if name.startswith(p)] for name in settings}
+    return [
+        name for name, by in heeded.items() if by and swept <= _known() and not swept & {*by[0]}
+    ]
+
+
+def _known() -> set[str]:
+    """Backends of this package, and those that torch itself knows by name."""
+    modules = {found.name for found in pkgutil.iter_modules(__path__)}
+    own = {name for name in modules if name[0] != "_"} - {"torchdist", *TOGETHER.values()}
+    return {*own, *TOGETHER, *TORCHS}
+
+
+def _registered() -> set[str]:
+    """Backends that torch knows here, plug-ins' among them; none without torch."""
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return set()
+    known = dist.Backend.backend_list if dist.is_available() else []
+    return {*known} - {"undefined", "fake", *TORCHS}
+
+
+def why_not_here(name: str) -> str:
+    """Why no rank of this machine can open the backend ``name``, as far as its torch tells; else an
+    empty string."""
+    if name not in GPU_EACH | {"ucc", "xccl"} or (name in GPU_EACH and environment.gpu_count()):
+        return ""
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError:
+        return f"backend {name} needs torch, which cannot be imported here"
+    if name in GPU_EACH:
+        there = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
+        lack = "needs an NVIDIA GPU and a CUDA build of torch (--backend gloo runs on CPUs)"
+    else:
+        there = dist.is_available() and dist.is_backend_available(name)
+        lack = f"is not in this torch, which was built without {name.upper()}"
+    return "" if there else f"backend {name} {lack}"
+
+
 def why_never(case: Case) -> str:
     """Why ``case`` can run on no machine, as far as the backend's name tells; else an empty
     string."""
-    if case.backend in TRANSPORTS and case.algorithm == "native":
-        return (
-            f"{case.backend} is no library with a choice of its own: name an algorithm (--algo"
-            " ring)"
+    scan = case.backend in TORCHS and case.collective == "scan"
+    if case.algorithm == "native" and (case.backend in TRANSPORTS or scan):
+        lack = (
+            "torch.distributed has no scan"
+            if scan
+            else f"{case.backend} is no library with a choice of its own"
         )
+        found = [algorithms.find(case.collective, a.name) for a in algorithms.of(case.collective)]
+        fit = [variant.name for variant in found if not variant.why_not(case.n)]
+        likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
+        return f"{lack}: name an algorithm (--algo {likely[0]})"
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""

@@ -158,6 +158,15 @@ def example(schedule: Schedule) -> list[list[Number]]:
     return [[1 + 2 * rank + i for i in range(sent * count)] for rank in range(n)]
 
 
+def refuse_too_large(schedule: Schedule) -> None:
+    """Raises UsageError where there is too much to draw."""
+    if schedule.n * schedule.width > CELLS_MAX:
+        raise UsageError(
+            f"{schedule.n} ranks of {schedule.width} cells are too many to draw",
+            "fewer ranks or segments",
+        )
+
+
 def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[Frame]:
     """The state before the first step and after each, sums of ``values``, which are one list per
     rank.
@@ -166,11 +175,8 @@ def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[F
     may be empty. Raises UsageError where the numbers do not divide into blocks, or there is too
     much to draw.
     """
+    refuse_too_large(schedule)
     n, cells = schedule.n, schedule.cells
-    if n * schedule.width > CELLS_MAX:
-        raise UsageError(
-            f"{n} ranks of {schedule.width} cells are too many to draw", "fewer ranks or segments"
-        )
     blocks = schedule.row.counts(n, 1)[0]
     count, rest = divmod(len(values[0]), blocks) if blocks else (0, 0)
     if rest or len(values) != n:

@@ -262,7 +262,8 @@ def _brief(verdict: Verdict) -> list[Block]:
     """What a terminal shows: the verdict, findings in words, what each check saw."""
     about = ", ".join(verdict.hosts[:4])
     more = f" and {len(verdict.hosts) - 4} more" if len(verdict.hosts) > 4 else ""
-    blocks: list[Block] = [toned("collbench health  ", strong=True) + f"{about}{more}"]
+    whom = f"{about}{more}" or "of hosts that no run names"
+    blocks: list[Block] = [toned("collbench health  ", strong=True) + whom]
     if verdict.injected:
         blocks.append(toned(f"TEST: a fault was injected: {verdict.injected}", "notice", True))
     blocks += [toned(f"{verdict.words}: ", WEIGHTS[verdict.state]) + verdict.told, ""]

@@ -251,7 +251,7 @@ def test_msccl_refuses_what_it_has_no_words_for(collective: str) -> None:
 
 
 def test_msccl_keeps_the_runtimes_limits() -> None:
-    with pytest.raises(CannotRun, match="300 steps"):
+    with pytest.raises(CannotRun, match="more steps between two ranks than the 256"):
         export.msccl(algorithms.find("broadcast", "chain:segments=300").schedule(3), 0)
     with pytest.raises(CannotRun, match="thread blocks"):
         export.msccl(algorithms.find("all_reduce", "two_shot").schedule(110), 0)
@@ -457,5 +457,5 @@ def test_command_writes_what_was_asked_for(
     assert capsys.readouterr().out == export.goal(schedule, 1024)
     with pytest.raises(UsageError, match="--to 'xml' is unknown"):
         command.export("gather", "binomial", 5, 3, "xml")
-    with pytest.raises(CannotRun, match="No such file"):
+    with pytest.raises(CannotRun, match="none does not exist"):
         command.export("gather", "binomial", 5, 3, "dot", "1K", tmp_path / "none" / "x")

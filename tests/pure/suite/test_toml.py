@@ -283,11 +283,24 @@ HEAD = "description = 'x'\n[axes]\ncollectives = 'all_reduce'\nsizes = '8'\n"
         (
             HEAD.replace("'8'", "{ min = 1, max = '100M', step = 1 }"),
             ": [axes], sizes",
-            "more than 100000 sizes",
+            "more than 10000 sizes",
             "",
         ),
-        ("[axes]\ncollectives = 'all_reduce'\nsizes = 8", "", "there is no description", ""),
-        ("description = 'x'", "", "there is no axes", ""),
+        ("description = 'x'", "", "there is no [axes], which says what to measure", "sizes = ["),
+        ("", "", "there is no [axes]", 'collectives = ["all_reduce"]'),
+        (
+            HEAD.replace("'8'", "{ min = 8, max = 4 }"),
+            ": [axes], sizes",
+            "min 8 is larger than max 4",
+            "from min up to max",
+        ),
+        (
+            HEAD.replace("'8'", "{ min = 0, max = 4 }"),
+            ": [axes], sizes",
+            "min 0 never grows",
+            "for example min 4",
+        ),
+        ("tags = ['<a b>']\n" + HEAD, ", tags", "a name in quotes without blanks and commas", ""),
         ("description = 'x'\naxes = 3", ", axes", "expected a table, not 3", ""),
         ("description = ''\n", ", description", "expected text", ""),
         ("descripton = 'x'\n", ", descripton", "no such key", "did you mean description?"),
@@ -605,3 +618,11 @@ def test_expanding_axes_alone_is_the_plain_product() -> None:
     )
     assert [(c.nbytes, c.n) for c in cases] == [(8, 2), (16, 2)] and skips == []
     assert all(isinstance(case, Case) for case in cases)
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_the_smallest_suite_has_two_lines_under_axes(tmp_path: Path, start: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{start}[axes]\ncollectives = ['all_reduce']\nsizes = [8]\n", "utf-8")
+    suite = toml.load(str(path))
+    assert (suite.name, suite.description, suite.axes.sizes) == ("mine", "", (8,))

@@ -1,0 +1,137 @@
+"""Options that would do nothing, exclude each other or are empty: told or refused before anything
+is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+SWEEP = ("-b", "8", "-e", "8", "-g", "2", "--backend", "model")
+DRY = (*SWEEP, "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("all_reduce", *DRY, "--share-gpu"), "--share-gpu means nothing to model"),
+        (("all_reduce", *DRY, "--env", "NCCL_ALGO=Ring,Tree"), "NCCL_ALGO means nothing to model"),
+        (
+            (
+                "all_reduce",
+                *SWEEP[:-1],
+                "gloo,shm",
+                "--algo",
+                "ring",
+                "--env",
+                "OMPI_X=1",
+                "--dry-run",
+            ),
+            "OMPI_X means nothing to gloo or shm",
+        ),
+        (("all_reduce", *DRY, "--splits", "zipf:1"), "--splits means nothing to all_reduce"),
+        (("broadcast", *DRY, "-o", "max"), "-o means nothing to broadcast"),
+        (("all_gather", *DRY, "-r", "1"), "-r means nothing to all_gather"),
+        (("barrier", *DRY, "-d", "half"), "-d means nothing to barrier"),
+        (("all_reduce", *SWEEP, "--no-save", "--tag", "x"), "--tag x finds nothing: --no-save"),
+    ],
+)
+def test_an_option_that_does_nothing_says_so_in_a_line(bare, words, note: str) -> None:
+    done = bare(*words)
+    assert done.returncode == 0
+    assert f"collbench: {note}" in done.stderr
+
+
+def test_a_suites_setting_that_does_nothing_is_told_too(bare, tmp_path: Path) -> None:
+    suite = tmp_path / "mine.toml"
+    axes = 'collectives = ["all_reduce"]\nsizes = [8]\nenv = ["NCCL_ALGO=Ring"]\n'
+    suite.write_text(f'description = "x"\n[axes]\n{axes}')
+    done = bare("run", str(suite), "--backend", "model", "-g", "2", "--dry-run")
+    assert "collbench: NCCL_ALGO means nothing to model\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("all_reduce", *DRY, "-o", "max", "-d", "half"),
+        ("all_reduce", *DRY, "--env", "OMP_NUM_THREADS=1,2"),
+        ("all_reduce", *DRY, "--env", "GLOO_SOCKET_IFNAME=lo"),
+        ("all_to_allv", *DRY, "--splits", "zipf:1", "-b", "1K", "-e", "1K"),
+        ("broadcast", *DRY, "-r", "1"),
+    ],
+)
+def test_what_does_something_is_not_told(bare, words: tuple[str, ...]) -> None:
+    assert "means nothing" not in bare(*words).stderr
+
+
+def test_a_side_that_sets_what_nobody_heeds_is_refused(bare) -> None:
+    done = bare(
+        "ab", "--head", "NCCL_ALGO=Ring", "--suite", "pr", "--dry-run", CUDA_VISIBLE_DEVICES=""
+    )
+    assert done.returncode == 2
+    assert "--head: NCCL_ALGO means nothing to gloo or shm" in done.stderr
+
+
+def test_only_given_twice_names_both(bare) -> None:
+    words = ("run", "smoke", "--backend", "model", "-g", "4", "--dry-run")
+    done = bare(*words, "--only", "all_reduce", "--only", "broadcast,barrier")
+    found = {line.split(",")[0] for line in done.stdout.splitlines() if ", isolated" in line}
+    assert found == {"all_reduce", "broadcast", "barrier"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("all_reduce", *SWEEP, "--no-save", "--output", "x.jsonl"), "--output and --no-save"),
+        (("run", "smoke", "--no-save", "--output", "x.jsonl"), "--output and --no-save"),
+        (("pairs", "--no-save", "--output", "x.jsonl", "-g", "4"), "--output and --no-save"),
+        (("locate", "--no-save", "--output", "x.jsonl", "-g", "4"), "--output and --no-save"),
+        (("all_reduce", *SWEEP, "--output", "-"), "--output -: a run goes to a file"),
+        (("all_reduce", "--sizes", "8", "-f", "4"), "--sizes and -f/-i exclude each other"),
+        (("all_reduce", "--sizes", "8", "-i", "4"), "--sizes and -f/-i exclude each other"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(bare, words, message: str) -> None:
+    for more in ((), ("--dry-run",)):
+        done = bare(*words, *more)
+        assert (done.returncode, message in done.stderr, done.stdout) == (2, True, "")
+
+
+@pytest.mark.parametrize("tag", ["@last", "@x", "a,b", "x" * 101, " x"])
+@pytest.mark.parametrize(
+    "words", [("all_reduce", *SWEEP), ("run", "smoke"), ("pairs",), ("ab", "--aa"), ("import", "-")]
+)
+def test_a_tag_that_could_not_name_a_run_is_refused(bare, words, tag: str) -> None:
+    done = bare(*words, "--tag", tag)
+    assert done.returncode == 2
+    assert "could not name a run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("all_reduce", "-b", ""), "-b"),
+        (("all_reduce", "--minbytes", " "), "-b"),
+        (("all_reduce", "--sizes", ""), "--sizes"),
+        (("all_reduce", "--backend", ""), "--backend"),
+        (("all_reduce", "-d", ""), "-d"),
+        (("all_reduce", "-d", ","), "-d"),
+        (("all_reduce", "--tag", ""), "--tag"),
+        (("all_reduce", "--env", ""), "--env"),
+        (("run", "smoke", "--backend", ""), "--backend"),
+        (("run", "smoke", "--only", ""), "--only"),
+        (("run", ""), "SUITE"),
+        (("pairs", "--backend", ""), "--backend"),
+        (("history", "trend", "--only", ""), "--only"),
+        (("predict", "all_reduce", "-b", ""), "-b"),
+        (("show", "all_reduce", ""), "ALGORITHM"),
+    ],
+)
+def test_an_option_given_as_nothing_is_refused(bare, words, option: str) -> None:
+    done = bare(*words)
+    assert done.returncode == 2
+    assert f"collbench: {option} is empty\n" in done.stderr
+
+
+def test_a_side_may_be_empty(bare) -> None:
+    assert bare("ab", "--base", "", "--aa", "--suite", "pr", "--dry-run").returncode == 0

@@ -1,0 +1,70 @@
+"""Small things that a newcomer meets: one meaning of an option, titles that are whole, tables of
+any width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collbench.judge.health import locate
+from collbench.judge.health.locate import Rules
+from collbench.records import store
+
+MODEL = ("all_reduce", "--sizes", "8", "-g", "4", "--backend", "model")
+
+
+@pytest.mark.parametrize("word", ["page.html", "out/x"])
+def test_a_file_given_as_a_reduction_is_told_apart(bare, word: str) -> None:
+    done = bare(*MODEL, "-o", word)
+    assert done.returncode == 2
+    assert f"-o {word}: -o is the reduction here" in done.stderr
+    assert "--output FILE.jsonl saves the run" in done.stderr
+
+
+def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = bare("ab", "--aa", "--suite", "pr", "--output", str(page))
+    assert (done.returncode, f"hint: -o {page} writes" in done.stderr) == (2, True)
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("option", ["--tests", "--budget"])
+def test_locate_counts_tests(bare, option: str) -> None:
+    done = bare("locate", "-g", "4", option, "33", "--dry-run")
+    assert (done.returncode, "at most 33 tests" in done.stderr) == (0, True)
+
+
+def test_on_one_machine_locate_speaks_of_ranks(bare) -> None:
+    assert bare("locate", "-g", "4", "--dry-run").stderr.startswith("4 ranks: all 6 pairs")
+    assert locate.plan(64, Rules()).startswith("64 hosts: ")
+
+
+@pytest.mark.parametrize("columns", ["0", "00", ""])
+def test_no_width_is_no_reason_to_print_nothing(bare, columns: str) -> None:
+    bare(*MODEL)
+    for words in (("runs",), ("list",), (*MODEL, "--format", "table")):
+        assert len(bare(*words, COLUMNS=columns).stdout.split()) > 10
+
+
+def test_health_of_unknown_hosts_says_so(inside) -> None:
+    inside(*MODEL)
+    done = inside("health", "@last", "--no-history")
+    assert done.stdout.startswith("collbench health  of hosts that no run names\n")
+
+
+def test_a_complete_run_without_a_measurement_is_told_as_such(inside) -> None:
+    inside(*MODEL)
+    path = store.find("@last")
+    lines = path.read_text().splitlines()
+    left_out = []
+    for line in lines:
+        told = msgspec.json.decode(line)
+        if told["line"] == "record":
+            told = {k: told[k] for k in ("line", "case")} | {"status": "skipped", "note": "no"}
+        left_out.append(msgspec.json.encode(told).decode())
+    path.write_text("\n".join(left_out) + "\n")
+    done = inside("run", "--resume", str(path))
+    assert "is complete: all its cases were left out" in done.stderr
+    assert done.returncode == 5

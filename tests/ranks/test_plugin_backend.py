@@ -1,0 +1,44 @@
+"""A backend that a package registers with torch.distributed when torch is loaded: it is known by
+its name, and runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+MODULE = """
+import torch.distributed as dist
+
+def load():
+    dist.Backend.register_backend(
+        "lent", lambda store, rank, size, limit: dist.ProcessGroupGloo(store, rank, size, limit)
+    )
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    """A PYTHONPATH with such a package."""
+    told = tmp_path / "lent-1.0.dist-info"
+    told.mkdir()
+    (tmp_path / "lent.py").write_text(MODULE)
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: lent\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text("[torch.backends]\nlent = lent:load\n")
+    return os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+
+
+SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "-n", "2", "--place", "in", "--no-save")
+
+
+@pytest.mark.parametrize("name", ["lent", "Lent"])
+def test_a_plug_ins_backend_is_measured(cli, plugin: str, name: str) -> None:
+    done = cli(*SWEEP, "--backend", name, "--format", "csv", PYTHONPATH=plugin)
+    assert done.returncode == 0, done.stderr
+    assert f"all_reduce,{name},2,8," in done.stdout
+
+
+def test_a_plug_ins_backend_is_one_to_plan_with_and_a_likely_name(cli, plugin: str) -> None:
+    assert cli(*SWEEP, "--backend", "lent", "--dry-run", PYTHONPATH=plugin).returncode == 0
+    assert cli(*SWEEP, "--backend", "lent", "--dry-run").returncode == 2
