@@ -37,6 +37,8 @@ ARGS = [
     "--format",
     "nccl",
 ]
+PLUGINS = Path(__file__).parent / "plugins"
+PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
 TOKEN = "planted-token-2718"
 
 
@@ -100,6 +102,17 @@ def test_slurm_on_one_node(tmp_path: Path) -> None:
     (world,) = measured(path).worlds
     assert (world.launcher, world.n, world.hosts) == ("srun", 2, [])
     assert done.stdout.count("# Out of bounds values : 0 OK") == 1
+
+
+def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    settings = {"PYTHONPATH": PATHS, "SABOTAGE": "never-leave:1:0"}
+    command = [SRUN, "-n", "2", *COLLBENCH, *ARGS, "--backend", "saboteur", "--output", str(path)]
+    done = ended(command, **settings)
+    assert "collbench: rank 1 on " in done.stderr and "did not leave within" in done.stderr
+    run = measured(path)
+    assert run.end is not None and run.end.exit == 0
+    assert not any(psutil.pid_exists(rank.pid) for rank in run.worlds[0].ranks)
 
 
 def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
 from collbench.run.launch import environments, rendezvous
-from collbench.run.launch.board import Board
+from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Host, listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
@@ -134,6 +134,8 @@ def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
         keep_to(rendezvous.interface(connection.address))
         yield Meeting(connection, host)
         connection.close()
+        if host:
+            host.see_off(LEAVE_SECONDS)
     finally:
         if host:
             host.close()

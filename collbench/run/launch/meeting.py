@@ -13,8 +13,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import os
 import secrets
+import signal
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +52,9 @@ _STRANGE = (
     RecursionError,
     msgspec.MsgspecError,
 )  # what strays cause
+
+
+_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 Door = tuple[str, int] | Path  # an address and a port, or a socket's path
@@ -174,6 +181,7 @@ class Host(threading.Thread):
         self._heard: dict[
             int, float
         ] = {}  # when from each rank; infinity while it waits for an answer
+        self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self.gone: list[Hello] = []
         self._loop = asyncio.new_event_loop()
         self._decided, self._closed = asyncio.Event(), asyncio.Event()
@@ -195,6 +203,19 @@ class Host(threading.Thread):
             rank for rank, at in sorted(self._heard.items()) if at < before and rank not in left
         ]
         return [self._came[rank] for rank in late]
+
+    def see_off(self, seconds: float) -> None:
+        """Wait for all to leave. Who does not is named, and killed where it is surely a process of
+        this host."""
+        until = time.monotonic() + seconds
+        while self._heard and time.monotonic() < until:
+            time.sleep(0.005)
+        left = {hello.rank for hello in self.gone}
+        for rank in sorted(set(self._heard) - left):
+            words = f"did not leave within {seconds:g} s of the last case"
+            print(f"collbench: {who(self._came[rank])} {words}", file=sys.stderr)
+            if self._pids.get(rank, os.getpid()) != os.getpid():
+                os.kill(self._pids[rank], signal.SIGKILL)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(
@@ -264,6 +285,7 @@ class Host(threading.Thread):
             self._decide(why)
         else:
             self._came[hello.rank] = hello
+            self._note_pid(hello.rank, writer.get_extra_info("socket"))
         if len(self._came) == self._n:
             self._decide("")
         await self._until_decided(hello, reader)
@@ -284,6 +306,13 @@ class Host(threading.Thread):
         except _STRANGE:
             if not self._verdict.refused:
                 self.gone.append(hello)
+
+    def _note_pid(self, rank: int, at: socket.socket) -> None:
+        if at.family == socket.AF_UNIX:
+            kernels = at.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            pid, _, _ = _PEER.unpack(kernels)
+            if pid:  # else it is in another PID namespace
+                self._pids[rank] = pid
 
     async def _until_decided(self, hello: Hello, reader: asyncio.StreamReader) -> None:
         """Nothing is to be read from a rank that waits for the others, unless it goes away."""

@@ -32,7 +32,7 @@ from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.ray_rank import MEET_SECONDS, Node, RankActor, Told
-from collbench.run.launch.world import Death, Listener, RankWatch, Said
+from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
 from collbench.run.plan import Plan
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -237,6 +237,11 @@ class Cluster(FreshRanks):
             if (job := watch.job) is not None:
                 listener.tick(plan.jobs[job].case, Phase.MEASURING)
             watch.check(last=not streams)
+            if watch.overdue():
+                tell_late(", ".join(watch.who(rank) for rank in sorted(streams.values())))
+                for rank in streams.values():
+                    seats[rank].actor.end.remote()
+                return
 
     def load(self) -> dict[str, Load]:
         return {}
@@ -309,7 +314,7 @@ class Watch(RankWatch):
             print(said.says, file=sys.stderr)
         elif said.stopped is not None:
             (self.stopped.add if said.stopped else self.stopped.discard)(rank)
-        elif said.exit and rank not in self.errors:
+        elif said.exit and rank not in self.errors and rank not in self.done:
             self.deaths[rank] = Death.by(said.exit, "exited with")
         return said
 
@@ -332,8 +337,10 @@ class Watch(RankWatch):
         return RunBroken(error.message, error.hint, self.job)
 
     def broken(self, rank: int, what: str, hint: str) -> RunBroken:
-        who = (
+        doing = self.plan.doing("starting up" if self.job is None else "at work on", self.job)
+        return RunBroken(f"{self.who(rank)} {what} while {doing}", hint, self.job)
+
+    def who(self, rank: int) -> str:
+        return (
             f"rank {rank} on {self._seats[rank].node.host} (pid {self._pids.get(rank, 'unknown')})"
         )
-        doing = self.plan.doing("starting up" if self.job is None else "at work on", self.job)
-        return RunBroken(f"{who} {what} while {doing}", hint, self.job)

@@ -317,6 +317,17 @@ def test_a_rank_that_has_gone_is_known_and_one_that_takes_leave_is_not(launch: L
     assert len(launch.host.gone) == 1
 
 
+def test_a_rank_that_does_not_leave_is_named(launch: Launch, capsys) -> None:
+    stays, leaves = launch.come(0, 1)
+    for each in (stays, leaves):
+        assert isinstance(each, Connection)
+        each.beat()
+    leaves.close()
+    launch.host.see_off(0.05)
+    assert "rank 0 on " in (said := capsys.readouterr().err)
+    assert "rank 1 on " not in said
+
+
 def test_long_values_are_refused_where_they_are_made(launch: Launch) -> None:
     first, second = (Store(connection) for connection in met(launch.come(0, 1)))
     with pytest.raises(ValueError, match="over the limit"):
