@@ -213,6 +213,25 @@ def test_ctrl_c_keeps_what_is_finished(run) -> None:
     assert " 4096 " in out
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_first_moment_is_an_interrupt(run, number: int) -> None:
+    code, out, err = run(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()
+    assert code == Exit.INTERRUPTED
+    assert (out, "Traceback" in err) == ("", False)
+
+
+def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) -> None:
+    (place := tmp_path / "tmp").mkdir()
+    begun = run(*SWEEP, "-N", "500", TMPDIR=str(place))
+    begun.wait_for("record")
+    begun.process.kill()
+    begun.end()
+    assert list(place.iterdir())
+    begun.path.unlink()
+    assert run(*SWEEP, TMPDIR=str(place)).end()[0] == Exit.OK
+    assert list(place.iterdir()) == []
+
+
 @pytest.mark.parametrize("victim", ["parent", "server"])
 def test_no_rank_outlives_what_started_it(run, victim: str) -> None:
     begun = run(*SWEEP, "-N", "500")

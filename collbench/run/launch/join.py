@@ -8,12 +8,12 @@ plan it sends.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,7 @@ from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
-from collbench.run.launch import environments, rendezvous
+from collbench.run.launch import environments, folders, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Host, listener, who
@@ -152,22 +152,20 @@ def keep_to(interface: str) -> None:
 def shared_board(member: Membership, control: Control) -> Board:
     """One board for all ranks where they share this host's memory, else one this rank alone looks
     at."""
-    path = None
-    if member.rank == 0 and member.n == member.local_n and member.n > 1:
-        fd, name = tempfile.mkstemp(prefix="collbench-board-")
-        os.ftruncate(fd, Board.size(member.n))
-        os.close(fd)
-        path = Path(name)
-    where = control.broadcast(str(path) if path else None)
-    if where is None:
-        board, fd = Board.create(member.n, shared=member.n == 1)
-        os.close(fd)
+    with ExitStack() as stack:
+        path = None
+        if member.rank == 0 and member.n == member.local_n and member.n > 1:
+            path = stack.enter_context(folders.private()) / "board"
+            path.touch(0o600)
+            os.truncate(path, Board.size(member.n))
+        where = control.broadcast(str(path) if path else None)
+        if where is None:
+            board, fd = Board.create(member.n, shared=member.n == 1)
+            os.close(fd)
+            return board
+        board = Board.at(Path(where), member.n)
+        control.barrier()
         return board
-    board = Board.at(Path(where), member.n)
-    control.barrier()
-    if path:
-        path.unlink()
-    return board
 
 
 class Watchdog(threading.Thread):
@@ -287,6 +285,9 @@ class Joined(World):
 def follow(member: Membership, seconds: float) -> None:
     """The part of a rank that has nothing to plan, print or keep. Where Joined.run raises, so does
     this."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a library's call does not wait for Python
+        if signal.getsignal(number) is signal.default_int_handler:
+            signal.signal(number, signal.SIG_DFL)
     told_of_nothing = Listener(
         lambda line: None, hung=lambda error: print(error.message, file=sys.stderr)
     )

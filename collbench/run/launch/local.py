@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ import psutil
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
+from collbench.run.launch import folders
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.mpirun import Mpirun
@@ -154,10 +153,9 @@ class Launcher(FreshRanks):
         return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
 
     def measure(self, plan: Plan, listener: Listener) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="collbench-"))
         board, fd = Board.create(plan.processes)
         try:
-            with self._parent(plan, folder) as parent:
+            with folders.private() as folder, self._parent(plan, folder) as parent:
                 parent.spawn(plan.processes, fd)
                 watch = _Watch(plan, listener, parent, board, str(folder / "store"))
                 watch.until_done()
@@ -165,7 +163,6 @@ class Launcher(FreshRanks):
                     self.release(plan.env)
         finally:
             os.close(fd)
-            shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def _parent(self, plan: Plan, folder: Path) -> Iterator[ForkServer | Mpirun]:

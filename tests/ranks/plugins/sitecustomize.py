@@ -4,7 +4,8 @@ SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2
 call, outside the clock; never-in-time voids every sample. never-leave:RANK:0 stops a forked rank
 that has said that it is done; linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0,
 stop-start:RANK:0 and starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no
-memory for torch. CLOCKS=LIMIT gives every rank of a
+memory for torch. signalled:NUMBER:0 sends collbench a signal while it
+imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
 CLOCKS=one gives them hosts only."""
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +81,14 @@ def starve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
 
 
+if what == "signalled":
+
+    class Early:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "typer":
+                os.kill(os.getpid(), int(at))
+
+    sys.meta_path.insert(0, Early())  # type: ignore[arg-type]
 if what == "slow-start":
     in_nth_fork(lambda: time.sleep(3600))
 if what == "never-leave":

@@ -321,7 +321,7 @@ def test_a_rank_that_does_not_leave_is_named(launch: Launch, capsys) -> None:
     stays, leaves = launch.come(0, 1)
     for each in (stays, leaves):
         assert isinstance(each, Connection)
-        each.beat()
+        each.ask(meeting.Request("count"))
     leaves.close()
     launch.host.see_off(0.05)
     assert "rank 0 on " in (said := capsys.readouterr().err)
