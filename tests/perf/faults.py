@@ -319,7 +319,7 @@ class Trial:
     def _no_file(self) -> bool:
         """Whether nothing lies in TMPDIR, once it is swept as the next start does."""
         folders.sweep(self._tmp)
-        return not list(self._tmp.iterdir())
+        return not list(self._tmp.glob("*" if self._cell.local else "collbench*"))
 
     def _may_leave_segments(self, shared: Path) -> bool:
         """Open MPI leaves its own where its mpirun or launching process is killed outright."""

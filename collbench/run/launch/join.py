@@ -111,9 +111,12 @@ class Meeting(NamedTuple):
         first."""
         return ", ".join(map(who, self.host.gone if self.host else []))
 
-    def silent(self, seconds: float) -> str:
-        """At rank 0, ranks of which nothing has been heard for so long, and their hosts."""
-        return ", ".join(map(who, self.host.silent(seconds) if self.host else []))
+    def lost(self, seconds: float) -> str:
+        """Whom rank 0 has lost, silent for so long or stopped, and their hosts; at others rank 0
+        itself, where it does not say."""
+        if self.host:
+            return self.host.lost(seconds)
+        return self.connection.lost(seconds, max(1.0, seconds / 3))
 
 
 @contextmanager
@@ -193,16 +196,17 @@ class Watchdog(threading.Thread):
                     self._listener.hung(error)
                 finally:
                     sys.stderr.flush()
+                    if self._meeting.host:
+                        self._meeting.host.end_stopped()
                     os._exit(Exit.TIMEOUT)
 
     def _verdict(self) -> RunBroken:
-        """Blames a rank that rank 0 has not heard of for as long, stopped or cut off, else the last
-        of those that this one sees."""
-        silent = self._meeting.silent(self._plan.timeout * _SILENT)
-        alone = self._member.n == self._member.local_n
-        if silent and not alone:
+        """Blames a rank that is stopped or cut off, as rank 0 knows, or rank 0, else the last of
+        those that this one sees."""
+        if lost := self._meeting.lost(self._plan.timeout * _SILENT):
             hint = "is the host up, its network, and the rank not stopped?"
-            return self._stall.broken(f"nothing is heard of {silent}", 0, hint)
+            return self._stall.broken(lost, self._member.rank, hint)
+        alone = self._member.n == self._member.local_n
         beats = self._stall.beats
         rank = beats.index(min(beats)) if alone else self._member.rank
         what = f"has not moved for {self._plan.timeout:g} s"
@@ -288,9 +292,13 @@ def follow(member: Membership, seconds: float) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):  # a library's call does not wait for Python
         if signal.getsignal(number) is signal.default_int_handler:
             signal.signal(number, signal.SIG_DFL)
-    told_of_nothing = Listener(
-        lambda line: None, hung=lambda error: print(error.message, file=sys.stderr)
-    )
+    first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
+
+    def tell(error: RunBroken) -> None:
+        if member.local_rank == 0 or first in error.message:
+            print(f"collbench: {error.message}", file=sys.stderr)
+
+    told_of_nothing = Listener(lambda line: None, hung=tell)
     try:
         Joined(member, seconds).run([], told_of_nothing)
     except KeyboardInterrupt:

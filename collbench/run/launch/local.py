@@ -227,7 +227,8 @@ class _Watch(RankWatch):
         """Whether anybody did not leave, which is then said."""
         late = [rank for rank in self._pids if rank not in self._gone]
         still = [rank for rank in late if _status(self._pids[rank]) not in _ENDED]
-        who = ", ".join(self._who(rank) for rank in still) or self._parent.name
+        stopped = [rank for rank in still if _status(self._pids[rank]) in _STOPPED]
+        who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
         if late:
             tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
@@ -299,11 +300,13 @@ class _Watch(RankWatch):
         return not end.signal, 0  # of equals the first that was heard of
 
     def raised(self) -> CannotRun | RunBroken:
-        foreseen = [error for error in self.errors.values() if not error.traceback]
-        if foreseen and not self.deaths:
-            return CannotRun(foreseen[0].message, foreseen[0].hint)
-        rank = min(self.errors, key=lambda rank: says_peer_is_gone(self.errors[rank].message))
-        error = self.errors[rank]
+        own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]
+        if own and not self.deaths and not any(error.traceback for error in own):
+            return CannotRun(own[0].message, own[0].hint)
+        rank, error = min(
+            self.errors.items(),
+            key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
+        )
         print(error.traceback, file=sys.stderr, end="")
         return self.broken(rank, f"raised {error.message}")
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+import psutil
 
 from collbench.core.errors import CannotRun
 
@@ -89,7 +90,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    op: Literal["set", "get", "add", "check", "wait", "delete", "count", "swap", "beat", "bye"]
+    op: Literal[
+        "set", "get", "add", "check", "wait", "delete", "count", "swap", "lost", "beat", "bye"
+    ]
     keys: list[str] = []
     value: bytes = b""
     expected: bytes = b""
@@ -203,6 +206,23 @@ class Host(threading.Thread):
             rank for rank, at in sorted(self._heard.items()) if at < before and rank not in left
         ]
         return [self._came[rank] for rank in late]
+
+    def stopped(self) -> list[Hello]:
+        """Ranks on this host whose processes are stopped."""
+        return [self._came[rank] for rank, pid in sorted(self._pids.items()) if _is_stopped(pid)]
+
+    def lost(self, seconds: float) -> str:
+        """Who is stopped, else who has been silent for so long where not all are surely on this
+        host, and in words what is wrong with them; "" where nothing is."""
+        if stopped := self.stopped():
+            return f"{', '.join(map(who, stopped))} is stopped (SIGSTOP)"
+        silent = self.silent(seconds) if len(self._pids) < self._n else []
+        return f"nothing is heard of {', '.join(map(who, silent))}" if silent else ""
+
+    def end_stopped(self) -> None:
+        """Kill whom a launcher would wait for: SIGTERM does nothing to them."""
+        for hello in self.stopped():
+            os.kill(self._pids[hello.rank], signal.SIGKILL)
 
     def see_off(self, seconds: float) -> None:
         """Wait for all to leave. Who does not is named, and killed where it is surely a process of
@@ -328,6 +348,7 @@ class Host(threading.Thread):
 
     async def _done(self, request: Request) -> Answer:
         keys, values = request.keys, self._values
+        number = len(values)
         match request.op:
             case "set":
                 self._put(keys[0], request.value)
@@ -345,15 +366,24 @@ class Host(threading.Thread):
                     self._put(keys[0], request.value)
                 return Answer(value=values.get(keys[0], request.expected))
             case "check":
-                return Answer(number=int(all(key in values for key in keys)))
+                number = int(all(key in values for key in keys))
+            case "lost":
+                return Answer(value=self.lost(request.number / 1000).encode())
             case "delete":
-                return Answer(number=int(values.pop(keys[0], None) is not None))
-        return Answer(number=len(values))
+                number = int(values.pop(keys[0], None) is not None)
+        return Answer(number=number)
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
         if key in self._set:
             self._set.pop(key).set()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
