@@ -277,7 +277,7 @@ class Trial:
 
     def _ended(self) -> bool:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(LIMIT + 60 * (self._cell.fault == OF_RANK[2]))
+            self._process.wait(LIMIT + 30 * ("torchrun" in self._cell.world))
             return True
         return False
 
@@ -344,7 +344,8 @@ def culprits(said: str, local: bool) -> set[int]:
     found = re.findall(r"\brank (\d+)", told)
     if not found and not local:
         cause = said.partition("Root Cause")[2] or said
-        found = re.findall(r"\brank\s*:?\s*(\d+)", cause)[:1]
+        found = re.findall(r"\brank\s*:?\s*(\d+)|\[prterun-\S+@\d+,(\d+)\]", cause)[:1]
+        found = ["".join(either) for either in found]
     return {int(rank) for rank in found}
 
 
@@ -376,10 +377,12 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], seed: int) -> s
             "",
             "A number is of trials in which the fault came in time; bold where it is not all of"
             " them. Median s: from the fault to the end of the command, which may take"
-            f" {LIMIT} s. Where a rank needs no more memory, its limit does nothing, and exit code"
-            " 0 is right. Of a launcher's world any exit code but 0 is right, and the launcher may"
-            " be who names the rank. What a killed collbench leaves in TMPDIR is to be gone after"
-            " the next start; Open MPI's own segments in /dev/shm are not counted then.",
+            f" {LIMIT} s, and 30 s more of torchrun, which waits that long for a stopped rank that"
+            " has not reached the others. Where a rank needs no more memory, its limit does"
+            " nothing, and exit code 0 is right. Of a launcher's world any exit code but 0 is"
+            " right, and the launcher may be who names the rank. What a killed collbench leaves in"
+            " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
+            " not counted then.",
             "",
             *table(seen),
             "",

@@ -47,6 +47,9 @@ LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
+_LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
+
+
 _ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
@@ -323,6 +326,9 @@ class _Watch(RankWatch):
         for rank, pid in self._pids.items():
             if rank not in self._gone and _status(pid) in _STOPPED:
                 return self.broken(rank, STOPPED.words, hint)
+            if (room := _room(pid)) < _LITTLE:
+                what = f"has {room >> 20} MiB of memory left (ulimit -v)"
+                return self.broken(rank, what, hint)
         parent, born, n = self._parent, len(self._pids), self.plan.processes
         if born < n:
             stopped = _status(parent.process.pid) in _STOPPED
@@ -340,6 +346,15 @@ def _status(pid: int) -> str:
         return psutil.Process(pid).status()
     except psutil.Error:  # it has just ended
         return psutil.STATUS_DEAD
+
+
+def _room(pid: int) -> int:
+    """Bytes that a process may still map."""
+    try:
+        limit, _ = (process := psutil.Process(pid)).rlimit(psutil.RLIMIT_AS)
+        return sys.maxsize if limit < 0 else int(limit - process.memory_info().vms)
+    except psutil.Error:
+        return sys.maxsize
 
 
 def _cpu_seconds(pid: int) -> float:

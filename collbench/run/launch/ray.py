@@ -314,9 +314,15 @@ class Watch(RankWatch):
             print(said.says, file=sys.stderr)
         elif said.stopped is not None:
             (self.stopped.add if said.stopped else self.stopped.discard)(rank)
-        elif said.exit and rank not in self.errors and rank not in self.done:
+        elif said.exit and rank not in self.errors:
             self.deaths[rank] = Death.by(said.exit, "exited with")
         return said
+
+    def check(self, last: bool = False) -> None:
+        """Once a rank is done all is measured, and how others end is no trouble any more."""
+        if self.done:
+            self.deaths.clear()
+        super().check(last)
 
     def lost(self, rank: int, why: str) -> None:
         self.deaths[rank] = Death(f"was lost ({why.partition('. ')[0]})")

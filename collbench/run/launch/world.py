@@ -240,7 +240,7 @@ class RankWatch:
             raise self._blame()
 
     def _blame(self) -> CollbenchError:
-        ends = dict.fromkeys(self.stopped, STOPPED) | self.deaths
+        ends = self.deaths | dict.fromkeys(self.stopped, STOPPED)
         aborted = all(end.signal == signal.SIGABRT for end in ends.values())
         if not ends or (self.errors and aborted):  # a library aborts where another has said why
             return self.raised()

@@ -141,8 +141,13 @@ def test_ranks_that_are_done_have_a_limit_to_their_leave(monkeypatch: pytest.Mon
     assert not told([*BEGUN, done[0]]).overdue()
 
 
-def test_a_rank_that_is_done_may_be_killed() -> None:
-    told([*BEGUN, (1, {"done": True}), (1, {"exit": -9})])
+def test_once_a_rank_is_done_others_may_be_killed() -> None:
+    told([*BEGUN, (1, {"exit": -9}), (0, {"done": True})])
+
+
+def test_a_rank_that_was_stopped_before_it_was_killed_was_stopped() -> None:
+    with pytest.raises(RunBroken, match=r"rank 1 .* is stopped \(SIGSTOP\)"):
+        told([*BEGUN, (1, {"stopped": True}), (1, {"exit": -9}), (0, broken("rank 0 says so"))])
 
 
 def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
