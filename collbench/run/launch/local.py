@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -300,7 +301,8 @@ class _Watch(RankWatch):
         self._selector.modify(self._channels[rank], _BOTH, rank)
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
-        return not end.signal, 0  # of equals the first that was heard of
+        # mpirun's SIGTERM last; of equals the first that was heard of
+        return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
 
     def raised(self) -> CannotRun | RunBroken:
         own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line
+from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line, says_peer_is_gone
 from collbench.machine import environment
 from collbench.machine.load import Load, look
 from collbench.records import types
@@ -182,6 +182,10 @@ class Death(NamedTuple):
         return cls(f"{exited} {code}")
 
 
+# A library aborts, and mpirun terminates ranks, where another has said why.
+FOLLOWING = (signal.SIGABRT, signal.SIGTERM)
+
+
 STOPPED = Death("is stopped (SIGSTOP)")
 
 
@@ -241,8 +245,9 @@ class RankWatch:
 
     def _blame(self) -> CollbenchError:
         ends = self.deaths | dict.fromkeys(self.stopped, STOPPED)
-        aborted = all(end.signal == signal.SIGABRT for end in ends.values())
-        if not ends or (self.errors and aborted):  # a library aborts where another has said why
+        followed = all(end.signal in FOLLOWING for end in ends.values())
+        why = any(not says_peer_is_gone(error.message) for error in self.errors.values())
+        if not ends or (why and followed):
             return self.raised()
         rank = min(ends, key=lambda rank: self.precedence(rank, ends[rank]))
         hint = self.out_of_memory if ends[rank].signal == signal.SIGKILL else ""
