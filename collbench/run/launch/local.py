@@ -229,6 +229,8 @@ class _Watch(RankWatch):
 
     def left_behind(self) -> bool:
         """Whether anybody did not leave, which is then said."""
+        if not self._over:
+            return True
         late = [rank for rank in self._pids if rank not in self._gone]
         still = [rank for rank in late if _status(self._pids[rank]) not in _ENDED]
         stopped = [rank for rank in still if _status(self._pids[rank]) in _STOPPED]
@@ -252,6 +254,8 @@ class _Watch(RankWatch):
         except EOFError:
             if len(self.done) == self.plan.processes:
                 self._over = 0.0
+                message = self._parent.ended(len(self._pids)).message
+                print(f"collbench: {message}; all had been measured", file=sys.stderr)
                 return
             self.check(last=True)  # mpirun took notice of it too
             error = self._parent.ended(len(self._pids))
