@@ -1,6 +1,24 @@
-"""``python -m collbench``: the form torchrun wants."""
+"""The console script, and ``python -m collbench``: the form torchrun wants."""
 
-from collbench.cli.main import main
+import signal
+import sys
+
+INTERRUPTED = 130  # core.errors' Exit.INTERRUPTED, before anything is imported
+
+
+def main() -> None:
+    """The command line. From the first moment on SIGTERM and SIGHUP end it as Ctrl-C does, unless
+    they are ignored."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+        from collbench.cli.main import main as command
+
+        command()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -49,6 +48,7 @@ def ab(
     from collbench.judge.comparison import suspects
     from collbench.run.experiment import Order
     from collbench.run.interrupts import Interrupts
+    from collbench.run.launch import folders
 
     _refuse(tag)
     sides = _sides(base, head, aa)
@@ -68,8 +68,8 @@ def ab(
     )
     if dry_run:
         return _show_plan(order)
-    with Interrupts() as interrupts, tempfile.TemporaryDirectory(prefix="collbench-ab-") as folder:
-        order = _built(order, build, rebuild, Path(folder))
+    with Interrupts() as interrupts, folders.private() as folder:
+        order = _built(order, build, rebuild, folder)
         raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
 
 

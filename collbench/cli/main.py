@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -327,5 +328,5 @@ def _leave(code: int) -> None:
     if distributed and distributed.is_initialized():
         from collbench.run.launch.forkserver import leave
 
-        leave(code)
+        leave(code, f"rank {distributed.get_rank()} on {socket.gethostname()}")
     sys.exit(code)

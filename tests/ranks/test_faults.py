@@ -24,6 +24,7 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 PLUGINS = Path(__file__).parent / "plugins"
+PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
 OTHERS = re.compile(
     "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
 )  # of MPI, Ray and Python, in other tests
@@ -46,7 +47,7 @@ class Started:
         ]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "PYTHONPATH": str(PLUGINS), **env},
+            env={**os.environ, "PYTHONPATH": PATHS, **env},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -169,6 +170,38 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
     assert [name for name in left if not OTHERS.match(name)] == []
 
 
+def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
+    begun = run(*SWEEP, SABOTAGE="never-leave:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.OK
+    assert f"rank 1 on {os.uname().nodename} (pid {begun.pids()[1]}) did not end" in err
+    assert begun.lines()[-1]["exit"] == 0
+    assert gone(begun.pids())
+
+
+def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run) -> None:
+    begun = run(*SWEEP)
+    server = psutil.Process(begun.pids()[0]).parent()
+    assert server is not None
+    server.suspend()
+    code, _, err = begun.end()
+    assert code == Exit.OK
+    assert "the fork server did not tell of its ranks' ends" in err
+    assert gone([*begun.pids(), server.pid])
+
+
+def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run) -> None:
+    begun = run(*SWEEP, "-T", "3")
+    me = psutil.Process(begun.process.pid)
+    while not (servers := [child for child in me.children() if child.cmdline() != me.cmdline()]):
+        time.sleep(0.01)
+    servers[0].suspend()
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert f"the fork server (pid {servers[0].pid}) is stopped (SIGSTOP), with 0 of 3 ranks" in err
+    assert gone([servers[0].pid])
+
+
 def test_ctrl_c_keeps_what_is_finished(run) -> None:
     begun = run(*SWEEP, "-N", "500")
     begun.wait_for("record")
@@ -178,6 +211,25 @@ def test_ctrl_c_keeps_what_is_finished(run) -> None:
     assert begun.lines()[-1]["exit"] == 130
     assert gone(begun.pids())
     assert " 4096 " in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_first_moment_is_an_interrupt(run, number: int) -> None:
+    code, out, err = run(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()
+    assert code == Exit.INTERRUPTED
+    assert (out, "Traceback" in err) == ("", False)
+
+
+def test_what_a_killed_run_has_left_is_swept_by_the_next(run, tmp_path: Path) -> None:
+    (place := tmp_path / "tmp").mkdir()
+    begun = run(*SWEEP, "-N", "500", TMPDIR=str(place))
+    begun.wait_for("record")
+    begun.process.kill()
+    begun.end()
+    assert list(place.iterdir())
+    begun.path.unlink()
+    assert run(*SWEEP, TMPDIR=str(place)).end()[0] == Exit.OK
+    assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("victim", ["parent", "server"])

@@ -37,6 +37,8 @@ ARGS = [
     "--format",
     "nccl",
 ]
+PLUGINS = Path(__file__).parent / "plugins"
+PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
 TOKEN = "planted-token-2718"
 
 
@@ -100,6 +102,45 @@ def test_slurm_on_one_node(tmp_path: Path) -> None:
     (world,) = measured(path).worlds
     assert (world.launcher, world.n, world.hosts) == ("srun", 2, [])
     assert done.stdout.count("# Out of bounds values : 0 OK") == 1
+
+
+def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    settings = {"PYTHONPATH": PATHS, "SABOTAGE": "never-leave:1:0"}
+    command = [SRUN, "-n", "2", *COLLBENCH, *ARGS, "--backend", "saboteur", "--output", str(path)]
+    done = ended(command, **settings)
+    assert "collbench: rank 1 on " in done.stderr and "did not leave within" in done.stderr
+    run = measured(path)
+    assert run.end is not None and run.end.exit == 0
+    assert not any(psutil.pid_exists(rank.pid) for rank in run.worlds[0].ranks)
+
+
+def test_who_is_cut_off_is_named_by_all_that_are_left(tmp_path: Path) -> None:
+    """Rank 0, which two hosts lose; and each host says so in one line."""
+    path = tmp_path / "run.jsonl"
+    ranks = by_hand(
+        [(rank, 3) for rank in range(3)],
+        path,
+        *("-N", "5000", "-T", "20"),
+        CLOCKS="one",
+        PYTHONPATH=PATHS,
+    )
+    until = time.monotonic() + 60
+    while time.monotonic() < until and '"line":"record"' not in _text(path):
+        time.sleep(0.05)
+    psutil.Process(ranks[0].pid).suspend()
+    told = [rank.communicate(timeout=100)[1] for rank in ranks[1:]]
+    ranks[0].kill()
+    ranks[0].communicate()
+    assert [rank.returncode for rank in ranks[1:]] == [4, 4]
+    lines = [[line for line in text.splitlines() if " rank " in line] for text in told]
+    assert [line[:51] for (line,) in lines] == [
+        "collbench: nothing is heard of rank 0 on host0 whil"
+    ] * 2
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -394,7 +395,7 @@ def test_an_mpirun_that_starts_nothing_is_named(
     fake.write_text("#!/bin/sh\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(mpirun, "find", lambda python: str(fake))
-    with pytest.raises(CannotRun, match=r"did not come up \(0 of 2 did\)"):
+    with pytest.raises(CannotRun, match="mpirun did not come up: it ended with 3"):
         measure(cases(collectives=("all_reduce",), sizes=(8,), ranks=(2,)))
 
 
@@ -426,6 +427,36 @@ def test_a_broken_rank_ends_the_run_and_is_named(
         name for name in shared if "mpich_shm" not in name
     }  # MPICH's own ones outlive its killed ranks
     assert not any(map(os.path.exists, shared))
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("kill-start", "was killed by SIGKILL while starting up"),
+        ("stop-start", "is stopped (SIGSTOP) while starting up"),
+        ("starve", "raised "),
+    ],
+)
+def test_a_rank_that_is_lost_while_it_starts_is_named(
+    started, tmp_path: Path, what: str, words: str
+) -> None:
+    begun = started(*SWEEP, "-T", "5", SABOTAGE=f"{what}:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT, err
+    assert re.search(rf"rank 1 on {os.uname().nodename} \(pid \d+\) {re.escape(words)}", err)
+    assert "while starting up" in err
+    assert begun.lines()[-1]["exit"] == 4
+    assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
+
+
+def test_a_world_that_has_finished_ends_though_a_rank_does_not(started, tmp_path: Path) -> None:
+    begun = started(*SWEEP[:5], "-n", "3", *SWEEP[7:], SABOTAGE="linger:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.OK, err
+    assert f"rank 1 on {os.uname().nodename} (pid {begun.pids()[1]}) did not end" in err
+    assert begun.lines()[-1]["exit"] == 0
+    assert gone(begun.pids())
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
 

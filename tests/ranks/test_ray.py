@@ -269,6 +269,17 @@ def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
     assert_clean(cluster)
 
 
+def test_a_world_that_has_finished_ends_though_a_rank_does_not(
+    cli: Cli, cluster: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    stops = ("--backend", "saboteur", "--env", "SABOTAGE=never-leave:1:0", "-T", "5")
+    done = cli(*on_ray(cluster, *SWEEP, *stops, "--output", str(path)))
+    assert done.returncode == Exit.OK, done.stderr
+    assert re.search(r"rank 1 on .* did not (end|leave) within", done.stderr)
+    assert_clean(cluster)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_whatever_ends_the_driver_the_cluster_is_left_clean(
     cluster: str, tmp_path: Path, number: int

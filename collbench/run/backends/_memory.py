@@ -68,6 +68,8 @@ def _mapped(fd: int, nbytes: int) -> mmap.mmap:
 def _opened(pid: int, fd: int, nbytes: int) -> mmap.mmap:
     try:
         theirs = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
+    except (FileNotFoundError, ProcessLookupError) as e:
+        raise ConnectionResetError(f"another rank's memory is closed by peer: {e}") from e
     except OSError as e:
         raise CannotRun(f"cannot map another rank's memory: {e}", "--backend gloo runs here") from e
     try:

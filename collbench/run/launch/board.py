@@ -14,6 +14,9 @@ import time
 from enum import IntEnum
 from pathlib import Path
 
+LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
+
+
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
 
 
@@ -42,7 +45,7 @@ _WORDING = {
     Phase.WARMING: "warming up",
     Phase.MEASURING: "measuring",
     Phase.REPORTING: "reporting",
-    Phase.DONE: "done",
+    Phase.DONE: "leaving",
 }
 
 

@@ -49,7 +49,7 @@ class Connection:
     def __init__(
         self, member: Membership, doors: Sequence[Door], key: bytes, seconds: float
     ) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._key = key
         self._hello = Hello(
             member.rank, member.n, environment.host(), os.getpid(), member.launcher, __version__
@@ -135,6 +135,18 @@ class Connection:
             with suppress(OSError):  # rank 0 may be gone; whoever works with it will notice
                 self._socket.settimeout(ANSWER_SECONDS)
                 self._socket.sendall(self._seal.line(Request("beat")))
+            self._lock.release()
+
+    def lost(self, seconds: float, limit: float) -> str:
+        """Whom rank 0 has lost (Host.lost), which it has ``limit`` seconds to say; else that rank 0
+        is. "" too where another thread waits for rank 0 on others' behalf."""
+        if not self._lock.acquire(timeout=limit):
+            return ""
+        try:
+            return self.ask(Request("lost", number=int(seconds * 1000)), limit).value.decode()
+        except (OSError, ValueError):
+            return f"nothing is heard of rank 0 on {self.hosts[0]}"
+        finally:
             self._lock.release()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """The process that has torch loaded and forks ranks, so that starting eight of them costs one
 import.
 
-It is started by launch.local with one end of a socket pair. A request ``{"spawn": n}`` forks n
-ranks; for each, a message with its pid carries the descriptor of the rank's own channel (the first
-one also the board's). When a rank ends, ``{"exit": rank, "status": wait status}`` follows. When the
-parent goes away, all ranks are killed.
+It is started by launch.local with one end of a socket pair. A request ``{"spawn": n}``, which
+carries the descriptor of their board, forks n ranks; a note of each one's pid carries the
+descriptor of its channel, and a note of its wait status follows when it ends. When the parent goes
+away, all ranks are killed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,28 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from typing import NoReturn
 
 import msgspec
 
-from collbench.run.launch.board import Board
+from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.run.launch.board import LEAVE_SECONDS, Board
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is told of a rank by the process that made it: its pid when it is born, its wait status
+    when it has ended."""
+
+    rank: int
+    pid: int = 0
+    status: int = 0
 
 
 def die_with_parent(by: int = signal.SIGKILL) -> None:
@@ -34,14 +46,54 @@ def die_with_parent(by: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by))
 
 
-def leave(status: int) -> NoReturn:
+def leave(status: int, unwatched: str = "") -> NoReturn:
     """End this process at once, its exit handlers run and all printed. Python would take torch down
     part by part first, for a quarter of a second, in which libraries may abort around ranks that
-    are gone."""
+    are gone. Where nobody else watches this process, by whose name it is called then, exit handlers
+    have LEAVE_SECONDS."""
+    if unwatched:
+        limit = threading.Timer(LEAVE_SECONDS, _cut_short, (status, unwatched))
+        limit.daemon = True
+        limit.start()
     with suppress(BrokenPipeError):
         atexit._run_exitfuncs()
         sys.stdout.flush(), sys.stderr.flush()
     os._exit(status)
+
+
+def _cut_short(status: int, who: str) -> None:
+    late = f"did not end within {LEAVE_SECONDS:g} s of its last work, and is killed"
+    os.write(2, f"collbench: {who} {late}\n".encode())
+    os._exit(status)
+
+
+class Parent:
+    """A process that makes ranks of this machine, as the one that started it sees it. ``hint``
+    tells how to find out why it does not come up."""
+
+    name: str
+    hint: str
+    process: subprocess.Popen[bytes]
+
+    def ended(self, born: int) -> CollbenchError:
+        """Why it is gone, having made so many ranks."""
+        code = self.end()
+        if code < 0:
+            words = f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
+            return RunBroken(words, "is the machine out of memory? see dmesg")
+        if not born:
+            return CannotRun(f"{self.name} did not come up: it ended with {code}", self.hint)
+        return RunBroken(f"{self.name} ended with {code}, and with it all ranks")
+
+    def end(self) -> int:
+        """Its exit status, once it has ended; it is killed if it does not."""
+        try:
+            return self.process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            late = f"did not end within {LEAVE_SECONDS:g} s, and was killed"
+            print(f"collbench: {self.name} (pid {self.process.pid}) {late}", file=sys.stderr)
+            return self.process.wait()
 
 
 class Server:
@@ -62,15 +114,15 @@ class Server:
                 os.read(self._wake_r, 4096)
                 self._reap()
             if self._control.fileno() in ready:
-                request = self._control.recv(65536)
+                request, fds, _, _ = socket.recv_fds(self._control, 65536, 1)
                 if not request:
                     break
-                self._spawn(msgspec.json.decode(request)["spawn"])
+                self._spawn(msgspec.json.decode(request)["spawn"], *fds)
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
 
-    def _spawn(self, n: int) -> None:
-        board, board_fd = Board.create(n)
+    def _spawn(self, n: int, board_fd: int) -> None:
+        board = Board(n, board_fd)
         for rank in range(n):
             ours, theirs = socket.socketpair()
             pid = os.fork()
@@ -79,10 +131,8 @@ class Server:
                 self._become(rank, board, theirs)
             theirs.close()
             self._ranks[pid] = rank
-            note = msgspec.json.encode({"rank": rank, "pid": pid})
-            socket.send_fds(
-                self._control, [note], [ours.fileno(), board_fd] if rank == 0 else [ours.fileno()]
-            )
+            note = msgspec.json.encode(Note(rank, pid=pid))
+            socket.send_fds(self._control, [note], [ours.fileno()])
             ours.close()
         os.close(board_fd)
 
@@ -109,8 +159,7 @@ class Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            note = {"exit": self._ranks.pop(pid), "status": status}
-            self._control.send(msgspec.json.encode(note))
+            self._control.send(msgspec.json.encode(Note(self._ranks.pop(pid), status=status)))
 
 
 def main() -> None:
@@ -125,11 +174,9 @@ def main() -> None:
 
     gc.freeze()  # of what all ranks share none is to be looked at, and so copied, by each
     gc.enable()
-    try:
-        control.send(b'{"up":true}')
+    # the parent may have found a reason not to run, and be gone
+    with suppress(BrokenPipeError, ConnectionResetError):
         Server(control).serve()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the parent has found a reason not to run, and is gone
     leave(0)
 
 

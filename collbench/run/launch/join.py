@@ -8,12 +8,12 @@ plan it sends.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,8 +32,8 @@ from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import HostInfo
-from collbench.run.launch import environments, rendezvous
-from collbench.run.launch.board import Board
+from collbench.run.launch import environments, folders, rendezvous
+from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Host, listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
@@ -111,9 +111,12 @@ class Meeting(NamedTuple):
         first."""
         return ", ".join(map(who, self.host.gone if self.host else []))
 
-    def silent(self, seconds: float) -> str:
-        """At rank 0, ranks of which nothing has been heard for so long, and their hosts."""
-        return ", ".join(map(who, self.host.silent(seconds) if self.host else []))
+    def lost(self, seconds: float) -> str:
+        """Whom rank 0 has lost, silent for so long or stopped, and their hosts; at others rank 0
+        itself, where it does not say."""
+        if self.host:
+            return self.host.lost(seconds)
+        return self.connection.lost(seconds, max(1.0, seconds / 3))
 
 
 @contextmanager
@@ -134,6 +137,8 @@ def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
         keep_to(rendezvous.interface(connection.address))
         yield Meeting(connection, host)
         connection.close()
+        if host:
+            host.see_off(LEAVE_SECONDS)
     finally:
         if host:
             host.close()
@@ -150,22 +155,20 @@ def keep_to(interface: str) -> None:
 def shared_board(member: Membership, control: Control) -> Board:
     """One board for all ranks where they share this host's memory, else one this rank alone looks
     at."""
-    path = None
-    if member.rank == 0 and member.n == member.local_n and member.n > 1:
-        fd, name = tempfile.mkstemp(prefix="collbench-board-")
-        os.ftruncate(fd, Board.size(member.n))
-        os.close(fd)
-        path = Path(name)
-    where = control.broadcast(str(path) if path else None)
-    if where is None:
-        board, fd = Board.create(member.n, shared=member.n == 1)
-        os.close(fd)
+    with ExitStack() as stack:
+        path = None
+        if member.rank == 0 and member.n == member.local_n and member.n > 1:
+            path = stack.enter_context(folders.private()) / "board"
+            path.touch(0o600)
+            os.truncate(path, Board.size(member.n))
+        where = control.broadcast(str(path) if path else None)
+        if where is None:
+            board, fd = Board.create(member.n, shared=member.n == 1)
+            os.close(fd)
+            return board
+        board = Board.at(Path(where), member.n)
+        control.barrier()
         return board
-    board = Board.at(Path(where), member.n)
-    control.barrier()
-    if path:
-        path.unlink()
-    return board
 
 
 class Watchdog(threading.Thread):
@@ -193,16 +196,17 @@ class Watchdog(threading.Thread):
                     self._listener.hung(error)
                 finally:
                     sys.stderr.flush()
+                    if self._meeting.host:
+                        self._meeting.host.end_stopped()
                     os._exit(Exit.TIMEOUT)
 
     def _verdict(self) -> RunBroken:
-        """Blames a rank that rank 0 has not heard of for as long, stopped or cut off, else the last
-        of those that this one sees."""
-        silent = self._meeting.silent(self._plan.timeout * _SILENT)
-        alone = self._member.n == self._member.local_n
-        if silent and not alone:
+        """Blames a rank that is stopped or cut off, as rank 0 knows, or rank 0, else the last of
+        those that this one sees."""
+        if lost := self._meeting.lost(self._plan.timeout * _SILENT):
             hint = "is the host up, its network, and the rank not stopped?"
-            return self._stall.broken(f"nothing is heard of {silent}", 0, hint)
+            return self._stall.broken(lost, self._member.rank, hint)
+        alone = self._member.n == self._member.local_n
         beats = self._stall.beats
         rank = beats.index(min(beats)) if alone else self._member.rank
         what = f"has not moved for {self._plan.timeout:g} s"
@@ -285,9 +289,16 @@ class Joined(World):
 def follow(member: Membership, seconds: float) -> None:
     """The part of a rank that has nothing to plan, print or keep. Where Joined.run raises, so does
     this."""
-    told_of_nothing = Listener(
-        lambda line: None, hung=lambda error: print(error.message, file=sys.stderr)
-    )
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a library's call does not wait for Python
+        if signal.getsignal(number) is signal.default_int_handler:
+            signal.signal(number, signal.SIG_DFL)
+    first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
+
+    def tell(error: RunBroken) -> None:
+        if member.local_rank == 0 or first in error.message:
+            print(f"collbench: {error.message}", file=sys.stderr)
+
+    told_of_nothing = Listener(lambda line: None, hung=tell)
     try:
         Joined(member, seconds).run([], told_of_nothing)
     except KeyboardInterrupt:

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -22,7 +21,9 @@ import psutil
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
+from collbench.run.launch import folders
 from collbench.run.launch.board import Board, Phase
+from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
@@ -34,22 +35,32 @@ from collbench.run.launch.world import (
     RankWatch,
     StallWatch,
     World,
+    tell_late,
 )
 from collbench.run.plan import Plan
 
 _TICK = 0.25
 
 
-_LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
+LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 
 
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
+_LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
+
+
+_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+
+_BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 
 
-class ForkServer:
+class ForkServer(Parent):
     """A process with torch loaded, under a given interpreter and environment; ``spawn`` makes
     worlds of ranks."""
 
@@ -57,65 +68,40 @@ class ForkServer:
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._python = python
         command = [python, "-m", "collbench.run.launch.forkserver", str(theirs.fileno())]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL
         )
         theirs.close()
-        self._ours.settimeout(_LOAD_SECONDS)
         self._up = False
+        self.hint = f"{python} -c 'import torch' tells why"
 
-    def spawn(self, n: int) -> tuple[Board, list[int], list[socket.socket]]:
-        """n new ranks: their board, pids and channels. Raises CannotRun when torch cannot be
-        loaded."""
-        self._ours.settimeout(_LOAD_SECONDS)
-        try:
-            if not self._up:
-                self._receive()
-                self._up = True
-            self._ours.send(msgspec.json.encode({"spawn": n}))
-            pids, channels, board = [], [], None
-            for _ in range(n):
-                note, fds = self._receive()
-                pids.append(note["pid"])
-                channels.append(socket.socket(fileno=fds[0]))
-                if len(fds) > 1:
-                    board = Board(n, fds[1])
-                    os.close(fds[1])
-        except (OSError, EOFError) as e:
-            raise CannotRun(
-                f"the process that loads torch did not come up: {e}",
-                f"{self._python} -c 'import torch' tells why",
-            ) from e
-        assert board is not None
-        return board, pids, channels
-
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        data, fds, _, _ = socket.recv_fds(self._ours, 65536, 4)
-        if not data:
-            raise EOFError("it ended early")
-        return msgspec.json.decode(data), fds
+    def spawn(self, n: int, board: int) -> None:
+        """Have n ranks made, around the board of a descriptor."""
+        with suppress(OSError):  # it has ended, as is found when its notes are read
+            socket.send_fds(self._ours, [msgspec.json.encode({"spawn": n})], [board])
 
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    def death(self) -> tuple[int, int]:
-        """The next rank to end, and its wait status (wait for the descriptor to be readable first).
-        EOFError if the server itself died."""
-        note, _ = self._receive()
-        return note["exit"], note["status"]
+    def note(self) -> tuple[Note, list[int]]:
+        """What it tells of a rank next (wait for the descriptor to be readable first). EOFError if
+        the server itself died."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self._ours, 65536, 1)
+        except ConnectionResetError:
+            data, fds = b"", []
+        if not data:
+            raise EOFError
+        self._up = True
+        return msgspec.json.decode(data, type=Note), fds
 
     def close(self) -> None:
         """End the server, and with it every rank it still has."""
         self._ours.close()
         if not self._up:  # it may be loading torch yet, and has no ranks
-            self._process.kill()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+        self.end()
 
 
 class FreshRanks(World):
@@ -171,14 +157,16 @@ class Launcher(FreshRanks):
         return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
 
     def measure(self, plan: Plan, listener: Listener) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="collbench-"))
+        board, fd = Board.create(plan.processes)
         try:
-            with self._parent(plan, folder) as parent:
-                watch = _Watch(plan, listener, parent)
-                watch.start(str(folder / "store"))
+            with folders.private() as folder, self._parent(plan, folder) as parent:
+                parent.spawn(plan.processes, fd)
+                watch = _Watch(plan, listener, parent, board, str(folder / "store"))
                 watch.until_done()
+                if watch.left_behind():
+                    self.release(plan.env)
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
 
     @contextmanager
     def _parent(self, plan: Plan, folder: Path) -> Iterator[ForkServer | Mpirun]:
@@ -207,56 +195,94 @@ class Launcher(FreshRanks):
 class _Watch(RankWatch):
     """Follows ranks of this machine by their channels, their board, and their parent."""
 
-    def __init__(self, plan: Plan, listener: Listener, parent: ForkServer | Mpirun) -> None:
+    def __init__(
+        self, plan: Plan, listener: Listener, parent: ForkServer | Mpirun, board: Board, store: str
+    ) -> None:
         super().__init__(plan, listener, grace=2 * _TICK)
-        self._parent = parent
-        self._board, self._pids, self._channels = parent.spawn(plan.processes)
+        self._parent, self._board = parent, board
+        self._stall, self._begun = StallWatch(board, plan), time.monotonic()
+        self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
+        self._pids: dict[int, int] = {}
+        self._channels: dict[int, socket.socket] = {}
+        self._unsent: dict[int, memoryview] = {}
         self._partial = [b""] * plan.processes
-        self._done: set[int] = set()
         self._gone: set[int] = set()
-
-    def start(self, store: str) -> None:
-        message = msgspec.json.encode(Asked(self.plan, store)) + b"\n"
-        for channel in self._channels:
-            try:
-                channel.sendall(message)
-            except OSError:
-                continue  # the rank is dead already; its death notice says so in a moment
-            channel.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(parent, selectors.EVENT_READ, -1)
 
     def until_done(self) -> None:
-        selector = selectors.DefaultSelector()
-        selector.register(self._parent, selectors.EVENT_READ, -1)
-        for rank, channel in enumerate(self._channels):
-            selector.register(channel, selectors.EVENT_READ, rank)
-        stall = StallWatch(self._board, self.plan)
-        while len(self._gone) < self.plan.processes:
-            for key, _ in selector.select(_TICK):
+        """Until every rank has ended, or has had LEAVE_SECONDS to do so after the last was done."""
+        n = self.plan.processes
+        while len(self._gone) < n and not self.overdue():
+            for key, _ in self._selector.select(_TICK):
                 if key.data < 0:
-                    self._note_death()
-                elif not self._read(key.data):
-                    selector.unregister(key.fileobj)
+                    self._take_note()
+                elif not self._exchange(key.data):
+                    self._selector.unregister(key.fileobj)
             phase, job, _ = self._board.where(0)
             if Phase.CONNECTING < phase < Phase.DONE:
                 self.listener.tick(self.plan.jobs[job].case, phase)
             self.check()
-            if (seconds := stall.stalled()) and len(self._done) < self.plan.processes:
-                raise self._hung(stall, seconds)
+            if len(self.done) < n and (seconds := self._stall.stalled(self._loading())):
+                raise self._hung(seconds)
         self.check(last=True)
 
-    def _note_death(self) -> None:
+    def left_behind(self) -> bool:
+        """Whether anybody did not leave, which is then said."""
+        if not self._over:
+            return True
+        late = [rank for rank in self._pids if rank not in self._gone]
+        still = [rank for rank in late if _status(self._pids[rank]) not in _ENDED]
+        stopped = [rank for rank in still if _status(self._pids[rank]) in _STOPPED]
+        who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
+        if late:
+            tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
+        return bool(late)
+
+    def _loading(self) -> list[float]:
+        """CPU time of who is yet to come up, LOAD_SECONDS long."""
+        if time.monotonic() - self._begun > LOAD_SECONDS:
+            return []
+        pids = [pid for rank, pid in self._pids.items() if not self._board.where(rank)[0]]
+        if len(self._pids) < self.plan.processes:
+            pids.append(self._parent.process.pid)
+        return [_cpu_seconds(pid) for pid in pids]
+
+    def _take_note(self) -> None:
         try:
-            rank, status = self._parent.death()
+            note, fds = self._parent.note()
         except EOFError:
+            if len(self.done) == self.plan.processes:
+                self._over = 0.0
+                message = self._parent.ended(len(self._pids)).message
+                print(f"collbench: {message}; all had been measured", file=sys.stderr)
+                return
             self.check(last=True)  # mpirun took notice of it too
-            raise RunBroken(
-                f"{self._parent.name} was killed, and with it all ranks",
-                "is the machine out of memory? see dmesg",
-            ) from None
+            error = self._parent.ended(len(self._pids))
+            if isinstance(error, RunBroken):
+                error = self._stall.broken(error.message, 0, error.hint)
+            raise error from None
+        rank = note.rank
+        if note.pid:
+            self._pids[rank], self._unsent[rank] = note.pid, memoryview(self._asked)
+            channel = self._channels[rank] = socket.socket(fileno=fds[0])
+            channel.setblocking(False)
+            self._selector.register(channel, _BOTH, rank)
+            return
         self._gone.add(rank)
-        if rank not in self._done and rank not in self.errors:
-            code = os.waitstatus_to_exitcode(status)
+        if rank not in self.done and rank not in self.errors:
+            code = os.waitstatus_to_exitcode(note.status)
             self.deaths[rank] = Death.by(code, "exited with status")
+
+    def _exchange(self, rank: int) -> bool:
+        """Send what a rank is yet to be told, and take in what it has written; False at the end of
+        its channel."""
+        channel, unsent = self._channels[rank], self._unsent[rank]
+        with suppress(OSError):  # it is dead, as a note says in a moment, or has yet to read
+            self._unsent[rank] = unsent[channel.send(unsent) :]
+        if not self._unsent[rank]:
+            self._selector.modify(channel, selectors.EVENT_READ, rank)
+        return self._read(rank)
 
     def _read(self, rank: int) -> bool:
         """Take in what a rank has written; False at the end of its channel."""
@@ -271,47 +297,74 @@ class _Watch(RankWatch):
         if len(rest) > LINE_LIMIT:
             raise self.broken(rank, f"sent a line of over {LINE_LIMIT >> 20} MiB")
         for line in lines:
-            if self.hear(rank, line).done:
-                self._done.add(rank)
+            self.hear(rank, line)
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:
-        channel = self._channels[rank]
-        channel.setblocking(True)
-        channel.sendall(text + b"\n")
-        channel.setblocking(False)
+        self._unsent[rank] = memoryview(bytes(self._unsent[rank]) + text + b"\n")
+        self._selector.modify(self._channels[rank], _BOTH, rank)
 
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
-        return not end.signal, 0  # of equals the first that was heard of
+        # mpirun's SIGTERM last; of equals the first that was heard of
+        return end.signal in (0, signal.SIGTERM), int(end.signal == signal.SIGTERM)
 
     def raised(self) -> CannotRun | RunBroken:
-        foreseen = [error for error in self.errors.values() if not error.traceback]
-        if foreseen and not self.deaths:
-            return CannotRun(foreseen[0].message, foreseen[0].hint)
-        rank = min(self.errors, key=lambda rank: says_peer_is_gone(self.errors[rank].message))
-        error = self.errors[rank]
+        own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]
+        if own and not self.deaths and not any(error.traceback for error in own):
+            return CannotRun(own[0].message, own[0].hint)
+        rank, error = min(
+            self.errors.items(),
+            key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
+        )
         print(error.traceback, file=sys.stderr, end="")
         return self.broken(rank, f"raised {error.message}")
 
     def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:
-        who = f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
-        return StallWatch(self._board, self.plan).broken(f"{who} {what}", rank, hint)
+        return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
 
-    def _hung(self, stall: StallWatch, seconds: float) -> RunBroken:
-        """Nobody moved for too long. A stopped rank is to blame, else whoever is behind the
-        others."""
+    def _who(self, rank: int) -> str:
+        return f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+
+    def _hung(self, seconds: float) -> RunBroken:
+        """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
+        else whoever is behind the others."""
         hint = f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
-        for rank, pid in enumerate(self._pids):
-            if rank not in self._gone and _is_stopped(pid):
+        for rank, pid in self._pids.items():
+            if rank not in self._gone and _status(pid) in _STOPPED:
                 return self.broken(rank, STOPPED.words, hint)
-        if behind := stall.behind():
+            if (room := _room(pid)) < _LITTLE:
+                what = f"has {room >> 20} MiB of memory left (ulimit -v)"
+                return self.broken(rank, what, hint)
+        parent, born, n = self._parent, len(self._pids), self.plan.processes
+        if born < n:
+            stopped = _status(parent.process.pid) in _STOPPED
+            what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
+            made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+            return self._stall.broken(made, 0, hint)
+        if behind := self._stall.behind():
             return self.broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
         everybody = f"all {self.plan.n} ranks hang in the same call for {seconds:.0f} s"
-        return stall.broken(everybody, 0, hint)
+        return self._stall.broken(everybody, 0, hint)
 
 
-def _is_stopped(pid: int) -> bool:
+def _status(pid: int) -> str:
     try:
-        return psutil.Process(pid).status() in _STOPPED
+        return psutil.Process(pid).status()
     except psutil.Error:  # it has just ended
-        return False
+        return psutil.STATUS_DEAD
+
+
+def _room(pid: int) -> int:
+    """Bytes that a process may still map."""
+    try:
+        limit, _ = (process := psutil.Process(pid)).rlimit(psutil.RLIMIT_AS)
+        return sys.maxsize if limit < 0 else int(limit - process.memory_info().vms)
+    except psutil.Error:
+        return sys.maxsize
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:2])
+    except psutil.Error:
+        return 0.0

@@ -13,8 +13,12 @@ from __future__ import annotations
 import asyncio
 import hmac
 import math
+import os
 import secrets
+import signal
 import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
+import psutil
 
 from collbench.core.errors import CannotRun
 
@@ -48,6 +53,9 @@ _STRANGE = (
     RecursionError,
     msgspec.MsgspecError,
 )  # what strays cause
+
+
+_PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 Door = tuple[str, int] | Path  # an address and a port, or a socket's path
@@ -82,7 +90,9 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    op: Literal["set", "get", "add", "check", "wait", "delete", "count", "swap", "beat", "bye"]
+    op: Literal[
+        "set", "get", "add", "check", "wait", "delete", "count", "swap", "lost", "beat", "bye"
+    ]
     keys: list[str] = []
     value: bytes = b""
     expected: bytes = b""
@@ -174,6 +184,7 @@ class Host(threading.Thread):
         self._heard: dict[
             int, float
         ] = {}  # when from each rank; infinity while it waits for an answer
+        self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self.gone: list[Hello] = []
         self._loop = asyncio.new_event_loop()
         self._decided, self._closed = asyncio.Event(), asyncio.Event()
@@ -195,6 +206,36 @@ class Host(threading.Thread):
             rank for rank, at in sorted(self._heard.items()) if at < before and rank not in left
         ]
         return [self._came[rank] for rank in late]
+
+    def stopped(self) -> list[Hello]:
+        """Ranks on this host whose processes are stopped."""
+        return [self._came[rank] for rank, pid in sorted(self._pids.items()) if _is_stopped(pid)]
+
+    def lost(self, seconds: float) -> str:
+        """Who is stopped, else who has been silent for so long where not all are surely on this
+        host, and in words what is wrong with them; "" where nothing is."""
+        if stopped := self.stopped():
+            return f"{', '.join(map(who, stopped))} is stopped (SIGSTOP)"
+        silent = self.silent(seconds) if len(self._pids) < self._n else []
+        return f"nothing is heard of {', '.join(map(who, silent))}" if silent else ""
+
+    def end_stopped(self) -> None:
+        """Kill whom a launcher would wait for: SIGTERM does nothing to them."""
+        for hello in self.stopped():
+            os.kill(self._pids[hello.rank], signal.SIGKILL)
+
+    def see_off(self, seconds: float) -> None:
+        """Wait for all to leave. Who does not is named, and killed where it is surely a process of
+        this host."""
+        until = time.monotonic() + seconds
+        while self._heard and time.monotonic() < until:
+            time.sleep(0.005)
+        left = {hello.rank for hello in self.gone}
+        for rank in sorted(set(self._heard) - left):
+            words = f"did not leave within {seconds:g} s of the last case"
+            print(f"collbench: {who(self._came[rank])} {words}", file=sys.stderr)
+            if self._pids.get(rank, os.getpid()) != os.getpid():
+                os.kill(self._pids[rank], signal.SIGKILL)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(
@@ -264,6 +305,7 @@ class Host(threading.Thread):
             self._decide(why)
         else:
             self._came[hello.rank] = hello
+            self._note_pid(hello.rank, writer.get_extra_info("socket"))
         if len(self._came) == self._n:
             self._decide("")
         await self._until_decided(hello, reader)
@@ -285,6 +327,13 @@ class Host(threading.Thread):
             if not self._verdict.refused:
                 self.gone.append(hello)
 
+    def _note_pid(self, rank: int, at: socket.socket) -> None:
+        if at.family == socket.AF_UNIX:
+            kernels = at.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            pid, _, _ = _PEER.unpack(kernels)
+            if pid:  # else it is in another PID namespace
+                self._pids[rank] = pid
+
     async def _until_decided(self, hello: Hello, reader: asyncio.StreamReader) -> None:
         """Nothing is to be read from a rank that waits for the others, unless it goes away."""
         decided, left = (
@@ -299,6 +348,7 @@ class Host(threading.Thread):
 
     async def _done(self, request: Request) -> Answer:
         keys, values = request.keys, self._values
+        number = len(values)
         match request.op:
             case "set":
                 self._put(keys[0], request.value)
@@ -316,15 +366,24 @@ class Host(threading.Thread):
                     self._put(keys[0], request.value)
                 return Answer(value=values.get(keys[0], request.expected))
             case "check":
-                return Answer(number=int(all(key in values for key in keys)))
+                number = int(all(key in values for key in keys))
+            case "lost":
+                return Answer(value=self.lost(request.number / 1000).encode())
             case "delete":
-                return Answer(number=int(values.pop(keys[0], None) is not None))
-        return Answer(number=len(values))
+                number = int(values.pop(keys[0], None) is not None)
+        return Answer(number=number)
 
     def _put(self, key: str, value: bytes) -> None:
         self._values[key] = value
         if key in self._set:
             self._set.pop(key).set()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:  # it has just ended
+        return False
 
 
 def mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:

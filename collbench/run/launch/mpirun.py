@@ -18,19 +18,21 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from collbench.core.errors import CannotRun
-from collbench.run.launch import join
+from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.forkserver import die_with_parent, leave
+from collbench.run.launch.forkserver import Note, Parent, die_with_parent, leave
 
-LOAD_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
-
-
-_PATIENCE = 10.0  # for mpirun to end its ranks and remove what it made
+# Becomes mpirun, which the kernel terminates when the launching process ends, so that it cleans up.
+_BECOME = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
@@ -67,7 +69,7 @@ def find(python: str = sys.executable) -> str:
     return found
 
 
-class Mpirun:
+class Mpirun(Parent):
     """One world's mpirun: started by ``spawn``, gone after ``close``."""
 
     name = "mpirun"
@@ -83,103 +85,74 @@ class Mpirun:
         }  # what mpirun leaves goes with the folder
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready = select.epoll()
-        self._process: subprocess.Popen[bytes] | None = None
         self._alive = 0
+        self.hint = f"{self._mpirun} -n 2 {python} -c 'import torch' tells why"
 
-    def spawn(self, n: int) -> tuple[Board, list[int], list[socket.socket]]:
-        """n ranks: their board, pids and channels. Raises CannotRun when one does not come."""
+    def spawn(self, n: int, board: int) -> None:
+        """Have n ranks made, around the board of a descriptor that stays open."""
         self._notes.bind(str(self._place))
         self._alive = n
-        board, board_fd = Board.create(n)
-        warden = [
-            self._python,
-            "-m",
-            "collbench.run.launch.mpirun",
-            str(self._place),
-            f"/proc/{os.getpid()}/fd/{board_fd}",
-        ]
-        command = [*warden, self._mpirun, "-n", str(n), *warden]
-        self._process = subprocess.Popen(
-            command,
+        me = os.getpid()
+        mine = [str(self._place), f"/proc/{me}/fd/{board}"]
+        warden = [self._python, "-m", "collbench.run.launch.mpirun", *mine]
+        command = [self._python, "-I", "-S", "-c", _BECOME, str(me)]
+        self.process = subprocess.Popen(
+            [*command, self._mpirun, "-n", str(n), *warden],
             env=self._env,
             stdin=subprocess.DEVNULL,
             stdout=sys.__stderr__,
             start_new_session=True,
         )
-        self._end = os.pidfd_open(self._process.pid)
+        self._end = os.pidfd_open(self.process.pid)
         for source in (self._notes.fileno(), self._end):
             self._ready.register(source, select.EPOLLIN)
-        came: dict[int, tuple[int, socket.socket]] = {}
-        try:
-            while len(came) < n:
-                note, fds = self._receive()
-                came[note["rank"]] = note["pid"], socket.socket(fileno=fds[0])
-        except (EOFError, KeyError, TimeoutError) as e:
-            raise CannotRun(
-                f"ranks under {self._mpirun} did not come up ({len(came)} of {n} did)",
-                f"{self._mpirun} -n {n} {self._python} -c 'import torch' tells why",
-            ) from e
-        finally:
-            os.close(board_fd)
-        pids, channels = zip(*(came[rank] for rank in range(n)), strict=True)
-        return board, list(pids), list(channels)
-
-    def _receive(self) -> tuple[dict[str, Any], list[int]]:
-        """What a warden says next. EOFError when mpirun has ended and nothing is left to hear."""
-        ready = [fd for fd, _ in self._ready.poll(LOAD_SECONDS)]
-        if self._notes.fileno() in ready:
-            data, fds, _, _ = socket.recv_fds(self._notes, 65536, 1)
-            return msgspec.json.decode(data), fds
-        raise EOFError if ready else TimeoutError
 
     def fileno(self) -> int:
         return self._ready.fileno()
 
-    def death(self) -> tuple[int, int]:
-        """The next rank to end, and its wait status. EOFError if mpirun ended before."""
-        note, _ = self._receive()
-        self._alive -= 1
-        return note["exit"], note["status"]
+    def note(self) -> tuple[Note, list[int]]:
+        """What a warden says next, once there is something to read. EOFError when mpirun has ended
+        and nothing is left to hear."""
+        if self._notes.fileno() not in [fd for fd, _ in self._ready.poll(0)]:
+            raise EOFError
+        data, fds, _, _ = socket.recv_fds(self._notes, 65536, 1)
+        note = msgspec.json.decode(data, type=Note)
+        self._alive -= not note.pid
+        return note, fds
 
     def close(self) -> None:
         """End mpirun, and with it every rank it still has."""
-        if self._process is not None:
-            if self._alive:
-                self._process.terminate()
-            try:
-                self._process.wait(_PATIENCE)
-            except subprocess.TimeoutExpired:
-                # the wardens' parent is gone then, and so are they and their ranks
-                self._process.kill()
-                self._process.wait()
-            os.close(self._end)
+        if self._alive:
+            self.process.terminate()
+        self.end()
+        os.close(self._end)
         self._ready.close()
         self._notes.close()
 
 
 def _guard(place: str, board: str) -> None:
-    """A warden's life: fork the rank, have it report when it has loaded torch, tell of its end."""
-    member = join.detect()
+    """A warden's life: fork the rank, tell of it before it loads torch, and of its end."""
+    member = environments.detect()
     assert member is not None, "mpirun says nothing of its ranks in the environment"
     die_with_parent()
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # mpirun sends it to the rank too, whose end is yet to be told
     notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    notes.connect(place)
+    try:
+        notes.connect(place)
+    except OSError:
+        return  # the launching process is gone
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        from collbench.run.rank import worker
-
-        shared = Board.at(Path(board), member.n)
-        socket.send_fds(
-            notes, [msgspec.json.encode({"rank": member.rank, "pid": os.getpid()})], [ours.fileno()]
-        )
+        notes.close()
         ours.close()
-        leave(worker.local_rank(member.rank, shared, theirs))
+        leave(_rank(member.rank, Board.at(Path(board), member.n), theirs))
+    told = msgspec.json.encode(Note(member.rank, pid=pid))
+    socket.send_fds(notes, [told], [ours.fileno()])
     ours.close()
     events = select.poll()
     events.register(os.pidfd_open(pid), select.POLLIN)
@@ -188,17 +161,24 @@ def _guard(place: str, board: str) -> None:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):
-        notes.send(msgspec.json.encode({"exit": member.rank, "status": status}))
+        notes.send(msgspec.json.encode(Note(member.rank, status=status)))
+
+
+def _rank(rank: int, board: Board, at: socket.socket) -> int:
+    """A rank's life, told of where torch cannot be loaded; its exit status."""
+    try:
+        from collbench.run.rank import worker
+    except Exception as e:
+        from collbench.run.launch.world import Failure, Said
+
+        at.sendall(msgspec.json.encode(Said(error=Failure.of(e))) + b"\n")
+        return 1
+    return worker.local_rank(rank, board, at)
 
 
 def main() -> None:
-    """``PLACE BOARD`` is a warden; with a command behind them, become that, and end when the parent
-    does."""
-    place, board, *command = sys.argv[1:]
-    if command:
-        die_with_parent(signal.SIGTERM)  # on which mpirun cleans up
-        os.execv(command[0], command)
-    _guard(place, board)
+    """A warden's process: ``PLACE BOARD``."""
+    _guard(*sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.ray_rank import MEET_SECONDS, Node, RankActor, Told
-from collbench.run.launch.world import Death, Listener, RankWatch, Said
+from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
 from collbench.run.plan import Plan
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -237,6 +237,11 @@ class Cluster(FreshRanks):
             if (job := watch.job) is not None:
                 listener.tick(plan.jobs[job].case, Phase.MEASURING)
             watch.check(last=not streams)
+            if watch.overdue():
+                tell_late(", ".join(watch.who(rank) for rank in sorted(streams.values())))
+                for rank in streams.values():
+                    seats[rank].actor.end.remote()
+                return
 
     def load(self) -> dict[str, Load]:
         return {}
@@ -313,6 +318,12 @@ class Watch(RankWatch):
             self.deaths[rank] = Death.by(said.exit, "exited with")
         return said
 
+    def check(self, last: bool = False) -> None:
+        """Once a rank is done all is measured, and how others end is no trouble any more."""
+        if self.done:
+            self.deaths.clear()
+        super().check(last)
+
     def lost(self, rank: int, why: str) -> None:
         self.deaths[rank] = Death(f"was lost ({why.partition('. ')[0]})")
 
@@ -332,8 +343,10 @@ class Watch(RankWatch):
         return RunBroken(error.message, error.hint, self.job)
 
     def broken(self, rank: int, what: str, hint: str) -> RunBroken:
-        who = (
+        doing = self.plan.doing("starting up" if self.job is None else "at work on", self.job)
+        return RunBroken(f"{self.who(rank)} {what} while {doing}", hint, self.job)
+
+    def who(self, rank: int) -> str:
+        return (
             f"rank {rank} on {self._seats[rank].node.host} (pid {self._pids.get(rank, 'unknown')})"
         )
-        doing = self.plan.doing("starting up" if self.job is None else "at work on", self.job)
-        return RunBroken(f"{who} {what} while {doing}", hint, self.job)

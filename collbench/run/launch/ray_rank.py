@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run import memory
 from collbench.run.launch import join
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.forkserver import die_with_parent
+from collbench.run.launch.forkserver import die_with_parent, leave
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Listener, Said
 from collbench.run.plan import Plan
 from collbench.suite.policy import Policy
@@ -83,6 +83,10 @@ class RankActor:
         self._stdin.write(text.encode() + b"\n")
         self._stdin.flush()
 
+    def end(self) -> None:
+        """Kill the rank that is there now."""
+        self._process.kill()
+
     def run(self, told: str) -> Iterator[str]:
         """A rank from its start to its end: ``{"pid": …}``, the lines that it writes, ``{"says":
         …}`` for what it writes to standard error, ``{"stopped": …}`` when it is or no longer is,
@@ -93,7 +97,7 @@ class RankActor:
         command, pipe = [sys.executable, "-m", "collbench.run.launch.ray_rank"], subprocess.PIPE
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env) as process:
             assert process.stdin
-            self._stdin = process.stdin
+            self._process, self._stdin = process, process.stdin
             yield _json(Said(pid=process.pid))
             with suppress(BrokenPipeError):
                 self.tell(told)
@@ -168,6 +172,8 @@ def main() -> None:
             e = RunBroken(f"{who} raised {type(e).__name__}: {first_line(e)}")
         channel.say(Said(error=Failure.of(e)))
         sys.exit(1)
+    channel.say(Said(done=True))
+    leave(0)
 
 
 if __name__ == "__main__":

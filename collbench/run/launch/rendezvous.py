@@ -30,7 +30,7 @@ import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.machine import environment
-from collbench.run.launch import environments
+from collbench.run.launch import environments, folders
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Door
 
@@ -85,9 +85,11 @@ def _private_folder(member: Membership) -> Iterator[Path]:
 
     Raises CannotRun where somebody else has made it.
     """
-    folder = Path(tempfile.gettempdir()) / f"collbench-{os.getuid()}-{_here(member)}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    name = f"{folders.PREFIX}{os.getuid()}-{_here(member)}"
+    folder, opened = Path(tempfile.gettempdir()) / name, None
+    while opened is None:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        opened = folders.held(folder)
     try:
         found = os.fstat(opened)
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:

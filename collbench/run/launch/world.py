@@ -8,7 +8,9 @@ stand still, end or raise.
 
 from __future__ import annotations
 
+import math
 import signal
+import sys
 import time
 import traceback
 from abc import abstractmethod
@@ -18,12 +20,12 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line
+from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line, says_peer_is_gone
 from collbench.machine import environment
 from collbench.machine.load import Load, look
 from collbench.records import types
 from collbench.run import memory
-from collbench.run.launch.board import Board, Phase
+from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
 from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -144,12 +146,14 @@ class StallWatch:
     def __init__(self, board: Board, plan: Plan) -> None:
         self._board, self._plan = board, plan
         self.beats, self._moved = board.beats(), time.monotonic()
+        self._beside: Sequence[float] = ()
 
-    def stalled(self) -> float:
-        """Seconds since any rank has moved, once they are more than the plan allows; before, 0."""
+    def stalled(self, beside: Sequence[float] = ()) -> float:
+        """Seconds since any rank has moved, once they are more than the plan allows; before, 0.
+        What has no line on the board yet moves while ``beside`` changes."""
         latest, now = self._board.beats(), time.monotonic()
-        if latest != self.beats:
-            self.beats, self._moved = latest, now
+        if latest != self.beats or beside != self._beside:
+            self.beats, self._beside, self._moved = latest, beside, now
         seconds = now - self._moved
         return seconds if seconds > self._plan.timeout else 0.0
 
@@ -178,7 +182,16 @@ class Death(NamedTuple):
         return cls(f"{exited} {code}")
 
 
+# A library aborts, and mpirun terminates ranks, where another has said why.
+FOLLOWING = (signal.SIGABRT, signal.SIGTERM)
+
+
 STOPPED = Death("is stopped (SIGSTOP)")
+
+
+def tell_late(who: str, what: str = "did not end") -> None:
+    words = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
+    print(f"collbench: {who} {words}", file=sys.stderr)
 
 
 class RankWatch:
@@ -195,7 +208,9 @@ class RankWatch:
         self.errors: dict[int, Failure] = {}
         self.deaths: dict[int, Death] = {}
         self.stopped: set[int] = set()
+        self.done: set[int] = set()
         self._since: float | None = None
+        self._over = math.inf
 
     def hear(self, rank: int, line: bytes | str) -> Said:
         said = msgspec.json.decode(line, type=Said)
@@ -206,7 +221,17 @@ class RankWatch:
             self.answer(rank, msgspec.json.encode(more))
         elif said.error is not None:
             self.errors[rank] = said.error
+        elif said.done:
+            self.done.add(rank)
+            every = len(self.done) == self.plan.processes
+            limit = LEAVE_SECONDS if every else self.plan.timeout
+            self._over = min(self._over, time.monotonic() + limit)
         return said
+
+    def overdue(self) -> bool:
+        """Whether ranks have had LEAVE_SECONDS since the last was done, or their time without any
+        progress since the first was."""
+        return time.monotonic() > self._over
 
     def check(self, last: bool = False) -> None:
         """Raise what broke the world, once there has been time to hear of it, or nothing more is to
@@ -219,9 +244,10 @@ class RankWatch:
             raise self._blame()
 
     def _blame(self) -> CollbenchError:
-        ends = dict.fromkeys(self.stopped, STOPPED) | self.deaths
-        aborted = all(end.signal == signal.SIGABRT for end in ends.values())
-        if not ends or (self.errors and aborted):  # a library aborts where another has said why
+        ends = self.deaths | dict.fromkeys(self.stopped, STOPPED)
+        followed = all(end.signal in FOLLOWING for end in ends.values())
+        why = any(not says_peer_is_gone(error.message) for error in self.errors.values())
+        if not ends or (why and followed):
             return self.raised()
         rank = min(ends, key=lambda rank: self.precedence(rank, ends[rank]))
         hint = self.out_of_memory if ends[rank].signal == signal.SIGKILL else ""

@@ -12,7 +12,7 @@ The data that results are compared with (payload.py) add up exactly in any order
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,7 +70,8 @@ class Checker:
     Buffers are one-dimensional contiguous tensors of the case's type, at least as long as the
     layout; an in-place case passes the slices that ``payload.in_place_offsets`` names. ``slot``
     tells rotating buffers apart, their contents differ. ``premultiplies``: the backend's avg
-    multiplies by 1/n before it adds.
+    multiplies by 1/n before it adds. ``beat`` is called for every window of a buffer, so that
+    whoever watches sees large ones move.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Checker:
         rank: int,
         device: torch.device | str,
         premultiplies: bool = False,
+        beat: Callable[[], object] = lambda: None,
     ) -> None:
+        self._beat = beat
         self.case, self.seed, self.bits = case, seed, _BITS[case.type.size]
         self.sends = payload.send_layout(case, rank)
         self.receives = payload.recv_layout(case, rank)
@@ -146,6 +149,7 @@ class Checker:
         return (got < expected - self.tolerance) | (got > expected + self.tolerance)
 
     def _play(self, span: _Span, slot: int, table: torch.Tensor, out: torch.Tensor) -> None:
+        self._beat()
         key = payload.window_key(self.seed, slot, span.piece.stream, span.window)
         index = self._index[: span.high - span.low]
         torch.bitwise_xor(self._offsets[span.low : span.high], key, out=index)

@@ -108,8 +108,9 @@ class Trial:
         self._seed = self._policy.seed + zlib.crc32(
             self._case.key.encode()
         )  # no two cases share data
+        beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
-            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies)
+            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies, beat)
             for rank in bench.held
         ]
         # repeated in place, a reduction feeds on its own result: inputs are put back before each

@@ -1,14 +1,23 @@
 """On a test's PYTHONPATH: collbench finds this folder's backends and algorithms.
 
 SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2 ms late to every
-call, outside the clock; never-in-time voids every sample. CLOCKS=LIMIT gives every rank of a
+call, outside the clock; never-in-time voids every sample. never-leave:RANK:0 stops a forked rank
+that has said that it is done; linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0,
+stop-start:RANK:0 and starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no
+memory for torch. signalled:NUMBER:0 sends collbench a signal while it
+imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
 CLOCKS=one gives them hosts only."""
 
+import atexit
 import os
+import resource
+import signal
 import socket
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import collbench.core.algorithms
@@ -44,9 +53,53 @@ if os.environ.get("CLOCKS", "one") != "one" and "RANK" in os.environ:
     time.perf_counter_ns = lambda: true() + rank * (900 * 10**9 + (true() - began) * 30 // 10**6)
     environment.same_clock_domain_key = environment.boot_id = lambda root=None: f"clock{rank}"
     clocks.ERROR_NS, clocks.ERROR_SHARE = int(os.environ["CLOCKS"]), float("inf")
-if what == "slow-start":
-    slow, forks = int(rest.partition(":")[0]), []
+at, forks = rest.partition(":")[0], []  # type: ignore[var-annotated]
+
+
+def in_nth_fork(act: Callable[[], object]) -> None:
     os.register_at_fork(
         before=lambda: forks.append(1),
-        after_in_child=lambda: time.sleep(3600) if len(forks) == slow + 1 else None,
+        after_in_child=lambda: act() if len(forks) == int(at) + 1 else None,
     )
+
+
+def never_leave() -> None:
+    from collbench.run.launch.world import Channel, Said
+
+    say = Channel.say
+
+    def last_words(self: Channel, said: Said) -> None:
+        say(self, said)
+        if said.done:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    Channel.say = last_words  # type: ignore[method-assign]
+
+
+def starve() -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+
+
+if what == "signalled":
+
+    class Early:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "typer":
+                os.kill(os.getpid(), int(at))
+
+    sys.meta_path.insert(0, Early())  # type: ignore[arg-type]
+if what == "slow-start":
+    in_nth_fork(lambda: time.sleep(3600))
+if what == "never-leave":
+    in_nth_fork(never_leave)
+if os.environ.get("OMPI_COMM_WORLD_RANK") == at:
+    if what == "linger":
+        atexit.register(lambda: time.sleep(3600))
+    young = {
+        "kill-start": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "stop-start": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+        "starve": starve,
+    }
+    if what in young:
+        os.register_at_fork(after_in_child=young[what])

@@ -317,6 +317,36 @@ def test_a_rank_that_has_gone_is_known_and_one_that_takes_leave_is_not(launch: L
     assert len(launch.host.gone) == 1
 
 
+def test_a_rank_that_does_not_leave_is_named(launch: Launch, capsys) -> None:
+    stays, leaves = launch.come(0, 1)
+    for each in (stays, leaves):
+        assert isinstance(each, Connection)
+        each.ask(meeting.Request("count"))
+    leaves.close()
+    launch.host.see_off(0.05)
+    assert "rank 0 on " in (said := capsys.readouterr().err)
+    assert "rank 1 on " not in said
+
+
+def test_all_know_whom_rank_0_has_lost(launch: Launch) -> None:
+    silent, asks = launch.come(0, 1)
+    for each in (silent, asks):
+        assert isinstance(each, Connection)
+        each.ask(meeting.Request("count"))
+    assert asks.lost(SECONDS, SECONDS) == ""
+    time.sleep(0.01)
+    assert asks.lost(0.005, SECONDS).startswith("nothing is heard of rank 0 on ")
+
+
+def test_a_rank_0_that_does_not_answer_is_lost() -> None:
+    deaf = Launch(2)
+    _, other = deaf.come(0, 1)
+    assert isinstance(other, Connection)
+    deaf.end()
+    deaf.host.join()
+    assert other.lost(SECONDS, 0.05) == f"nothing is heard of rank 0 on {other.hosts[0]}"
+
+
 def test_long_values_are_refused_where_they_are_made(launch: Launch) -> None:
     first, second = (Store(connection) for connection in met(launch.come(0, 1)))
     with pytest.raises(ValueError, match="over the limit"):

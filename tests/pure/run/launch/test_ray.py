@@ -10,6 +10,7 @@ import pytest
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.records.types import Record, World
+from collbench.run.launch import world
 from collbench.run.launch.ray import Seat, Watch, instructions
 from collbench.run.launch.ray_rank import Node
 from collbench.run.launch.world import Listener
@@ -130,6 +131,23 @@ def test_before_the_first_case_a_rank_is_starting_up() -> None:
 def test_who_is_to_blame_has_a_moment_to_say_so() -> None:
     assert told([*BEGUN, (0, broken("rank 0 lost rank 1"))], last=False).job == 1
     assert told([*BEGUN, (0, {"exit": 0}), (1, {"exit": 0})]).job == 1
+
+
+def test_ranks_that_are_done_have_a_limit_to_their_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = [(rank, {"done": True}) for rank in range(2)]
+    assert not told([*BEGUN, *done]).overdue()
+    monkeypatch.setattr(world, "LEAVE_SECONDS", -1.0)
+    assert told([*BEGUN, *done]).overdue()
+    assert not told([*BEGUN, done[0]]).overdue()
+
+
+def test_once_a_rank_is_done_others_may_be_killed() -> None:
+    told([*BEGUN, (1, {"exit": -9}), (0, {"done": True})])
+
+
+def test_a_rank_that_was_stopped_before_it_was_killed_was_stopped() -> None:
+    with pytest.raises(RunBroken, match=r"rank 1 .* is stopped \(SIGSTOP\)"):
+        told([*BEGUN, (1, {"stopped": True}), (1, {"exit": -9}), (0, broken("rank 0 says so"))])
 
 
 def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(

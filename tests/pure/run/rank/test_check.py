@@ -291,3 +291,16 @@ def test_a_barrier_has_nothing_to_check() -> None:
     checker.poison(empty)
     checker.fill_send(empty)
     assert checker.check_recv(empty) == (0, 0, None)
+
+
+def test_every_window_of_a_buffer_is_a_sign_of_life() -> None:
+    case, beats = case_of("all_gather", 2, 3 * WINDOW), [0]
+
+    def beat() -> None:
+        beats[0] += 1
+
+    checker = Checker(case, 1, 0, "cpu", beat=beat)
+    checker.fill_send(torch.zeros(3 * WINDOW, dtype=torch.int32))
+    assert beats == [3]
+    checker.check_recv(torch.zeros(6 * WINDOW, dtype=torch.int32))
+    assert beats[0] >= 3 + 6

@@ -2,7 +2,8 @@
 $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or
-fail the rank; ``sleep`` hangs it before the call; ``lazy`` has every rank do nothing from that call
+fail the rank; ``sleep`` hangs it before the call, ``never-leave`` stops it after
+the last; ``lazy`` has every rank do nothing from that call
 on.
 """
 
@@ -53,6 +54,11 @@ class Sabotage:
                 recv.view(torch.uint8)[-1] ^= 1
 
         return Call(run, call.submit)
+
+    def close(self) -> None:
+        if self._mine and self._what == "never-leave":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().close()
 
     def _before(self) -> None:
         match self._what:

@@ -1,0 +1,60 @@
+"""Private folders in TMPDIR that last as long as somebody works in them. What a killed process has
+left is removed by the next start of this user.
+
+Who works in one holds a lock on it, which the kernel takes back however that process ends, in
+whatever PID namespace. Where a disk has no such locks nothing is swept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = "collbench-tmp-"
+
+
+@contextmanager
+def private() -> Iterator[Path]:
+    """A new folder, this process's alone, which goes with all that is in it."""
+    sweep(Path(tempfile.gettempdir()))
+    opened = None
+    while opened is None:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        opened = held(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(opened)
+
+
+def held(folder: Path) -> int | None:
+    """A descriptor of a folder that is not swept until it is closed; None where it just was."""
+    opened = None
+    with suppress(FileNotFoundError):
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        if os.path.samestat(os.fstat(opened), folder.stat()):
+            return opened
+    if opened is not None:
+        os.close(opened)
+    return None
+
+
+def sweep(place: Path) -> None:
+    """Remove the folders there that this user's processes have left, and nobody holds."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is somebody's, or has no locks, or is gone
+            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(opened).st_uid == os.getuid():
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+            finally:
+                os.close(opened)

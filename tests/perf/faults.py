@@ -1,0 +1,433 @@
+"""What becomes of a run when something is broken on purpose: faults by world and moment.
+
+``python tests/perf/faults.py --output reports/faults.md [--trials 20] [--only PATTERN]``
+
+A trial is one all_reduce of 2 ranks with a folder for TMPDIR and, as root, a /dev/shm of its own;
+its processes are found by a mark in their environment. Rank 1 or another process is hit at a time
+drawn by the seed: while ranks start, while they measure, or when all is measured, where each rank
+stays a second longer for it. Exit code 1 where anything is not as it should be; ``--keep FOLDER``
+has what was said then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import platform
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from collbench.core.errors import CollbenchError
+from collbench.records import store
+from collbench.run.launch import folders, mpirun
+
+WORLDS = ("gloo", "shm", "mpi", "gloo under torchrun", "gloo under mpirun")
+PHASES = ("starting", "measuring", "leaving")
+OF_RANK = ("kill of a rank", "stop of a rank", "a rank out of memory")
+ASKED = {
+    "SIGHUP to collbench": signal.SIGHUP,
+    "SIGINT to collbench": signal.SIGINT,
+    "SIGTERM to collbench": signal.SIGTERM,
+}
+SIGNALS = {**ASKED, "kill of collbench": signal.SIGKILL}
+OF_PARENT = "kill of fork server or mpirun"
+FAULTS = (*OF_RANK, *SIGNALS, OF_PARENT)
+MARK = "COLLBENCH_TRIAL"
+TIMEOUT = 10  # -T
+LIMIT = TIMEOUT + 20  # seconds from the fault to the end of every process
+UP = 90.0  # seconds for a world to come to its phase
+SIZES = ("4K", "64K", "1M")
+SWEEP = ["all_reduce", "--sizes", ",".join(SIZES), "-n", "1000", "--place", "out", "-T"]
+SWEEP += [str(TIMEOUT), "--order", "size", "--format", "nccl"]
+COLLBENCH = [sys.executable, "-m", "collbench"]
+LINGER = """
+import time
+from collbench.run.launch import join, world
+def longer(kind, name, when):
+    before = getattr(kind, name)
+    def after(self, *arguments):
+        before(self, *arguments)
+        if when(*arguments):
+            time.sleep(1)
+    setattr(kind, name, after)
+longer(world.Channel, "say", lambda said: said.done)
+longer(join.Watchdog, "end", lambda: True)
+"""
+
+
+class Cell(NamedTuple):
+    fault: str
+    world: str
+    phase: str
+
+    @property
+    def local(self) -> bool:
+        return "under" not in self.world
+
+    @property
+    def words(self) -> str:
+        return f"{self.fault}, {self.world}, {self.phase}"
+
+    def why_not(self) -> str:
+        """Why the cell makes no sense, or ""."""
+        if self.fault == OF_PARENT and not self.local:
+            return "ranks under torchrun or mpirun are not collbench's to end: they measure on"
+        return ""
+
+    def codes(self) -> set[int] | None:
+        """Exit codes as documented; None for any but 0, where a launcher has its own."""
+        if self.fault in SIGNALS and self.local:
+            ends = {-9} if self.fault == "kill of collbench" else {130}
+            return ends | ({0} if self.phase == "leaving" else set())
+        if self.phase == "leaving":
+            return {0} if self.local else set(range(-64, 256))
+        return {4} if self.local else None
+
+    def names(self) -> bool:
+        """Whether a rank is to be named."""
+        return self.fault in OF_RANK and (self.phase != "leaving" or self.fault == OF_RANK[1])
+
+
+class Seen(NamedTuple):
+    """What came of a trial; nothing is known of one whose fault came too late."""
+
+    hit: bool
+    code: int | None
+    said: str
+    seconds: float
+    checks: dict[str, bool]
+
+    @property
+    def wrong(self) -> list[str]:
+        return [name for name, well in self.checks.items() if not well]
+
+
+CHECKS = (
+    "ended in time",
+    "exit code",
+    "right rank named",
+    "nobody else named",
+    "no process left",
+    "no file left",
+    "/dev/shm empty",
+    "run file whole",
+)
+
+
+@contextmanager
+def shared_memory() -> Iterator[tuple[list[str], Path | None]]:
+    """What to put before a command that is to have an empty /dev/shm of its own, and where that is
+    seen; nothing without root."""
+    if os.getuid():
+        yield [], None
+        return
+    own = "mount -t tmpfs tmpfs /dev/shm; echo; exec sleep 600"
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", own]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        place = Path(f"/proc/{holder.pid}/root/dev/shm")
+        try:
+            yield ["nsenter", "-t", str(holder.pid), "-m", "--"], place
+        finally:
+            holder.kill()
+
+
+class Trial:
+    """One run, from its start to whatever it leaves."""
+
+    def __init__(self, cell: Cell, seed: str) -> None:
+        self._cell, self._random = cell, random.Random(seed)
+        self._mark = f"{os.getpid()}-{seed}"
+        self._rank: int | None = 0 if cell.fault in SIGNALS else 1
+
+    def run(self) -> Seen:
+        with ExitStack() as stack:
+            root = Path(tempfile.mkdtemp(prefix="faults-"))
+            stack.callback(shutil.rmtree, root, ignore_errors=True)
+            stack.callback(self._end_all)
+            before, shared = stack.enter_context(shared_memory())
+            said = (root / "said").open("w+")
+            stack.enter_context(closing(said))
+            self._path, self._tmp = root / "run.jsonl", root / "tmp"
+            self._tmp.mkdir()
+            self._process = subprocess.Popen(
+                [*before, *self._command()],
+                env=self._environment(root),
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+                cwd=root,
+            )
+            hit = self._strike()
+            began = time.monotonic()
+            ended = self._ended()
+            took = time.monotonic() - began
+            code = self._process.poll()
+            text = Path(said.name).read_text(errors="replace")
+            checks = self._checks(ended, code, text, shared) if hit else {}
+            return Seen(hit, code, text, took, checks)
+
+    def _command(self) -> list[str]:
+        backend = self._cell.world.split()[0]
+        collbench = [*SWEEP, "--backend", backend, "--output", str(self._path)]
+        collbench += ["--algo", "ring"] if backend == "shm" else []
+        if self._cell.local:
+            return [*COLLBENCH, *collbench, "-g", "2"]
+        if "torchrun" in self._cell.world:
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            return [sys.executable, *torchrun, "-m", "collbench", *collbench]
+        return [mpirun.find(), "-n", "2", *COLLBENCH, *collbench]
+
+    def _environment(self, root: Path) -> dict[str, str]:
+        more = {MARK: self._mark, "TMPDIR": str(self._tmp), "COLLBENCH_HOME": str(root / "home")}
+        if not self._cell.local:
+            more |= mpirun.SETTINGS | mpirun.AS_ROOT
+        if self._cell.phase == "leaving":
+            (root / "linger").mkdir()
+            (root / "linger" / "sitecustomize.py").write_text(LINGER)
+            paths = [str(root / "linger"), os.environ.get("PYTHONPATH")]
+            more["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return {**os.environ, **more}
+
+    def _processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark:
+                    found.append(process)
+        return found
+
+    def _victim(self) -> psutil.Process | None:
+        """Whom the fault hits, once it is there."""
+        if self._cell.fault in SIGNALS and self._cell.local:
+            return psutil.Process(self._process.pid)
+        mine = [process for process in self._processes() if process.is_running()]
+        if self._cell.fault == OF_PARENT:
+            kind = "prterun" if self._cell.world == "mpi" else "collbench.run.launch.forkserver"
+            parents = [p for p in mine if kind in (p.name(), *p.cmdline())]
+            alone = [p for p in parents if p.ppid() not in {other.pid for other in parents}]
+            return alone[0] if alone else None
+        ranks = [process for process in mine if self._is_rank(process)]
+        if self._cell.world in ("gloo", "shm"):
+            ranks = sorted(ranks, key=lambda process: process.pid)[1:]
+        return ranks[0] if ranks else None
+
+    def _is_rank(self, process: psutil.Process) -> bool:
+        parent, command = process.parent(), process.cmdline()
+        if parent is None:
+            return False
+        if self._cell.local:  # forked, and of one command line with who made it
+            name = "mpirun" if self._cell.world == "mpi" else "forkserver"
+            alike = parent.cmdline() == command and f"collbench.run.launch.{name}" in command
+            place = process.environ().get("OMPI_COMM_WORLD_RANK", "1")
+            return alike and place == "1"
+        variable = "RANK" if "torchrun" in self._cell.world else "OMPI_COMM_WORLD_RANK"
+        place = process.environ().get(variable, "")
+        return "all_reduce" in command and place == str(self._rank)
+
+    def _lines(self, kind: str) -> int:
+        text = self._path.read_text() if self._path.exists() else ""
+        return text.count(f'{{"line":"{kind}"')
+
+    def _strike(self) -> bool:
+        """Wait for the moment and do the harm; whether somebody was there for it."""
+        phase, until = self._cell.phase, time.monotonic() + UP
+        wanted = {"starting": 0, "measuring": 1, "leaving": len(SIZES)}[phase]
+        victim = None
+        while victim is None or self._lines("record") < wanted:
+            if self._process.poll() is not None or time.monotonic() > until:
+                return False
+            with suppress(psutil.Error):
+                victim = self._victim()
+            time.sleep(0.005)
+        early = (0.3, 3.0) if self._cell.fault in SIGNALS and self._cell.local else (0.0, 0.5)
+        spread = {"starting": early, "measuring": (0.0, 0.5), "leaving": (0.1, 0.4)}[phase]
+        time.sleep(self._random.uniform(*spread))
+        try:
+            self._harm(victim)
+        except (psutil.Error, ProcessLookupError):
+            return False
+        return phase != "measuring" or self._lines("record") < len(SIZES)
+
+    def _harm(self, victim: psutil.Process) -> None:
+        fault = self._cell.fault
+        if fault == OF_RANK[1]:
+            victim.suspend()
+        elif fault == OF_RANK[2]:
+            victim.rlimit(resource.RLIMIT_AS, (victim.memory_info().vms + (1 << 20),) * 2)
+        else:
+            victim.send_signal(SIGNALS.get(fault, signal.SIGKILL))
+
+    def _ended(self) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LIMIT + 30 * ("torchrun" in self._cell.world))
+            return True
+        return False
+
+    def _end_all(self) -> None:
+        for process in self._processes():
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+
+    def _checks(
+        self, ended: bool, code: int | None, said: str, shared: Path | None
+    ) -> dict[str, bool]:
+        cell, named = self._cell, culprits(said, self._cell.local)
+        harmless = cell.fault == OF_RANK[2] and code == 0  # it needed no more memory
+        codes = cell.codes()
+        right = self._rank in named or not cell.names() or harmless
+        victims = {self._rank} if cell.fault in OF_RANK else set()
+        found = (
+            ended,
+            code in codes or harmless if codes is not None else bool(code) or harmless,
+            right,
+            not named - victims or cell.fault in SIGNALS,
+            self._all_gone(),
+            self._no_file(),
+            shared is None or not list(shared.iterdir()) or self._may_leave_segments(shared),
+            self._whole(),
+        )
+        return dict(zip(CHECKS, found, strict=True))
+
+    def _all_gone(self) -> bool:
+        until = time.monotonic() + 3
+        while self._processes():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _no_file(self) -> bool:
+        """Whether nothing lies in TMPDIR, once it is swept as the next start does."""
+        folders.sweep(self._tmp)
+        return not list(self._tmp.glob("*" if self._cell.local else "collbench*"))
+
+    def _may_leave_segments(self, shared: Path) -> bool:
+        """Open MPI leaves its own where its mpirun or launching process is killed outright."""
+        outright = self._cell.fault in (OF_PARENT, "kill of collbench")
+        return outright and all(p.name.startswith("sm_segment") for p in shared.iterdir())
+
+    def _whole(self) -> bool:
+        if not self._path.exists():
+            return self._cell.phase == "starting"
+        try:
+            run = store.read(self._path)
+        except CollbenchError:
+            return False
+        killed = self._cell.fault == "kill of collbench" or not self._cell.local
+        return self._path.read_bytes().endswith(b"\n") and (killed or run.end is not None)
+
+
+def culprits(said: str, local: bool) -> set[int]:
+    """Ranks that collbench blames, else those that the launcher does."""
+    told = "\n".join(line for line in said.splitlines() if line.startswith(("collbench:", "rank ")))
+    told = re.sub(r"rank \d+ on \S+ lost ", "", told).split(" never came")[0]
+    found = re.findall(r"\brank (\d+)", told)
+    if not found and not local:
+        cause = said.partition("Root Cause")[2] or said
+        found = re.findall(r"\brank\s*:?\s*(\d+)|\[prterun-\S+@\d+,(\d+)\]", cause)[:1]
+        found = ["".join(either) for either in found]
+    return {int(rank) for rank in found}
+
+
+def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
+    yield f"| fault | world | while | trials | too late | median s | {' | '.join(CHECKS)} |"
+    yield f"|---|---|---|{'--:|' * (len(CHECKS) + 3)}"
+    for cell, trials in seen.items():
+        hit = [trial for trial in trials if trial.hit]
+        took = sorted(trial.seconds for trial in hit)
+        counts = [sum(trial.checks[name] for trial in hit) for name in CHECKS]
+        shown = [str(c) if c == len(hit) else f"**{c}**" for c in counts]
+        middle = f"{took[len(took) // 2]:.1f}" if took else "-"
+        late = len(trials) - len(hit)
+        yield f"| {' | '.join(cell)} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
+
+
+def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], seed: int) -> str:
+    hit = [trial for trials in seen.values() for trial in trials if trial.hit]
+    well = sum(not trial.wrong for trial in hit)
+    why = dict.fromkeys(f"- {c.fault}, {c.world}: {c.why_not()}." for c in left_out)
+    shm = "" if os.getuid() == 0 else " /dev/shm was not looked at, which takes root."
+    return "\n".join(
+        [
+            "# What becomes of a run when something breaks",
+            "",
+            f"{well} of {len(hit)} trials were as documented. Made by `python tests/perf/faults.py"
+            f" --seed {seed}` on {os.cpu_count()} CPUs, Python {platform.python_version()},"
+            f" {datetime.now(UTC):%Y-%m-%d}; -T {TIMEOUT}.{shm}",
+            "",
+            "A number is of trials in which the fault came in time; bold where it is not all of"
+            " them. Median s: from the fault to the end of the command, which may take"
+            f" {LIMIT} s, and 30 s more of torchrun, which waits that long for a stopped rank that"
+            " has not reached the others. Where a rank needs no more memory, its limit does"
+            " nothing, and exit code 0 is right. Of a launcher's world any exit code but 0 is"
+            " right, and the launcher may be who names the rank. What a killed collbench leaves in"
+            " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
+            " not counted then.",
+            "",
+            *table(seen),
+            "",
+            "Left out:",
+            "",
+            *why,
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--only", default="", help="a pattern of 'fault, world, while'")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
+    parser.add_argument("--keep", type=Path)
+    asked = parser.parse_args()
+    every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES)]
+    cells = [c for c in every if re.search(asked.only, c.words) and not c.why_not()]
+    seen: dict[Cell, list[Seen]] = {cell: [] for cell in cells}
+
+    def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen]:
+        cell, number = job
+        return cell, number, Trial(cell, f"{asked.seed}-{cell.words}-{number}").run()
+
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        jobs = [(cell, number) for number in range(asked.trials) for cell in cells]
+        for cell, number, trial in pool.map(one, jobs):
+            seen[cell].append(trial)
+            if trial.wrong:
+                print(f"{cell.words} ({number}): {trial.wrong}, exit {trial.code}", file=sys.stderr)
+                if asked.keep:
+                    asked.keep.mkdir(parents=True, exist_ok=True)
+                    place = asked.keep / f"{cell.words.replace(', ', '-')}-{number}.txt"
+                    place.write_text(trial.said)
+    told = text(seen, [c for c in every if c.why_not()], asked.seed)
+    if asked.output:
+        asked.output.write_text(told)
+    else:
+        print(told)
+    return int(any(trial.wrong for trials in seen.values() for trial in trials))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Folders of the living stay, those of the dead go, and nobody else's is touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from collbench.run.launch import folders
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(folders.tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def left(place: Path) -> Path:
+    """A folder as a killed process leaves it."""
+    folder = place / f"{folders.PREFIX}x"
+    folder.mkdir()
+    (folder / "store").touch()
+    return folder
+
+
+def test_a_folder_is_there_as_long_as_its_owner_works(place: Path) -> None:
+    with folders.private() as mine:
+        folders.sweep(place)
+        assert mine.is_dir()
+    assert list(place.iterdir()) == []
+
+
+def test_the_next_start_removes_what_was_left(place: Path) -> None:
+    old = left(place)
+    with folders.private():
+        assert not old.exists()
+
+
+def test_what_several_hold_goes_with_the_last(place: Path) -> None:
+    folder = left(place)
+    first, second = folders.held(folder), folders.held(folder)
+    assert first is not None and second is not None
+    os.close(first)
+    folders.sweep(place)
+    assert folder.is_dir()
+    os.close(second)
+    folders.sweep(place)
+    assert not folder.exists()
+
+
+def test_a_folder_that_was_just_swept_is_not_held(place: Path) -> None:
+    assert folders.held(place / "gone") is None
+
+
+def test_others_folders_files_and_links_stay(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "collbench-fault-1.txt").touch()
+    (place / f"{folders.PREFIX}link").symlink_to(place)
+    folders.sweep(place)
+    assert len(list(place.iterdir())) == 2
+    folder, me = left(place), os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+    folders.sweep(place)
+    assert folder.is_dir()
