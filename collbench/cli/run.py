@@ -60,9 +60,12 @@ def run(
         found = resuming.find(resume)
         orders = [order(suite=found.run.suite, resumed=found)]
     reporter = partial(options.reporter, output_format)
-    codes = [carry_out(order, reporter, dry_run) for order in orders]
-    # of several suites the gravest, which no verdict is not
-    raise typer.Exit(max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c))
+    raise typer.Exit(_gravest([carry_out(order, reporter, dry_run) for order in orders]))
+
+
+def _gravest(codes: list[Exit]) -> Exit:
+    """The exit code of several suites' runs; having no verdict weighs less than any bad one."""
+    return max(codes, default=Exit.OK, key=lambda c: 0.5 if c == Exit.NO_VERDICT else c)
 
 
 def _refuse(
