@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.text import plain
 
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
@@ -241,7 +242,7 @@ def _execute(
         code = code or Exit.NO_VERDICT
     try:
         paths = experiment.end(code, note)
-        print(f"saved: {paths[0]}\n       {paths[1]}", file=sys.stderr)
+        print(f"saved: {plain(str(paths[0]))}\n       {plain(str(paths[1]))}", file=sys.stderr)
     except CollbenchError as e:
         problem = problem or e
     if comparison is not None:

@@ -20,9 +20,8 @@ def export(
     debug: bool = False,
 ) -> None:
     """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON."""
-    from collbench.core import algorithms
+    from collbench.core import algorithms, files
     from collbench.core import export as exports
-    from collbench.records import store
     from collbench.suite.grammar import parse_size
 
     if to not in exports.FORMATS:
@@ -31,4 +30,4 @@ def export(
     text = exports.FORMATS[to](schedule, parse_size(nbytes, "--bytes"))
     if output is None:
         return typer.echo(text, nl=False)
-    store.save(output, text, exports.NAME if to == "json" else "")
+    files.save(output, text, exports.NAME if to == "json" else "", shared=True)

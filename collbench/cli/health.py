@@ -17,6 +17,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.text import tell
 
 if TYPE_CHECKING:
     from collbench.cli.locate import Found
@@ -199,7 +200,7 @@ def planted(faults: str, ranks: str, seconds: float) -> list[str] | None:
     except CollbenchError as e:
         if isinstance(e, UsageError) or not path.is_file():
             raise
-        print(f"collbench: {e.message}", file=sys.stderr)
+        tell(e.message)
     member = _member()
     return None if member and member.rank else [str(path)]
 
@@ -281,21 +282,20 @@ def again(files: Sequence[RunFile], seconds: float | None, cases: Sequence[Case]
     from collbench.records import store
 
     if away := placed(files[0]) - {environment.host()}:
-        print(
-            f"collbench: --rerun measures on {environment.host()}, and the night's ranks were on "
-            f"{', '.join(sorted(away)[:3])}: nothing is confirmed",
-            file=sys.stderr,
+        tell(
+            f"--rerun measures on {environment.host()}, and the night's ranks were on "
+            f"{', '.join(sorted(away)[:3])}: nothing is confirmed"
         )
         return Night([])
     path = _aside("rerun")
-    print(f"collbench: measuring {counted(len(cases), 'row')} again", file=sys.stderr)
+    tell(f"measuring {counted(len(cases), 'row')} again")
     try:
         launch(files[0].run, cases, path, seconds)
     except CollbenchError as e:  # what it measured until then counts; the verdict is on the night
-        print(f"collbench: measuring again: {e.message}", file=sys.stderr)
+        tell(f"measuring again: {e.message}")
     fresh = [store.digest(path)] if path.is_file() else []
     if why := trouble([*files, *fresh]):
-        print(f"collbench: measuring again: {why}", file=sys.stderr)
+        tell(f"measuring again: {why}")
         return Night([])
     return Night(fresh)
 
@@ -375,7 +375,7 @@ def _say(
     except CollbenchError as e:  # a file could not be written; the verdict has been printed
         if not nagios:
             raise
-        print(f"collbench: {e.message}", file=sys.stderr)
+        tell(e.message)
     return code
 
 
@@ -389,7 +389,7 @@ def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -
             command, stdin=subprocess.PIPE, stdout=sys.stderr, start_new_session=True, text=True
         )
     except OSError as e:
-        print(f"collbench: {name}: {e.strerror}", file=sys.stderr)
+        tell(f"{name}: {e.strerror}")
         return
     try:
         with suppress(BrokenPipeError):  # it need not read
@@ -399,7 +399,7 @@ def run_hook(command: Sequence[str], text: str, seconds: float = HOOK_SECONDS) -
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        print(f"collbench: {name} did not end in {seconds:g} s and was ended", file=sys.stderr)
+        tell(f"{name} did not end in {seconds:g} s and was ended")
         return
     if code:
-        print(f"collbench: {name} ended with {code}", file=sys.stderr)
+        tell(f"{name} ended with {code}")

@@ -74,15 +74,15 @@ def trend(
     """Show what changed since when, and by how much: change points on which neighbouring sizes
     agree."""
     from collbench.cli import outputs
+    from collbench.core import files
     from collbench.judge.history.outlook import outlook
-    from collbench.records import store
     from collbench.show import html, terminal
     from collbench.show.views import history as views
     from collbench.suite import grammar
 
     outputs.check(output_format, (), ("table", "json"))
     if page:
-        store.refuse(page, outputs.MARKS["html"], "--html")
+        files.refuse(page, outputs.MARKS["html"], "--html")
     share = grammar.parse_share(tau, "--tau")
     part = _part(only, minbytes, maxbytes, backend, ranks)
     with _open(history) as kept:
@@ -95,7 +95,7 @@ def trend(
         found = outlook(name, series, kept.anchors(name), share)
     document = views.document(found, everything, terminal.width())
     if page:
-        store.save(page, html.page(document), outputs.MARKS["html"], "--html")
+        files.save(page, html.page(document), outputs.MARKS["html"], "--html")
     outputs.deliver(document, output_format)
 
 
@@ -227,8 +227,8 @@ def _part(only: str, minbytes: str, maxbytes: str, backend: str, ranks: str) -> 
 
 def _keep(kept: Book, baseline: Baseline, output: Path | None) -> None:
     """Writes the file for the repository and keeps its content; never in place of another one."""
+    from collbench.core import files
     from collbench.judge.history import baselines
-    from collbench.records import store
 
     name = re.sub(r"[^\w.-]+", "-", baseline.machine).strip("-.")
     path = output or Path("baselines") / f"{name}-{baseline.begins}.json"
@@ -243,7 +243,7 @@ def _keep(kept: Book, baseline: Baseline, output: Path | None) -> None:
         raise CannotRun(
             f"cannot write {path.parent}: {e.strerror}", "choose another place with -o"
         ) from e
-    store.save(path, baselines.text(baseline))
+    files.save(path, baselines.text(baseline), shared=True)
     kept.accept(baseline)
     typer.echo(f"wrote {path}: {_summary(baseline)}; commit it")
 

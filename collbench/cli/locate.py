@@ -13,6 +13,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import CannotRun, Exit
+from collbench.core.text import plain
 
 if TYPE_CHECKING:
     from collbench.judge.health.findings import Finding
@@ -85,7 +86,7 @@ def _show(found: Found, output_format: str) -> None:
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in found.findings]
     for line in filter(None, (planted(inject), *advice, found.words)):
-        typer.echo(line)
+        typer.echo(plain(line))
 
 
 class Found(NamedTuple):

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
-from collbench.core.text import near, plain
+from collbench.core.text import near, plain, tell
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
 
@@ -236,7 +236,7 @@ def _ended() -> int:
     except CollbenchError as e:
         if "--debug" in sys.argv:
             raise
-        _tell(e.message, e.hint)
+        tell(e.message, e.hint)
         return _refused(e.message, e.exit)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
@@ -245,7 +245,7 @@ def _ended() -> int:
         told = getattr(e.__context__, "format_message", None)  # of an error in the command line
         return _refused(told(), code) if told else code
     except MemoryError:
-        _tell(
+        tell(
             "there is not enough memory",
             "free some, raise ulimit -v, or give fewer or smaller runs",
         )
@@ -254,7 +254,7 @@ def _ended() -> int:
         if "--debug" in sys.argv:
             raise
         kept = _kept(traceback.format_exc())
-        _tell(
+        tell(
             f"{type(e).__name__}, {first_line(e)}",
             f"this is a fault of collbench, please report it: {kept}",
         )
@@ -268,12 +268,6 @@ def _refused(message: str, code: int) -> int:
         return code
     print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
     return Exit.NO_VERDICT
-
-
-def _tell(message: str, hint: str) -> None:
-    print(f"collbench: {plain(message)}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {plain(hint)}", file=sys.stderr)
 
 
 def _kept(text: str) -> str:
@@ -315,7 +309,7 @@ class Out:
             self.closed_early = True
         except OSError as e:
             self.lost = True
-            _tell(f"standard output: {e.strerror}; what follows is not printed", "")
+            tell(f"standard output: {e.strerror}; what follows is not printed")
         nowhere = os.open(os.devnull, os.O_WRONLY)
         with suppress(OSError, ValueError):  # what it still holds goes there when Python ends
             os.dup2(nowhere, self._out.fileno())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import typer
 from collbench.cli.parameters import every
 from collbench.core.collectives import collective
 from collbench.core.errors import Exit
+from collbench.core.text import tell
 
 if TYPE_CHECKING:
     from collbench.records.types import End
@@ -46,7 +46,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
                 found.extend(limits.judge(self.file))
                 for held in found:
                     if held.answer != "met":
-                        print(f"collbench: {limits.told(held)}", file=sys.stderr)
+                        tell(limits.told(held))
 
         code = session.execute(order, lambda: Several(reporter(), Judging()))
         return code or limits.close(found)

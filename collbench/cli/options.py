@@ -16,6 +16,7 @@ from collbench.cli import parameters
 from collbench.core import groups
 from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
+from collbench.core.text import tell
 from collbench.run import backends
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
@@ -229,7 +230,7 @@ def _groups(rule: str, launcher: str) -> str:
     if not rule:
         rule, told = groups.told(os.environ)
     if told and not (member and member.rank):
-        print(f"collbench: {told} is set: --split {rule}", file=sys.stderr)
+        tell(f"{told} is set: --split {rule}")
     if rule not in groups.BY_HOST or member is None:
         return rule
     if not member.local_n:
@@ -351,7 +352,7 @@ def _note(words: str) -> None:
     """Prints words on standard error, once where a launcher has started several of us."""
     member = join.detect()
     if member is None or not member.rank:
-        print(f"collbench: {words}", file=sys.stderr)
+        tell(words)
 
 
 def _tell_idle(suite: Suite, row: Collective | None = None) -> None:

@@ -26,17 +26,20 @@ MARKS = {
 SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
 
 
+SHARED = (".prom", ".xml")  # without a description of the machine, and for other programs to read
+
+
 def check(printed: str, files: Sequence[Path], formats: Collection[str]) -> None:
     """Whether ``deliver`` can make all this, ``formats`` being those of the command. Raises
     UsageError and CannotRun."""
-    from collbench.records import store
+    from collbench.core.files import refuse
     from collbench.suite import grammar
 
     grammar.choice("--format", printed, formats)
     endings = [suffix for suffix, name in SUFFIXES.items() if name in formats]
     for path in files:
         grammar.choice(f"-o {path}: its ending", path.suffix, endings)
-        store.refuse(path, MARKS[SUFFIXES[path.suffix]])
+        refuse(path, MARKS[SUFFIXES[path.suffix]])
 
 
 def deliver(
@@ -51,11 +54,11 @@ def deliver(
 
 def write(make: Callable[[str], Document], files: Sequence[Path]) -> None:
     """Writes ``files`` in the formats that their endings name. Raises CannotRun."""
-    from collbench.records import store
+    from collbench.core.files import save
 
     for path in files:
         name = SUFFIXES[path.suffix]
-        store.save(path, text(make(name), name), MARKS[name])
+        save(path, text(make(name), name), MARKS[name], shared=path.suffix in SHARED)
 
 
 def text(document: Document, name: str) -> str:

@@ -11,6 +11,7 @@ import typer
 from msgspec.structs import replace
 
 from collbench.core.errors import Exit, UsageError
+from collbench.core.text import plain, tell
 
 if TYPE_CHECKING:
     from collbench.judge.health.findings import Finding
@@ -170,7 +171,7 @@ def _plan(order: Order) -> None:
     )
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
-        typer.echo(f"{number} skipped: {reason}")
+        typer.echo(f"{number} skipped: {plain(reason)}")
     if order.resumed is None:
         session.refuse_nothing(prepared)
 
@@ -207,7 +208,5 @@ def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Find
     findings = judging.judge(file, racks)
     outputs.deliver(views.document(views.Pairs(file, matrix, racks, findings)), output_format)
     if unknown := topology.missing(racks, matrix.hosts):
-        typer.echo(
-            f"collbench: --topology does not say where {', '.join(unknown[:8])} is", err=True
-        )
+        tell(f"--topology does not say where {', '.join(unknown[:8])} is")
     return findings

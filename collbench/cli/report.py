@@ -37,6 +37,7 @@ def report(
     import msgspec
 
     from collbench.cli import outputs
+    from collbench.core.files import refuse
     from collbench.core.text import counted
     from collbench.records import store
     from collbench.show import html as reports
@@ -51,9 +52,9 @@ def report(
     as_page = output_format in ("", "html")
     path = output or (DEFAULT if as_page else None)
     if path:
-        store.refuse(path, outputs.MARKS["html"])
+        refuse(path, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
-            store.refuse(path.with_name(reports.LIBRARY), reports.BANNER)
+            refuse(path.with_name(reports.LIBRARY), reports.BANNER)
     files = [store.digest(path) for path in _paths(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = run.document(files, _comparison(files, compare))
@@ -107,8 +108,8 @@ def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
 
 
 def _write(path: Path, text: str, mark: str) -> None:
+    from collbench.core.files import save
     from collbench.core.text import size
-    from collbench.records.store import save
 
     save(path, text, mark)
     typer.echo(f"wrote {path} ({size(len(text.encode()))})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import CollbenchError
 
 
 def runs(last: int = 20) -> None:
@@ -17,7 +17,7 @@ def runs(last: int = 20) -> None:
         return terminal.show(f"no run is saved yet under {store.home()}")
     for back, path in zip(range(len(paths) - 1, -1, -1), paths, strict=True):
         try:
-            found.append((f"@last~{back}" if back else "@last", store.read(path)))
-        except UsageError as e:
+            found.append((f"@last~{back}" if back else "@last", store.outline(path)))
+        except CollbenchError as e:
             unreadable.append(e.message)
     terminal.show(cases.saved(found), *(f"left out: {message}" for message in unreadable))

@@ -20,13 +20,12 @@ def show(
     debug: bool = False,
 ) -> None:
     """Draw an algorithm's steps, in the terminal or as a page with a slider."""
-    from collbench.core import algorithms
-    from collbench.records import store
+    from collbench.core import algorithms, files
     from collbench.show import terminal
     from collbench.show.views import drawing
 
     if html:
-        store.refuse(html, MARKS["html"], "--html")
+        files.refuse(html, MARKS["html"], "--html")
     given = drawing.parse(values) if values else None
     n = n or (len(given) if given else 4)
     schedule = algorithms.find(name, algorithm).schedule(n, root)
@@ -40,7 +39,7 @@ def show(
     if html:
         from collbench.show.views import drawing_html
 
-        store.save(html, drawing_html.page(schedule, frames), MARKS["html"], "--html")
+        files.save(html, drawing_html.page(schedule, frames), MARKS["html"], "--html", shared=True)
         return terminal.show(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:

@@ -20,11 +20,11 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collbench.core.errors import UsageError
 
-COLOURS: dict[str, Callable[[int, int], int]] = {
+COLOURS: dict[str, Callable[[Any, int], Any]] = {
     "mod": operator.mod,
     "div": operator.floordiv,
     "and": operator.and_,
@@ -43,13 +43,21 @@ BY_HOST = ("node", "rail")
 HINT = "mod:8, div:8, and:0x7, or:0x1, node, rail or pairs"
 
 
-MEETING = re.compile(r"(pairs|alone)(?::(node|inter|rail):([1-9]\d*))?(?: (\d+)/(\d+))?")
+NUMBER = r"0x[0-9a-f]{1,15}|0b[01]{1,60}|\d{1,18}"
+
+
+MEETING = re.compile(
+    r"(pairs|alone)(?::(node|inter|rail):([1-9]\d{0,8}))?(?: (\d{1,9})/(\d{1,9}))?"
+)
 
 
 MOST_MEETING = 4096  # ranks, of which all pairs are too many cases already
 
 
-NAMED = re.compile(r"ranks ([\d,;]+)/(\d+)")
+MOST_DIVIDED = 1 << 14  # ranks in groups of whatever kind
+
+
+NAMED = re.compile(r"ranks (\d{1,9}(?:[,;]\d{1,9})*)/(\d{1,9})")
 
 
 VARIABLES = ("NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_SPLIT")  # the first wins
@@ -73,7 +81,7 @@ def spelled(text: str, option: str = "--split") -> str:
     ``&0b111``."""
     if (meeting := MEETING.fullmatch(text.strip().lower())) and meeting[4] is None:
         return meeting[0]
-    found = re.fullmatch(r"([a-z]+|[%/&|])[\s:]*(0x[0-9a-f]+|0b[01]+|\d+)?", text.strip().lower())
+    found = re.fullmatch(rf"([a-z]+|[%/&|])[\s:]*({NUMBER})?", text.strip().lower())
     name = SYMBOLS.get(found[1], found[1]) if found else ""
     if found is None or name not in COLOURS or (found[2] is None and name not in BY_HOST):
         raise UsageError(f"{option}: '{text}' is no rule for groups", HINT)
@@ -127,19 +135,23 @@ def rounds(rule: str, n: int) -> list[str]:
     ]
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=128)
 def members(rule: str, n: int) -> Groups:
     """The ranks of each group of a world of n; without a rule, all in one. Raises UsageError where
     sizes differ."""
     if not rule:
         return (range(n),)
+    if n > MOST_DIVIDED:
+        raise UsageError(f"{n} ranks are too many for groups", f"{MOST_DIVIDED} ranks at most")
     if placed(rule):
         return _placed(rule, n)
+    import numpy as np
+
     name, value = _read(rule)
-    found: dict[int, list[int]] = {}
-    for rank in range(n):
-        found.setdefault(COLOURS[name](rank, value or n), []).append(rank)
-    sizes = Counter(map(len, found.values()))
+    every = np.arange(n)
+    colours = COLOURS[name](every, value or n)
+    each = np.unique(colours, return_counts=True)[1]
+    sizes = Counter(each.tolist())
     if len(sizes) > 1:
         unlike = ", ".join(
             f"{number} of {size}" for size, number in sorted(sizes.items(), reverse=True)
@@ -148,7 +160,8 @@ def members(rule: str, n: int) -> Groups:
             f"--split {rule} makes groups of {n} ranks that are not equally large: {unlike}",
             "rows of groups stand side by side only if all have as many ranks",
         )
-    return tuple(tuple(found[colour]) for colour in sorted(found))
+    grouped = every[np.argsort(colours, kind="stable")].reshape(len(each), -1)
+    return tuple(map(tuple, grouped.tolist()))
 
 
 def _placed(rule: str, n: int) -> Groups:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,29 +35,65 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     """
     import numpy as np
 
+    kind, _, argument = spec.partition(":")
+    if kind == "matrix" and argument:
+        return _whole(_read(argument, n), itemsize)
+    row = _whole(_first(spec, n, nbytes), itemsize)
+    if kind == "zipf":
+        return np.tile(row, (n, 1))
+    table: np.ndarray = row[(np.arange(n) - np.arange(n)[:, None]) % n]
+    return table
+
+
+def _whole(wanted: np.ndarray, itemsize: int) -> np.ndarray:
+    import numpy as np
+
+    counts: np.ndarray = np.floor(wanted / itemsize + 1e-9).astype(np.int64)
+    return counts
+
+
+def _first(spec: str, n: int, nbytes: int) -> np.ndarray:
+    """Bytes that rank 0 sends to each."""
+    import numpy as np
+
     if n > MOST_RANKS:
         raise UsageError(
             f"--splits {spec}: a table for {n} ranks is too large", f"{MOST_RANKS} ranks at most"
         )
+
     kind, _, argument = spec.partition(":")
-    if kind == "matrix" and argument:
-        wanted: np.ndarray = _read(argument, n)
-    else:
-        share = _number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
-        source, destination = np.indices((n, n))
-        if kind == "uniform" and not argument:
-            wanted = np.full((n, n), nbytes / n)
-        elif kind == "spread" and 0 <= share <= 1:
-            distance = (destination - source) % n
-            apart = distance / (n * (n - 1) / 2) if n > 1 else np.ones((1, 1))
-            wanted = nbytes * ((1 - share) / n + share * apart)
-        elif kind == "zipf" and share >= 0:
+    share = _number(spec, argument) if argument else {"uniform": 0.0}.get(kind, 1.0)
+    if kind == "uniform" and not argument:
+        return np.full(n, nbytes / n)
+    if kind == "spread" and 0 <= share <= 1:
+        apart = np.arange(n) / (n * (n - 1) / 2) if n > 1 else np.ones(1)
+        return nbytes * ((1 - share) / n + share * apart)
+    if kind == "zipf" and 0 <= share < math.inf:
+        with np.errstate(over="ignore"):
             weight = 1.0 / np.arange(1, n + 1) ** share
-            wanted = np.broadcast_to(nbytes * weight / weight.sum(), (n, n))
-        else:
-            raise UsageError(f"--splits does not know '{spec}'", GRAMMAR)
-    counts: np.ndarray = np.floor(wanted / itemsize + 1e-9).astype(np.int64)
-    return counts
+        return np.asarray(nbytes * weight / weight.sum())
+    raise UsageError(f"--splits does not know '{spec}'", GRAMMAR)
+
+
+def extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
+    """The most elements of the matrix that any rank sends, that any receives, and that pass the
+    busiest port. One row says it where rows are alike or each is the one before, turned by one.
+    Raises UsageError."""
+    if spec.startswith("matrix:"):
+        table = _whole(_read(spec.partition(":")[2], n), itemsize)
+        return int(table.sum(1).max()), int(table.sum(0).max()), busiest(table)
+    return _extent(spec, n, nbytes, itemsize)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int]:
+    """That of a pattern, by its first row."""
+    row = _whole(_first(spec, n, nbytes), itemsize)
+    sent, kept = int(row.sum()), int(row.min())
+    if not spec.startswith("zipf"):
+        return sent, sent, sent - int(row[0])
+    most = int(row.max())
+    return sent, n * most, max(sent - kept, (n - 1) * most)
 
 
 def whole(spec: str, n: int) -> int | None:
@@ -83,33 +121,45 @@ def _number(spec: str, text: str) -> float:
 
 
 def _read(path: str, n: int) -> np.ndarray:
-    import numpy as np
-
-    file = Path(path).expanduser()
     try:
+        file = Path(path).expanduser().resolve()
         if not file.is_file():
             raise ValueError("it is no file" if file.exists() else "there is no such file")
         if file.stat().st_size > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty one; its size says it
-            table = np.loadtxt(file, ndmin=2)
-    except (OSError, ValueError) as e:
+        table = _table(file, file.stat().st_mtime_ns, file.stat().st_size)
+    except (OSError, ValueError, RuntimeError) as e:
         raise UsageError(
             f"--splits matrix: cannot read {path}: {e}",
             "a text file of n lines with n numbers, bytes",
         ) from e
+    import numpy as np
+
     if not np.isfinite(table).all():
         raise UsageError(
             f"--splits matrix: {path} holds a number that is not finite", "bytes, as in 4096"
         )
-    if table.shape[0] != table.shape[1] or table.shape[0] < n or (table < 0).any():
+    if table.shape[0] != table.shape[1] or table.shape[0] < n or not _counts(table):
         raise UsageError(
             f"--splits matrix: {path} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
             " play",
             "it must be square, at least as wide as the ranks, and hold no negative number",
         )
     return table[:n, :n]
+
+
+@functools.lru_cache(maxsize=1)
+def _table(file: Path, *_: int) -> np.ndarray:
+    """What a file held at some time, so long and so old."""
+    import numpy as np
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an empty one; its size says it
+        return np.asarray(np.loadtxt(file, ndmin=2))
+
+
+def _counts(table: np.ndarray) -> bool:
+    return bool(((table >= 0) & (table < 1 << 62)).all())
 
 
 def busiest(counts: np.ndarray) -> int:

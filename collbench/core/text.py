@@ -3,6 +3,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,11 +43,20 @@ def settings(env: Iterable[tuple[str, str]]) -> str:
 def plain(text: str) -> str:
     """``text`` on one line, without anything that could steer a terminal or break a line-based
     format."""
-    return (
-        text.strip()
-        if text.isprintable()
-        else "".join(c if c.isprintable() else " " for c in text).strip()
-    )
+    return printable(text).strip()
+
+
+def printable(text: str) -> str:
+    """``text`` with a space for each character that is not printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def tell(message: str, hint: str = "") -> None:
+    """On standard error, what a person is to know and may do: whatever files, hosts and libraries
+    had to say in it steers no terminal."""
+    print(f"collbench: {plain(message)}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {plain(hint)}", file=sys.stderr)
 
 
 def inert(value: Any) -> Any:

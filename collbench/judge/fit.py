@@ -27,6 +27,7 @@ from collbench.records import rows, stats, store
 from collbench.records.rows import Row
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
+from collbench.suite.sweep import MOST_STEPPED
 
 DRAWS = 1000  # resampled data sets
 
@@ -184,6 +185,8 @@ def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str
         bound = COLLECTIVES[case.collective].bound(case.n)
         model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")
         return (bound.alpha, bound.beta * carried, bound.gamma), model, ""
+    if case.n > MOST_STEPPED:
+        return (0.0, 0.0, 0.0), "exact counts", f"they are made for at most {MOST_STEPPED} ranks"
     variant = algorithms.find(case.collective, case.algorithm)
     free = [name for name in variant.algorithm.parameters if name not in dict(variant.given)]
     refused = (

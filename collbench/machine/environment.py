@@ -7,6 +7,7 @@ None or empty.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import itertools
 import json
@@ -264,7 +265,14 @@ def usable_cpus(root: Path = ROOT) -> list[int]:
 def core_count(root: Path = ROOT) -> int:
     """Physical cores that can be busy at once: those in the affinity mask, or the CPU quota rounded
     up if less."""
-    return len(_cores(usable_cpus(root), root))
+    allowed = frozenset(os.sched_getaffinity(0))
+    return _core_count(allowed) if root == ROOT else len(_cores(usable_cpus(root), root))
+
+
+@functools.lru_cache(maxsize=8)
+def _core_count(_: frozenset[int]) -> int:
+    """Kept for each mask: it takes milliseconds, and planning asks of every case."""
+    return len(_cores(usable_cpus(ROOT), ROOT))
 
 
 def numa_of(cpu: int, root: Path = ROOT) -> int:

@@ -14,24 +14,23 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.text import counted
 from collbench.records.derive import Digested, derive
 from collbench.records.types import End, Record, Run, RunFile, World
 
 Line = Run | World | Record | End
-
-
 Digest = Run | World | Digested | End
 
 
@@ -43,15 +42,40 @@ class _Part(NamedTuple):
     lines: int
 
 
+class Outline(NamedTuple):
+    """A run, the number of its records, and how it ended; None where it was cut short."""
+
+    run: Run
+    cases: int
+    end: End | None
+
+
+class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
+    """What says whether a record stands."""
+
+    case: msgspec.Raw
+    status: str
+    world: int = -1
+    again: bool = False
+
+
+class _Brief(NamedTuple):
+    """The same, the case by its hash."""
+
+    case: int
+    status: str
+    world: int
+    again: bool
+
+
+R = TypeVar("R", Record, _Brief)
+
+
 WHOLE = _Part(0, 1, sys.maxsize)
-
-
 PART_BYTES = 1 << 22  # a process reads so much at a time
-
-
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
-
-
+MOST_LINE = 16 << 20  # bytes: of 4096 ranks' own times it takes 12 MB
+MOST_LINES = 200_000  # two attempts at each case of the largest suite
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
@@ -64,6 +88,7 @@ LEFT_OUT: dict[str, list[int]] = {
 }
 
 
+EDITED = "the file was written by another version, or edited"
 NEVER_OVERWRITTEN = "runs are never overwritten: choose another name, or a folder"
 
 
@@ -86,7 +111,7 @@ class Writer:
         self._waiting: list[bytes] = []
         self._good = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            files.make(path.parent)
             self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
         except OSError as e:
             raise CannotRun(
@@ -119,14 +144,17 @@ class Writer:
 
     def _mend(self) -> None:
         """Cut off what was torn off; a last line that lacks nothing but its end gets it."""
-        whole = self.path.read_bytes()
         kinds = b'{"line":"run"', b'{"line":"world"'
-        self._heads = [line for line in whole.splitlines(keepends=True) if line.startswith(kinds)]
-        self._good = whole.rfind(b"\n") + 1
+        last = b""
+        with self.path.open("rb") as f:
+            for _, last in _bounded(self.path, f):
+                self._heads += [last] if last.startswith(kinds) else []
+                self._good += len(last) if last.endswith(b"\n") else 0
         with suppress(msgspec.DecodeError, RecursionError):
-            msgspec.json.decode(whole[self._good :], type=Line)
-            self._good = len(whole)
-            self._append(b"\n")
+            if not last.endswith(b"\n"):
+                msgspec.json.decode(last, type=Line)
+                self._good += len(last)
+                self._append(b"\n")
         os.ftruncate(self._fd, self._good)
 
     def write(self, line: Run | World | Record | End) -> None:
@@ -161,7 +189,7 @@ class Writer:
             self._append(b"".join(self._heads))
         elif not found.st_nlink:
             held, old = os.pread(self._fd, self._good, 0), self._fd
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.make(self.path.parent)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.close(old)
             self._lock()
@@ -185,7 +213,7 @@ def opened(run: Run, output: Path | None) -> Writer:
     if os.path.isdir(path):  # noqa: PTH112 - Path's raises for a name that is too long
         path = path / f"{run.id}.jsonl"
     elif output:
-        refuse_no_folder(output, "--output")
+        files.refuse_no_folder(output, "--output")
         if not os.path.lexists(output) and output.suffix != ".jsonl":
             raise UsageError(
                 f"--output {output}: there is no such folder, and a run's file ends in .jsonl",
@@ -200,62 +228,6 @@ def opened(run: Run, output: Path | None) -> Writer:
             f"{MIN_FREE >> 20} MiB are needed; --output elsewhere or --no-save",
         )
     return writer
-
-
-def refuse(path: Path, mark: str, option: str = "-o") -> None:
-    """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning;
-    CannotRun for a place that cannot be written to."""
-    try:
-        if not _leads_on(path):
-            refuse_no_folder(path, option)
-        with path.open("rb") if path.is_file() else nullcontext() as f:
-            start = f.read(len(mark.encode()) + 100) if f else b""
-    except OSError as e:
-        raise _cannot_write(path, e, option) from e
-    if start and mark.encode() not in start:
-        raise UsageError(
-            f"{path} exists, and nothing in it shows that collbench wrote it",
-            f"choose another place with {option}, or remove it",
-        )
-
-
-def _leads_on(path: Path) -> bool:
-    """Whether what is written there goes elsewhere, as through a link or to a device."""
-    return path.is_symlink() or (path.exists() and not path.is_file())
-
-
-def refuse_no_folder(path: Path, option: str) -> None:
-    """Raises CannotRun where a file of this name has no folder to lie in."""
-    folder = os.path.abspath(path.parent)  # noqa: PTH100 - for a link, the folder it is in
-    if not os.access(folder, os.W_OK | os.X_OK):
-        why = "is not for you to write to" if os.path.isdir(folder) else "does not exist"  # noqa: PTH112
-        raise CannotRun(
-            f"cannot write {path}: folder {path.parent} {why}",
-            f"make it, or choose another place with {option}",
-        )
-
-
-def save(path: Path, text: str, mark: str = "", option: str = "-o") -> None:
-    """Writes a text file whole or not at all; what was there before stays until then, and is
-    replaced where it begins with ``mark``, by default the whole text. Raises UsageError and
-    CannotRun."""
-    refuse(path, mark or text, option)
-    direct = _leads_on(path)
-    beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        if not direct:
-            beside.replace(path)
-    except OSError as e:
-        if not direct:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
-        raise _cannot_write(path, e, option) from e
-
-
-def _cannot_write(path: Path, error: OSError, option: str) -> CannotRun:
-    hint = f"choose another place with {option}, or free some space"
-    return CannotRun(f"cannot write {path}: {error.strerror}", hint)
 
 
 def home() -> Path:
@@ -335,7 +307,7 @@ def _reading() -> Iterator[None]:
 def read_run(path: Path) -> Run:
     """The first line of a run's file."""
     with path.open("rb") as f:
-        line = f.readline()
+        line = f.readline(MOST_LINE)
     try:
         return msgspec.json.decode(line, type=Run)
     except (msgspec.DecodeError, RecursionError) as e:
@@ -345,8 +317,7 @@ def read_run(path: Path) -> Run:
 def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     """What is said of a line that cannot be read; of a file's first, what the file may be."""
     if number > 1 or line.startswith(b'{"line":'):
-        hint = "the file was written by another version, or edited"
-        return UsageError(f"{path}, line {number}: {e}", hint)
+        return UsageError(f"{path}, line {number}: {e}", EDITED)
     if line.startswith(b"\x1f\x8b"):
         return UsageError(f"{path} is packed", "gunzip it; a packed log: collbench import reads it")
     hint = f"a log of another tool? collbench import {path} makes a run of it"
@@ -360,6 +331,27 @@ def read(path: Path) -> RunFile:
     only where nothing follows.
     """
     return _sorted(path, _lines(path))
+
+
+@_reading()
+def outline(path: Path) -> Outline:
+    """What a list of runs says of one, without reading what its records hold. Raises UsageError."""
+    run, last = read_run(path), None
+    found: list[_Brief] = []
+    decoder = msgspec.json.Decoder(Run | World | _Read | End)
+    with path.open("rb") as f:
+        for number, line in _bounded(path, f):
+            try:
+                last = decoder.decode(line)
+            except (msgspec.DecodeError, RecursionError) as e:
+                if line == b"\n" or not line.endswith(b"\n"):
+                    continue
+                raise _unread(path, number, line, e) from e
+            if isinstance(last, Run) and number > 1:
+                raise _several(path, run, last)
+            if isinstance(last, _Read):
+                found.append(_Brief(hash(bytes(last.case)), last.status, last.world, last.again))
+    return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None)
 
 
 @_reading()
@@ -380,8 +372,7 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
         end = None
         match line:
             case Run() if run is not None:
-                hint = 'cut it before the second line that begins with {"line":"run"'
-                raise UsageError(f"{path} holds several runs, {run.id} and {line.id}", hint)
+                raise _several(path, run, line)
             case Run():
                 run = line
             case World():
@@ -397,7 +388,14 @@ def _sorted(path: Path, lines: Iterable[Line]) -> RunFile:
     return RunFile(run=run, worlds=worlds, records=_standing(run, records), end=end, path=path)
 
 
-def _standing(run: Run, records: list[Record]) -> list[Record]:
+def _several(path: Path, first: Run, second: Run) -> UsageError:
+    return UsageError(
+        f"{path} holds several runs, {first.id} and {second.id}",
+        'cut it before the second line that begins with {"line":"run"',
+    )
+
+
+def _standing(run: Run, records: list[R]) -> list[R]:
     """All but failed records whose case was measured again, and those in whose place another
     stands; of an interleaved comparison, where every launch counts, all."""
     failed = {
@@ -418,7 +416,7 @@ def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
     with path.open("rb") as f:
         f.seek(part.begin)
-        for number, line in enumerate(islice(f, part.lines), part.number):
+        for number, line in islice(_bounded(path, f, part.number), part.lines):
             if line == b"\n":
                 continue
             try:
@@ -430,21 +428,32 @@ def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
                 raise _unread(path, number, line, e) from e
 
 
+def _bounded(path: Path, file: BinaryIO, first: int = 1) -> Iterator[tuple[int, bytes]]:
+    """The lines from here on with their numbers. Raises UsageError where one is longer, or they are
+    more, than any run's."""
+    for number, line in enumerate(iter(partial(file.readline, MOST_LINE + 1), b""), first):
+        if len(line) > MOST_LINE or number > MOST_LINES:
+            what = f"of more than {MOST_LINE >> 20} MiB" if number <= MOST_LINES else "too many"
+            raise UsageError(
+                f"{path}, line {number}: a line {what}",
+                f"no run has such, or more than {MOST_LINES} lines: is the file damaged?",
+            )
+        yield number, line
+
+
 def _survey(path: Path) -> tuple[dict[int, World], list[_Part]]:
     """All worlds by index, and parts of the file of some MiB each."""
     worlds: dict[int, World] = {}
     begins: list[tuple[int, int]] = []
     at, number = 0, 0
     with path.open("rb") as f:
-        for number, line in enumerate(f, 1):
+        for number, line in _bounded(path, f):
             if not begins or at - begins[-1][0] > PART_BYTES:
                 begins.append((at, number))
             if not line.startswith(RECORD):
-                worlds |= {
-                    found.index: found
-                    for found in _lines(path, _Part(at, number, 1))
-                    if isinstance(found, World)
-                }
+                for found in _lines(path, _Part(at, number, 1)):
+                    if isinstance(found, World):
+                        worlds[found.index] = found
             at += len(line)
     ends = [*begins[1:], (at, number + 1)]
     return worlds, [

@@ -16,7 +16,7 @@ import msgspec
 
 from collbench.machine.load import Load
 from collbench.suite.case import Case, Positive, Ranks, Whole
-from collbench.suite.policy import Policy
+from collbench.suite.policy import MOST_SAMPLES, Policy
 from collbench.suite.sweep import Suite
 
 SCHEMA = 1
@@ -25,10 +25,16 @@ SCHEMA = 1
 PER_RANK_SAMPLES = 200  # of every rank's own times, this many samples are kept
 
 
+MOST_ENVIRONMENT = 1 << 18  # bytes, of which a machine's description takes some thousand
+
+
 Cache = Literal["", "cold", "hot", "small", "shrunk"]
 
 
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
+
+
+Samples = Annotated[list[Whole], msgspec.Meta(max_length=MOST_SAMPLES)]
 
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e15)]  # nanoseconds of a call, up to eleven days
@@ -77,6 +83,10 @@ class Run(_Line, frozen=True, tag="run"):
     pairing: Pairing | None = None
     imported: str = ""
     load: dict[str, Load] = {}
+
+    def __post_init__(self) -> None:
+        if len(msgspec.json.encode(self.environment)) > MOST_ENVIRONMENT:
+            raise ValueError(f"the environment takes more than {MOST_ENVIRONMENT >> 10} KiB")
 
 
 class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -256,17 +266,17 @@ class Record(_Line, frozen=True, tag="record"):
     world: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
     note: str = ""
     started: str = ""
-    times_ns: list[Whole] = []
+    times_ns: Samples = []
     per_rank: list[list[Whole]] = []
     starts_ns: list[list[Whole]] = []
-    glob_ns: list[Whole] = []
-    skew_ns: list[Whole] = []
+    glob_ns: Samples = []
+    skew_ns: Samples = []
     clock_error_ns: Whole = 0
-    submit_ns: list[Whole] = []
+    submit_ns: Samples = []
     clock: Literal["host", "device"] = "host"
-    host_ns: list[Whole] = []
-    device_ns: list[Whole] = []
-    control_ns: list[Whole] = []
+    host_ns: Samples = []
+    device_ns: Samples = []
+    control_ns: Samples = []
     inner: Positive = 1
     setup_ns: int = 0
     warmup: int = 0

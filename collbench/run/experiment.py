@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
+from collbench.machine import environment
 from collbench.records import paired, store
 from collbench.records.types import ONE_SIDED, End, Pairing, Record, Run, RunFile, World, stripped
 from collbench.run import plan, session
@@ -96,7 +97,7 @@ class _Side:
             suite=order.suite,
             policy=order.suite.policy,
             environment=home.described,
-            tag=order.tag,
+            tag=environment.mask(order.tag),
             pairing=Pairing(
                 experiment=experiment, side=name, variant=variant.text, differs=differs, aa=order.aa
             ),

@@ -19,7 +19,7 @@ from collbench.core.errors import (
     UsageError,
     first_line,
 )
-from collbench.core.text import counted
+from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
@@ -225,7 +225,7 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     path = order.resumed.path
     measured = any(record.status != "skipped" for record in order.resumed.records)
     left = "nothing is left to measure" if measured else "all its cases were left out"
-    print(f"collbench: {path} is complete: {left}", file=sys.stderr)
+    tell(f"{path} is complete: {left}")
     session = _Session(order, prepared, reporter, Predicted(), {})
     session.begin()
     reporter.end(order.resumed.end, path)
@@ -342,7 +342,7 @@ class _Session:
         except CollbenchError as e:
             if problem is None:
                 raise
-            print(f"collbench: {e.message}", file=sys.stderr)
+            tell(e.message)
         if problem is not None:
             raise problem
         return code
@@ -402,7 +402,7 @@ class _Session:
 
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
-        print(f"collbench: {error.message}", file=sys.stderr)
+        tell(error.message)
         self._finish(error.exit, error.message)
 
     def _keep(self, line: World | Record) -> None:
@@ -432,7 +432,7 @@ def write(writer: store.Writer, line: World | Record) -> None:
     writer.write(line)
     for had, has in zip(before, (writer.trouble, writer.lost), strict=True):
         if has and not had:
-            print(f"collbench: {has}; measuring goes on", file=sys.stderr)
+            tell(f"{has}; measuring goes on")
 
 
 def now() -> str:
@@ -453,7 +453,7 @@ def _describe(order: Order, suite: Suite, world: worlds.World, before: dict[str,
         suite=suite,
         policy=suite.policy,
         environment=world.environment(),
-        tag=order.tag,
+        tag=environment.mask(order.tag),
         load=before,
     )
 

@@ -20,6 +20,7 @@ import msgspec
 
 from collbench.core import algorithms
 from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.records import store
 from collbench.run import backends
@@ -309,7 +310,7 @@ def _tree(revision: str, build: Build, option: str) -> Path:
                 f"{revision}'s submodules",
             )
         if build.command:
-            print(f"building {revision} ({sha[:12]}) in {tree}: {build.command}", file=sys.stderr)
+            tell(f"building {revision} ({sha[:12]}) in {tree}: {build.command}")
             _build(build.command, tree, sha, f"{option}: building {revision}")
         done.touch()
     return tree

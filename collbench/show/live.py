@@ -25,7 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collbench.core.text import plain, size
+from collbench.core.text import plain, size, tell
 from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
@@ -157,7 +157,7 @@ class LiveTable(Status):
 
 def _warn(text: str) -> None:
     if text:
-        print(f"collbench: {text}", file=sys.stderr)
+        tell(text)
 
 
 def progress(

@@ -5,19 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import plain
+from collbench.core.text import plain, tell
 from collbench.core.version import __version__
 from collbench.judge import limits
-from collbench.records import store
 from collbench.records.types import End, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.nccl import (
@@ -45,7 +45,7 @@ class Document(Gathered):
                 f"-J {path}: the name must end in .json",
                 f"for example -J {path.stem}.json",
             )
-        store.refuse_no_folder(path, "-J")
+        files.refuse_no_folder(path, "-J")
         self._wanted, self._options = path, options
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
@@ -59,14 +59,14 @@ class Document(Gathered):
         worlds = list(self.worlds.values())
         write(self.written, document(self.run, worlds, self.outcomes, end, self._options))
         if self.written != self._wanted:
-            print(f"collbench: {self._wanted} exists: wrote {self.written}", file=sys.stderr)
+            tell(f"{self._wanted} exists: wrote {self.written}")
 
 
 def claimed(path: Path) -> Path:
     """The first of path, path.0, path.1 … that did not exist; now it does, and is empty."""
     for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
         try:
-            path.with_name(name).open("x").close()
+            files.private(path.with_name(name), os.O_EXCL).close()
             return path.with_name(name)
         except FileExistsError:
             continue

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from collbench.core.text import inert, plain, settings
+from collbench.core.text import inert, plain, settings, tell
 from collbench.core.version import __version__
 from collbench.judge import limits
 from collbench.machine import environment
@@ -133,11 +133,11 @@ def in_github(document: Document, environ: Mapping[str, str]) -> None:
         with Path(summary).open("a", encoding="utf-8") as file:
             room = SUMMARY - file.tell()
             if room < markdown.COMMENT:
-                print(f"collbench: {summary} is full, nothing added to it", file=sys.stderr)
+                tell(f"{summary} is full, nothing added to it")
             else:
                 file.write(markdown.text(document, room) + "\n")
     except OSError as e:  # the verdict matters more than where it is shown
-        print(f"collbench: cannot write {summary}: {e.strerror}", file=sys.stderr)
+        tell(f"cannot write {summary}: {e.strerror}")
 
 
 def commands(cases: Iterable[JunitCase]) -> list[str]:

@@ -109,8 +109,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def counts(self) -> tuple[int, int]:
         """Largest number of elements any rank sends and receives."""
         if self.splits:
-            table = self.matrix
-            return int(table.sum(1).max()), int(table.sum(0).max())
+            return splits.extent(self.splits, self.n, self.nbytes, self.type.size)[:2]
         return self.row.counts(self.n, self.count)
 
     @property
@@ -126,7 +125,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def moved(self) -> int:
         """The S of busbw = factor * S / t: the size, or for all_to_allv the bytes through the
         busiest port."""
-        return splits.busiest(self.matrix) * self.type.size if self.splits else self.size
+        if not self.splits:
+            return self.size
+        return splits.extent(self.splits, self.n, self.nbytes, self.type.size)[2] * self.type.size
 
     @property
     def world(self) -> int:

@@ -194,7 +194,7 @@ FIELDS: tuple[Field, ...] = (
         "--align", "Round each rank's block down to a multiple of this (nccl-tests: 16).", text="1"
     ),
     Field("axes", "per_host", "whole", default=0, least=0),
-    Field("policy", "iters", "whole", least=1).option(
+    Field("policy", "iters", "whole", least=1, most=1 << 20).option(
         "-n --iters",
         (
             "Exactly this many samples; in streaming mode, calls per sample; in graph mode, calls"
@@ -372,8 +372,8 @@ FIELDS: tuple[Field, ...] = (
         "--debug", "Show a traceback with an error."
     ),
     Field("policy", "min_seconds", "seconds", default=0.2),
-    Field("policy", "min_iters", "whole", default=20, least=1),
-    Field("policy", "max_iters", "whole", default=2000, least=1),
+    Field("policy", "min_iters", "whole", default=20, least=1, most=1 << 20),
+    Field("policy", "max_iters", "whole", default=2000, least=1, most=1 << 20),
     Field("policy", "batch", "whole", default=20, least=1),
     Field("policy", "graph", "whole", default=1, least=1),
     Field("policy", "fresh", "flag", default=False),

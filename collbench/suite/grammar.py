@@ -18,6 +18,9 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MOST_SIZES = 10_000  # in one sweep
 
 
+MOST_WORLDS = 1000  # settings of the environment, of which each needs ranks of its own
+
+
 DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -85,6 +88,8 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
                 "export what is secret instead",
             )
         axes.append([(name, value) for value in values.split(",")])
+    if math.prod(map(len, axes)) > MOST_WORLDS:
+        raise UsageError(f"{what}: more than {MOST_WORLDS} settings", "one world of ranks for each")
     return tuple(itertools.product(*axes))
 
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from collbench.suite.case import Positive
+
+MOST_SAMPLES = 1 << 20  # of a case
+
+
+Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
+
 
 MOST_SECONDS = 2.0  # of samples of a case, so that a sweep ends while a person watches
 
@@ -15,13 +21,13 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     launches. ``inject`` plants faults.
     """
 
-    iters: int | None = None
+    iters: Samples | None = None
     warmup: int | None = None
     precision: float | None = None
     max_seconds: float | None = None
     min_seconds: float = 0.2
-    min_iters: int = 20
-    max_iters: int = 2000
+    min_iters: Samples = 20
+    max_iters: Samples = 2000
     batch: int = 20
     sync: Literal["auto", "window", "barrier", "device"] = "auto"
     cache: Literal["cold", "hot"] = "cold"

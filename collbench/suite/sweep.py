@@ -20,7 +20,19 @@ from collbench.suite import arrivals, fields
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 
-MOST_CASES = 1_000_000  # of a suite
+MOST_CASES = 100_000  # of a suite
+
+
+MOST_STEPPED = 4096  # ranks of a reference algorithm: its moves are their square
+
+
+MOST_TABLES = 100  # overrides, excludes and thresholds of a suite, each asked of every case
+
+
+MOST_VALUES = 2000  # in all of these
+
+
+MOST_QUESTIONS = 1_000_000  # whether a case is in one of these tables
 
 
 FIELDS = {row.name: row.case for row in fields.AXES if row.case}  # of Case, by axis
@@ -136,7 +148,8 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of
     the first one's cases, a later one in spite of an earlier, and ``excludes`` leave cases of any
-    out, the first that matches.
+    out, the first that matches. Raises ValueError where these tables are too many or too long to
+    ask every case.
     """
 
     name: str
@@ -148,6 +161,19 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     overrides: tuple[Override, ...] = ()
     excludes: tuple[Exclude, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
+
+    def __post_init__(self) -> None:
+        parts = [one.axes for one in self.overrides] + [
+            table.match
+            for each in (self.overrides, self.excludes, self.thresholds)
+            for table in each
+        ]
+        values = sum(len(values) for part in parts for values in part.given.values())
+        if len(parts) - len(self.overrides) > MOST_TABLES or values > MOST_VALUES:
+            raise ValueError(
+                f"more than {MOST_TABLES} overrides, excludes and thresholds, or than"
+                f" {MOST_VALUES} values in them"
+            )
 
     def settled(self) -> Suite:
         """With all that it leaves to the machine filled in, as Axes.settled."""
@@ -172,9 +198,11 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         includes last."""
         cases: list[Case] = []
         skips: list[Skip] = []
-        every = list(itertools.islice(_swept(self.settled()), MOST_CASES + 1))
-        if len(every) > MOST_CASES:
-            raise _too_many()
+        tables = len(self.overrides) + len(self.excludes)
+        most = min(MOST_CASES, MOST_QUESTIONS // max(1, tables))
+        every = list(itertools.islice(_swept(self.settled()), most + 1))
+        if len(every) > most:
+            raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
             reason = excludes[0].reason if excludes else why_not(case)
@@ -259,11 +287,12 @@ def _product(axes: Axes) -> Iterator[Case]:
     if axes.align < 1:
         raise UsageError(f"--align {axes.align}: nothing is rounded to that", "1 leaves sizes be")
     rows = [collective(name) for name in axes.collectives]
-    divided = [
-        (rule, groups.members(rule, n))
-        for n in axes.ranks
-        for rule in groups.rounds(axes.groups, n)
-    ]
+    divided, number = [], 0
+    for n in axes.ranks:
+        for rule in groups.rounds(axes.groups, n):
+            divided.append((rule, groups.members(rule, n)))
+            if (number := number + len(divided[-1][1])) > MOST_CASES:
+                raise _too_many()
     each = (
         _within(axes, row, found, axes.cadences("model", len(found)))
         for row, (_, found) in itertools.product(rows, divided)
@@ -319,9 +348,10 @@ def _within(
     )
 
 
-def _too_many() -> UsageError:
+def _too_many(most: int = MOST_CASES, tables: int = 0) -> UsageError:
+    asked = f" with {tables} overrides and excludes" * (most < MOST_CASES)
     return UsageError(
-        f"more than {MOST_CASES} cases", "fewer sizes, ranks, roots or cycles, or several runs"
+        f"more than {most} cases{asked}", "fewer sizes, ranks, roots or cycles, or several runs"
     )
 
 
@@ -362,6 +392,8 @@ def why_not(case: Case) -> str:
     if case.algorithm != "native":
         try:
             reason = algorithms.find(row.name, case.algorithm).why_not(case.n)
+            if case.n > MOST_STEPPED:
+                reason = f"for at most {MOST_STEPPED} ranks"
         except UsageError as e:
             reason = e.message
         if reason:

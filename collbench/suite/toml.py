@@ -23,6 +23,7 @@ from collbench.suite import arrivals, fields
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
 from collbench.suite.grammar import (
+    MOST_WORLDS,
     expand_envs,
     parse_duration,
     parse_limit,
@@ -53,6 +54,20 @@ WORDS = {  # what a sweep's complaints call by its options
     "-f": "factor",
     "-i": "step",
 }
+
+
+MOST_BYTES = 1 << 18  # of a file
+
+
+MOST_VALUES = 10_000  # in a list
+
+
+MOST_INCLUDES = 100
+
+
+DEEP = re.compile(  # a key of many parts, which takes the square of their number to read
+    r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
+)
 
 
 KEYS = {"envs": "env"}  # where a file has another name for a field
@@ -92,7 +107,11 @@ def _shipped() -> dict[str, Path]:
 
 def _read(path: Path) -> Suite:
     try:
-        document = tomllib.loads(path.read_text("utf-8-sig"))
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES or DEEP.search(text):
+            raise ValueError(f"it is longer than {MOST_BYTES >> 10} KiB, or its keys are too deep")
+        document = tomllib.loads(text)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))
@@ -103,24 +122,28 @@ def _read(path: Path) -> Suite:
     further = [
         _sweep({**said["axes"], **table}, where) for table, where in _each(said, "include", path)
     ]
-    return Suite(
-        name=path.stem,
-        axes=axes,
-        policy=policy,
-        description=said.get("description", ""),
-        tags=said.get("tags", ()),
-        includes=tuple(further),
-        overrides=tuple(
-            _override(table, axes, where) for table, where in _each(said, "override", path)
-        ),
-        excludes=tuple(_exclude(table, where) for table, where in _each(said, "exclude", path)),
-        thresholds=tuple(
-            _threshold(table, where) for table, where in _each(said, "threshold", path)
-        ),
-    )
+    tables: dict[str, Any] = {
+        "overrides": [_override(t, axes, where) for t, where in _each(said, "override", path)],
+        "excludes": [_exclude(table, where) for table, where in _each(said, "exclude", path)],
+        "thresholds": [_threshold(table, where) for table, where in _each(said, "threshold", path)],
+    }
+    try:
+        return Suite(
+            name=path.stem,
+            axes=axes,
+            policy=policy,
+            description=said.get("description", ""),
+            tags=said.get("tags", ()),
+            includes=tuple(further),
+            **{name: tuple(found) for name, found in tables.items()},
+        )
+    except ValueError as e:
+        raise UsageError(f"{path}: {e}", HINT) from e
 
 
 def _each(said: Mapping[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    if len(said.get(name, ())) > MOST_INCLUDES:
+        raise UsageError(f"{path}: more than {MOST_INCLUDES} tables [[{name}]]", HINT)
     for number, table in enumerate(said.get(name, ()), 1):
         yield table, f"{path}: [[{name}]] {number}"
 
@@ -286,8 +309,9 @@ def _field(field: Field, given: Any, where: str) -> Any:
     if field.every and given in ("all", ["all"]):
         return field.every
     items = given if isinstance(given, list) else [given]
-    if not items:
-        raise _unlike("at least one value", given, where)
+    most = MOST_WORLDS if field.name == "ranks" else MOST_VALUES
+    if not 0 < len(items) <= most:
+        raise _unlike(f"at least one value, and at most {most}", given, where)
     values = tuple(dict.fromkeys(kind.read(item, where) for item in items))
     return expand_envs(values, where) if field.kind == "setting" else values
 

@@ -235,16 +235,16 @@ def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path
 def test_a_file_that_cannot_be_written_silences_nothing(
     said: Said, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from collbench.records import store
+    from collbench.core import files
 
-    def full(path: Path, *_: str) -> None:
+    def full(path: Path, *_: str, **__: object) -> None:
         raise CannotRun(f"{path}: No space left on device")
 
     kept(
         home,
         change=lambda made: replace(made, status="wrong", wrong=1) if made.case == ROW else made,
     )
-    monkeypatch.setattr(store, "save", full)
+    monkeypatch.setattr(files, "save", full)
     words = (
         "--no-history",
         "-o",

@@ -16,6 +16,7 @@ from markdown_it import MarkdownIt
 from typer.testing import CliRunner
 
 from collbench.cli import main as commands
+from collbench.core import files
 from collbench.core import text as text_
 from collbench.core.errors import CannotRun, UsageError
 from collbench.records import store
@@ -191,7 +192,7 @@ def test_a_report_is_written_whole_or_not_at_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page, linked = folder / "page.html", folder / "link.html"
-    store.save(page, "old")
+    files.save(page, "old")
     linked.symlink_to(page)
     with monkeypatch.context() as patched:
 
@@ -201,11 +202,11 @@ def test_a_report_is_written_whole_or_not_at_all(
 
         patched.setattr(Path, "write_text", half)
         with pytest.raises(CannotRun, match="No space left"):
-            store.save(page, "new text", "old")
+            files.save(page, "new text", "old")
     assert page.read_text() == "old" and sorted(one.name for one in folder.glob("*page*")) == [
         "page.html"
     ]
-    store.save(linked, "new", "old")
+    files.save(linked, "new", "old")
     assert linked.is_symlink() and page.read_text() == "new"
 
 

@@ -135,7 +135,7 @@ def load(path: Path = FILE) -> list[Curve]:
     try:
         text = path.read_text("utf-8")
         whole = tomllib.loads(text)
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     said = whole.get("curve")
     if set(whole) != {"curve"} or not isinstance(said, list) or not said:
@@ -185,6 +185,7 @@ def _impossible(curve: Curve) -> tuple[str, str] | None:
             curve.device or curve.machine
         ),
         ("points", "it has no points"): not sizes,
+        ("gpus", "one alone has no busbw"): curve.n < 2,
         ("nic", "several nodes, and no rate of a NIC"): distant and curve.nic is None,
     }
     if wrong := next((reason for reason, holds in reasons.items() if holds), None):

@@ -21,9 +21,9 @@ APART = 2  # nights by which neighbours that saw the same change may differ
 
 class Turn(NamedTuple):
     """A change of one row: ``day`` is the first night after it, ``place`` the number of that night
-    among all nights of the series given, ``standing`` whether the level still is what the change
-    made it, to half its size, and the change did not itself bring back the level of before. It is
-    ``over``, and stands no more, where a new segment began since.
+    among all nights of the series given, ``standing`` whether the level and the last night still
+    are what the change made them, to half its size, and the change did not itself bring back the
+    level of before. It is ``over``, and stands no more, where a new segment began since.
     """
 
     series: Series
@@ -89,7 +89,8 @@ def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:
         for number, change in enumerate(found):
             day, grown = nights[change.place].day, math.log1p(change.delta)
             undoes = number > 0 and abs(levels[number + 1] - levels[number - 1]) < 0.5 * abs(grown)
-            standing = not (over or undoes) and (levels[-1] - levels[number]) / grown > 0.5
+            now = [(value - levels[number]) / grown for value in (levels[-1], values[-1])]
+            standing = not (over or undoes) and min(now) > 0.5
             yield Turn(series, day, bisect_left(days, day), change, standing, over)
 
 

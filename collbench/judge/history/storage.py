@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sql
 from sqlalchemy.dialects import postgresql, sqlite
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.judge.history import nights
 from collbench.judge.history.baselines import Baseline
@@ -348,7 +349,7 @@ def _engine(url: sql.URL, name: str) -> sql.Engine:
         if url.database and url.database != ":memory:":
             path = Path(url.database)
             if path.parent == store.home():  # a folder that somebody names may be a slip
-                path.parent.mkdir(parents=True, exist_ok=True)
+                files.make(path.parent)
             path.touch(mode=0o600)
         engine = sql.create_engine(url, connect_args={"timeout": WAIT})
     except ModuleNotFoundError as e:

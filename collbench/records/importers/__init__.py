@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.records import store
 from collbench.records.importers.text import unprefixed
 from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
-from collbench.suite.case import MOST_RANKS, Case, Mode
+from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, why_not
 
@@ -36,6 +36,12 @@ RELATIVE = "largest relative error"  # how the note of a row begins that was che
 
 
 VALIDATED = "validation passed"
+
+
+MOST_RECORDS = 20_000  # of a log
+
+
+MOST_LOGGED = 1 << 16  # ranks of a log, each of which is described
 
 
 MOST_NS = 1e15  # of a call, eleven days
@@ -174,8 +180,8 @@ class Reading:
             raise UsageError(
                 f"{self.asked.name}: nothing says how many ranks there were", "give --ranks N"
             )
-        if known > MOST_RANKS:
-            raise UsageError(f"{self.asked.name}: {known} ranks are more than any machine has")
+        if not 0 < known <= MOST_LOGGED:
+            raise UsageError(f"{self.asked.name}: no machine has {known} ranks", "give --ranks N")
         if told and known != told:
             self.warn(f"the log says {told} ranks; --ranks {known} is taken")
         return known
@@ -193,7 +199,9 @@ class Reading:
         return "time made of the printed algbw, up to 1 % off (-C)"
 
     def add(self, table: Table, line: Line) -> None:
-        """A record of ``line``; or what is wrong with it."""
+        """A record of ``line``; or what is wrong with it. Raises UsageError for one too many."""
+        if len(self.records) + len(self.lost) >= MOST_RECORDS:
+            raise UsageError(f"{self.asked.name}: more than {MOST_RECORDS} results", "split it")
         if odd := _no_time(line):
             self.lost.append((line.where, f"a time of {odd[0] / 1e3:g} us"))
             return

@@ -206,7 +206,7 @@ class _Tables:
         return ToolTime(
             time=1e3 * (self._time(values) or 0.0),
             ranks="slowest" if "Max" in values else "mean",
-            samples=int(min(values.get("Iterations") or 0, 1e15)),
+            samples=int(max(0, min(values.get("Iterations") or 0, 1e15))),
             by_rank=(
                 (means[0], means[1], means[2]) if {"Min", "Avg", "Max"} <= values.keys() else None
             ),

@@ -22,11 +22,13 @@ from collbench.records.importers.nccltests import (
     RANKS,
     SPELLED,
     averaged,
+    counted,
     from_bandwidth,
     library_name,
     mode_of,
     why_foreign,
 )
+from collbench.records.importers.text import sane
 from collbench.records.types import PER_RANK_SAMPLES, RankInfo, ToolTime
 from collbench.suite.case import Mode, Ranks, Whole
 from collbench.suite.policy import Policy
@@ -160,7 +162,7 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))
     blocking = int(given[1]) if given else int(config.blocking_collectives == "true")
     reading.policy = Policy(
-        iters=config.iterations,
+        iters=counted(config.iterations),
         warmup=config.warmup_iters,
         agg_iters=max(1, config.aggregated_iterations),
         check=config.validation,
@@ -180,6 +182,7 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
 
 def _document(text: str, reading: Reading) -> _Document:
     """The whole of it; of a torn file what comes before the results, and those that are whole."""
+    text = sane(text, reading.asked.name)
     text = BARE.sub(lambda bare: bare[1] + {"inf": "Infinity", "nan": "NaN"}[bare[2]], text)
     try:
         found = json.loads(text)
@@ -188,7 +191,7 @@ def _document(text: str, reading: Reading) -> _Document:
         reading.warnings.append(f"the JSON is torn: only {len(found['results'])} results are whole")
     try:
         return msgspec.convert(found, _Document, strict=False)
-    except msgspec.ValidationError as e:
+    except ValueError as e:  # of another type, or no text
         raise UsageError(
             f"{reading.asked.name}: {e}", "it is not the JSON that nccl-tests writes with -J"
         ) from e

@@ -20,7 +20,7 @@ from collbench.records.importers import RELATIVE, TYPES, Line, Reading, Table, n
 from collbench.records.importers.text import lines
 from collbench.records.types import RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
-from collbench.suite.policy import Policy
+from collbench.suite.policy import MOST_SAMPLES, Policy
 
 FOREIGN = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?NCCL .*|[NR]CCL version .*")
 
@@ -261,7 +261,7 @@ class _Tables:
             settings = _settings(self._command)
             reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
         reading.policy = Policy(
-            iters=told.get("iter"),
+            iters=counted(told.get("iter")),
             warmup=told.get("warmupiter"),
             check=told.get("validation", 1),
             agg_iters=max(1, told.get("aggiter", 1)),
@@ -423,6 +423,11 @@ def _is_measure(text: str) -> bool:
 
 def mode_of(blocking: int) -> Mode:
     return {2: "host", 3: "isolated"}.get(blocking, "streaming")  # type: ignore[return-value]
+
+
+def counted(told: int | None) -> int | None:
+    """How many iterations a log says there were, as a policy holds it: None where it may not."""
+    return told if told and 0 < told <= MOST_SAMPLES else None
 
 
 def _ns(microseconds: str | float | None) -> float | None:

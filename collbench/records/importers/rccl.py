@@ -16,7 +16,7 @@ import msgspec
 
 from collbench.core.errors import UsageError
 from collbench.records.importers import JSON, Line, Reading, Table, nccljson, nccltests, number
-from collbench.records.importers.text import lines
+from collbench.records.importers.text import lines, sane
 from collbench.records.types import ToolTime
 
 NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others
@@ -30,6 +30,7 @@ def read(text: str, reading: Reading) -> None:
         return
     flat_json = text.lstrip()[:1] == "["
     reading.tool = f"rccl-tests {'JSON' if flat_json else 'CSV'}"
+    text = sane(text, reading.asked.name)
     for where, fields in (_json if flat_json else _csv)(text, reading):
         try:
             _take(reading, where, fields)
@@ -38,7 +39,10 @@ def read(text: str, reading: Reading) -> None:
 
 
 def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
-    head, *rows = csv.reader(lines(text.strip()))
+    try:
+        head, *rows = csv.reader(lines(text.strip()))
+    except csv.Error as e:
+        raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
     names = [NAMES.get(name, name.lower()) for name in head]
     found: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):

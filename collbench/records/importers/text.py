@@ -10,10 +10,16 @@ from collections import Counter
 
 from collbench.core.errors import UsageError
 
-MOST_BYTES = 1 << 28  # of a log, unpacked
+MOST_BYTES = 16 << 20  # of a log, unpacked
 
 
-MOST_LINES = 5_000_000
+MOST_PACKED = 4 << 20  # bytes of what unpacks to that, lest there be a million parts
+
+
+MOST_LINES = 300_000
+
+
+MOST_VALUES = 1_000_000  # of JSON or CSV, each an object of its own when it is read
 
 
 # what mpirun --tag-output and srun --label write before each line
@@ -30,12 +36,15 @@ PREFIXED = re.compile(
 MOST_SHAPES = 64  # of prefixes that are cut off
 
 
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # which no file can hold as it is
+
+
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
 def decode(data: bytes, name: str) -> str:
     """A log's text, unpacked if need be. Raises UsageError for what is no text."""
-    if data[:2] == b"\x1f\x8b":
+    if data[:2] == b"\x1f\x8b" and len(data) <= MOST_PACKED:
         try:
             with gzip.open(io.BytesIO(data)) as packed:
                 data = packed.read(MOST_BYTES + 1)
@@ -84,6 +93,13 @@ def _shape(prefix: str) -> str:
     parts[::2] = map(re.escape, parts[::2])
     parts[1::2] = (r"[ \t]*+\d++" if p[-1].isdigit() else r"[ \t]++" for p in parts[1::2])
     return "".join(parts)
+
+
+def sane(text: str, name: str) -> str:
+    """The text of JSON or CSV. Raises UsageError where it holds more values than memory would."""
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise UsageError(f"{name} holds more than {MOST_VALUES} values", "split it")
+    return SURROGATE.sub(r"\\ufffd", text)
 
 
 def lines(text: str) -> list[str]:

@@ -26,6 +26,7 @@ from typing import NoReturn
 import msgspec
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
+from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 
 _PR_SET_PDEATHSIG = 1
@@ -92,7 +93,7 @@ class Parent:
         except subprocess.TimeoutExpired:
             self.process.kill()
             late = f"did not end within {LEAVE_SECONDS:g} s, and was killed"
-            print(f"collbench: {self.name} (pid {self.process.pid}) {late}", file=sys.stderr)
+            tell(f"{self.name} (pid {self.process.pid}) {late}")
             return self.process.wait()
 
 

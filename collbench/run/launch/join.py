@@ -28,6 +28,7 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import types
@@ -294,11 +295,11 @@ def follow(member: Membership, seconds: float) -> None:
             signal.signal(number, signal.SIG_DFL)
     first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
 
-    def tell(error: RunBroken) -> None:
+    def hung(error: RunBroken) -> None:
         if member.local_rank == 0 or first in error.message:
-            print(f"collbench: {error.message}", file=sys.stderr)
+            tell(error.message)
 
-    told_of_nothing = Listener(lambda line: None, hung=tell)
+    told_of_nothing = Listener(lambda line: None, hung=hung)
     try:
         Joined(member, seconds).run([], told_of_nothing)
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
+from collbench.core.text import printable, tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
@@ -255,7 +256,7 @@ class _Watch(RankWatch):
             if len(self.done) == self.plan.processes:
                 self._over = 0.0
                 message = self._parent.ended(len(self._pids)).message
-                print(f"collbench: {message}; all had been measured", file=sys.stderr)
+                tell(f"{message}; all had been measured")
                 return
             self.check(last=True)  # mpirun took notice of it too
             error = self._parent.ended(len(self._pids))
@@ -316,7 +317,8 @@ class _Watch(RankWatch):
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
         )
-        print(error.traceback, file=sys.stderr, end="")
+        for line in error.traceback.splitlines():
+            print(printable(line), file=sys.stderr)
         return self.broken(rank, f"raised {error.message}")
 
     def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:

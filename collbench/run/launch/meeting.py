@@ -18,7 +18,6 @@ import secrets
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun
+from collbench.core.text import tell
 
 HELLO_SECONDS = 5.0
 
@@ -233,7 +233,7 @@ class Host(threading.Thread):
         left = {hello.rank for hello in self.gone}
         for rank in sorted(set(self._heard) - left):
             words = f"did not leave within {seconds:g} s of the last case"
-            print(f"collbench: {who(self._came[rank])} {words}", file=sys.stderr)
+            tell(f"{who(self._came[rank])} {words}")
             if self._pids.get(rank, os.getpid()) != os.getpid():
                 os.kill(self._pids[rank], signal.SIGKILL)
 

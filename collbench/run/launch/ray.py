@@ -15,7 +15,6 @@ import re
 import secrets
 import signal
 import socket
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError, first_line
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record
@@ -151,7 +151,7 @@ class Cluster(FreshRanks):
         bundle = {"CPU": 1, "GPU": 1} if self._gpus else {"CPU": 1}
         self._group = group = placement_group([bundle] * n, strategy=strategy, name="collbench")
         if not group.wait(min(seconds, _PATIENCE)):
-            print(f"collbench: waiting for places on Ray: {self._lack(bundle)}", file=sys.stderr)
+            tell(f"waiting for places on Ray: {self._lack(bundle)}")
             if not group.wait(max(0.0, seconds - _PATIENCE)):
                 raise CannotRun(
                     f"Ray has no places for {n} ranks within {seconds:g} s: {self._lack(bundle)}",
@@ -311,7 +311,7 @@ class Watch(RankWatch):
         elif said.pid is not None:
             self._pids[rank] = said.pid
         elif said.says is not None:
-            print(said.says, file=sys.stderr)
+            tell(said.says)
         elif said.stopped is not None:
             (self.stopped.add if said.stopped else self.stopped.discard)(rank)
         elif said.exit and rank not in self.errors:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import time
 import traceback
 from abc import abstractmethod
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line, says_peer_is_gone
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load, look
 from collbench.records import types
@@ -191,7 +191,7 @@ STOPPED = Death("is stopped (SIGSTOP)")
 
 def tell_late(who: str, what: str = "did not end") -> None:
     words = f"{what} within {LEAVE_SECONDS:g} s of the last case, and is killed"
-    print(f"collbench: {who} {words}", file=sys.stderr)
+    tell(f"{who} {words}")
 
 
 class RankWatch:

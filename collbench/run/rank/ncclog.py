@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from collbench.core.text import plain
 from collbench.records.types import Choice
 
 NAMES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
@@ -196,7 +197,7 @@ class _Log:
         said = os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace")
         for line in said.splitlines() if self._warns else ():
             if "NCCL WARN" in line:
-                print(line, file=sys.stderr)
+                print(plain(line), file=sys.stderr)
         return said
 
     def _set(self, values: Mapping[str, str | None], fd: int) -> None:

@@ -13,7 +13,8 @@ from collbench.core.version import __version__
 from collbench.judge.busy import sentence
 from collbench.records import derive
 from collbench.records.derive import NO_TIME_LEFT, Derived
-from collbench.records.types import Record, Run, RunFile, World
+from collbench.records.store import Outline
+from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
 from collbench.show.flags import doubts, legend
@@ -163,7 +164,7 @@ def _flagged(flags: str) -> Words:
     return found
 
 
-def saved(files: Sequence[tuple[str, RunFile]]) -> Table:
+def saved(files: Sequence[tuple[str, Outline]]) -> Table:
     """Saved runs, oldest first, with the name each answers to and how it ended."""
     lines = []
     for name, file in files:
@@ -171,7 +172,7 @@ def saved(files: Sequence[tuple[str, RunFile]]) -> Table:
         ended = toned("cut short", "notice") if end is None else toned(_exit(end.exit), "bad")
         names = [plain(text) for text in (name, run.id, run.tag)]
         arguments = plain(" ".join(run.command[1:]))
-        lines.append(Line((*names, str(len(file.records)), ended, arguments), single=True))
+        lines.append(Line((*names, str(file.cases), ended, arguments), single=True))
     heads = ("name", "id", "tag", "cases", "ended", "arguments")
     return Table(heads=heads, lines=lines, align="lllrlc")
 
@@ -182,12 +183,15 @@ def _exit(code: int) -> str:
     return Exit(code).name.lower().replace("_", " ") if code in list(Exit) else f"exit {code}"
 
 
+MOST_PLANNED = 1000  # lines of --dry-run
+
+
 def plan(rows: Sequence[PlanRow]) -> list[Block]:
     """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
     the sum."""
     varying, constant = axes([row.case for row in rows]) if rows else ([], "")
     lines = []
-    for row in rows:
+    for row in rows[:MOST_PLANNED]:
         values = along(row.case)
         words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
         label = plain(", ".join([*words, row.case.mode]))
@@ -205,6 +209,7 @@ def plan(rows: Sequence[PlanRow]) -> list[Block]:
     return [
         toned(plain(constant), strong=True),
         Table(heads=heads, lines=lines, align="w"),
+        *([f"and {len(rows) - MOST_PLANNED:,} more"] if len(rows) > MOST_PLANNED else []),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
     ]
 

@@ -19,7 +19,8 @@ from rich.console import Console
 from collbench.core import text as text_
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
-from collbench.records.types import End, FirstWrong, Record, RunFile, World
+from collbench.records.store import Outline
+from collbench.records.types import End, FirstWrong, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several
 from collbench.show import live
@@ -710,10 +711,8 @@ def printed(*blocks, width: int = 100) -> str:
 
 
 def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> None:
-    def file(end: End | None, **changes) -> RunFile:
-        return RunFile(
-            run=a_run(**changes), worlds=[], records=[measured(a_case())[0]], end=end, path=Path()
-        )
+    def file(end: End | None, **changes) -> Outline:
+        return Outline(a_run(**changes), 1, end)
 
     ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
     long = file(OK, name="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])

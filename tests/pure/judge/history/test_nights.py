@@ -429,6 +429,23 @@ def test_no_change_point_reaches_over_the_beginning_of_a_segment() -> None:
     assert [shift.day for shift in shifts(histories(same))] == ["2026-01-21"]
 
 
+@pytest.mark.parametrize("length", [5, 10])
+def test_no_level_stands_on_a_night_after_a_slow_spell(length: int) -> None:
+    pair = swept("all_reduce", sizes=[1 << 20, 2 << 20])
+    spell = range(20, 20 + length)
+    rows = histories(list(nights(pair, 40, lambda _, night: 0.2 * (night in spell))))
+    days = [night.day for night in rows[0].nights]
+    standing = [
+        number
+        for number in range(10, 40)
+        if any(
+            shift.standing and shift.delta > 0
+            for shift in shifts([row.until(days[number]) for row in rows])
+        )
+    ]
+    assert standing == list(range(22, spell.stop))
+
+
 def test_a_reviewed_level_is_a_file_that_says_who_why_and_what(tmp_path: Path) -> None:
     rows = histories(list(nights(swept("all_reduce", sizes=[1 << 20]), 12)))
     learned = baselines.learned(rows, "as delivered", "")

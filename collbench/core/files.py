@@ -1,0 +1,88 @@
+"""Files and folders as they are made: whole or not at all, and for their owner alone where they may
+describe a machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import nullcontext, suppress
+from itertools import takewhile
+from pathlib import Path
+from typing import TextIO
+
+from collbench.core.errors import CannotRun, UsageError
+
+
+def private(path: Path, how: int = 0) -> TextIO:
+    """A text file to write that only its owner may read, as a run, whose description it may hold;
+    one that is there keeps who may. ``how`` are further flags of open(2)."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | how
+    return os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8")
+
+
+def make(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone."""
+    missing = takewhile(lambda each: not each.exists(), [folder, *folder.parents])
+    for each in reversed([*missing]):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+def refuse(path: Path, mark: str, option: str = "-o") -> None:
+    """Raises UsageError for a file that somebody else wrote, as ``mark`` is not near its beginning;
+    CannotRun for a place that cannot be written to."""
+    try:
+        if not _leads_on(path):
+            refuse_no_folder(path, option)
+        with path.open("rb") if path.is_file() else nullcontext() as f:
+            start = f.read(len(mark.encode()) + 100) if f else b""
+    except OSError as e:
+        raise _cannot_write(path, e, option) from e
+    if start and mark.encode() not in start:
+        raise UsageError(
+            f"{path} exists, and nothing in it shows that collbench wrote it",
+            f"choose another place with {option}, or remove it",
+        )
+
+
+def _leads_on(path: Path) -> bool:
+    """Whether what is written there goes elsewhere, as through a link or to a device."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
+
+
+def refuse_no_folder(path: Path, option: str) -> None:
+    """Raises CannotRun where a file of this name has no folder to lie in."""
+    folder = os.path.abspath(path.parent)  # noqa: PTH100 - for a link, the folder it is in
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "is not for you to write to" if os.path.isdir(folder) else "does not exist"  # noqa: PTH112
+        raise CannotRun(
+            f"cannot write {path}: folder {path.parent} {why}",
+            f"make it, or choose another place with {option}",
+        )
+
+
+def save(path: Path, text: str, mark: str = "", option: str = "-o", shared: bool = False) -> None:
+    """Writes a text file whole or not at all; what was there before stays until then, and is
+    replaced where it begins with ``mark``, by default the whole text. A new one only its owner may
+    read unless it is ``shared``, others who might before. Raises UsageError and CannotRun."""
+    refuse(path, mark or text, option)
+    direct = _leads_on(path)
+    beside = path if direct else path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        if not direct and (path.exists() or not shared):
+            private(beside).close()
+        if not direct and path.exists():
+            with suppress(OSError):  # a file system without
+                beside.chmod(stat.S_IMODE(path.stat().st_mode))
+        beside.write_text(text, encoding="utf-8")
+        if not direct:
+            beside.replace(path)
+    except OSError as e:
+        if not direct:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        raise _cannot_write(path, e, option) from e
+
+
+def _cannot_write(path: Path, error: OSError, option: str) -> CannotRun:
+    hint = f"choose another place with {option}, or free some space"
+    return CannotRun(f"cannot write {path}: {error.strerror}", hint)
