@@ -18,10 +18,10 @@ TESTS = Path(__file__).parent
 
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
-    "core": 1_900,  # what a collective is, what algorithms do and cost
+    "core": 1_950,  # what a collective is, what algorithms do and cost
     "machine": 490,  # where we are
     "suite": 820,  # what is asked for
-    "records": 2_400,  # what came out
+    "records": 2_420,  # what came out
     "run": 7_450,  # how it is measured
     "judge": 3_420,  # what it means
     "show": 3_950,  # how it is told

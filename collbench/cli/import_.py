@@ -51,13 +51,13 @@ def import_(
 
 
 def _bytes(file: str) -> bytes:
-    from collbench.records.importers.text import MOST_BYTES
+    from collbench.records.importers.text import bounded
 
     try:
         if file == "-":
-            return sys.stdin.buffer.read(MOST_BYTES + 1)
+            return bounded(sys.stdin.buffer)
         with Path(file).open("rb") as f:
-            return f.read(MOST_BYTES + 1)
+            return bounded(f)
     except OSError as e:
         raise UsageError(
             f"cannot read {file}: {e.strerror}", "give the file that the tool's output went to"

@@ -365,10 +365,12 @@ def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
 
 
 def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
-    """Raises CannotRun where there is no row that both sides may run."""
-    reasons = [skip.reason for side in SIDES for skip in skips[side]]
+    """Raises CannotRun where there is no row that both sides may run, which names the side where
+    one alone has the reason."""
     if not found:
-        raise session.nothing_runs([reason for reason in reasons if reason != ONE_SIDED] or reasons)
+        base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
+        own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
+        raise session.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
 
 
 def _alike(key: str, jobs: dict[Name, Job]) -> Row:

@@ -213,7 +213,7 @@ def test_a_report_is_written_whole_or_not_at_all(
 def test_runs_that_cannot_be_read_or_have_no_name(
     run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "no run called ''" in refused(UsageError, "")
+    assert "is empty" in refused(UsageError, "")
 
     def denied(path: Path, *args: Any, **more: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(path))

@@ -7,10 +7,18 @@ import io
 import re
 import zlib
 from collections import Counter
+from functools import partial
+from typing import BinaryIO
 
 from collbench.core.errors import UsageError
 
-MOST_BYTES = 16 << 20  # of a log, unpacked
+MOST_BYTES = 16 << 20  # of a log, unpacked, without what the library says of itself
+
+
+MOST_READ = 256 << 20  # bytes with all of that
+
+
+DEBUGGING = re.compile(rb" NCCL (?:INFO|TRACE) ")  # with NCCL_DEBUG most of a log
 
 
 MOST_PACKED = 4 << 20  # bytes of what unpacks to that, lest there be a million parts
@@ -42,12 +50,25 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")  # which no file can 
 LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
+def bounded(log: BinaryIO | gzip.GzipFile) -> bytes:
+    """A log's bytes without NCCL's debugging lines; where there are more than MOST_BYTES, so many
+    that they are refused."""
+    kept, left = io.BytesIO(), MOST_READ
+    for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
+        left -= len(line)
+        if not DEBUGGING.search(line) or left < 0:
+            kept.write(line if left >= 0 else bytes(MOST_BYTES + 1))
+        if kept.tell() > MOST_BYTES:
+            break
+    return kept.getvalue()
+
+
 def decode(data: bytes, name: str) -> str:
     """A log's text, unpacked if need be. Raises UsageError for what is no text."""
     if data[:2] == b"\x1f\x8b" and len(data) <= MOST_PACKED:
         try:
             with gzip.open(io.BytesIO(data)) as packed:
-                data = packed.read(MOST_BYTES + 1)
+                data = bounded(packed)
         except (OSError, EOFError, zlib.error) as e:
             raise UsageError(f"{name}: cannot unpack it: {e}", "is it whole?") from e
     if len(data) > MOST_BYTES:

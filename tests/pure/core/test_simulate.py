@@ -495,7 +495,7 @@ def test_predict_writes_rows_for_programs() -> None:
     [
         (("nothing",), "unknown collective"),
         (("all_reduce", "--algo", "nope"), "no algorithm 'nope'"),
-        (("all_reduce", "--algo", ","), "no algorithm ''"),
+        (("all_reduce", "--algo", ","), "--algo is empty"),
         (("all_reduce", "--network", "moon"), "not a network"),
         (("all_reduce", "--link", "fast"), "says nothing"),
         (("all_reduce", "--format", "xml"), "not one of table, json, csv"),

@@ -16,7 +16,7 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.records import derive, importers
 from collbench.records.importers import Asked, Reading
-from collbench.records.importers.text import decode, unprefixed
+from collbench.records.importers.text import bounded, decode, unprefixed
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
 from collbench.show import flags as flags_
@@ -1194,3 +1194,23 @@ def test_a_half_that_own_text_repeats_is_no_result(
     only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
     _shown([only], nccl.Text(out := io.StringIO(), options), run, world)
     assert [r.case.in_place for r in read(out.getvalue()).records] == [in_place]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_nccl_says_of_itself_takes_no_room(
+    monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    plain = log([row(1 << 20, 50.0)])
+    loud = "node1:12:34 [0] NCCL INFO Channel 00/32 : 0 1 2 3\n" * 999 + plain
+    monkeypatch.setattr(importers.text, "MOST_BYTES", len(plain))
+    data = gzip.compress(loud.encode()) if packed else bounded(io.BytesIO(loud.encode()))
+    assert decode(data, "x") == plain
+    with pytest.raises(UsageError, match="larger than"):
+        decode(bounded(io.BytesIO(loud.encode() + b"more")), "x")
+
+
+def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importers.text, "MOST_READ", 1 << 20)
+    endless = "node1:12:34 [0] NCCL INFO Channel 00/32\n" * 99_999
+    with pytest.raises(UsageError, match="larger than"):
+        decode(bounded(io.BytesIO(endless.encode())), "x")
