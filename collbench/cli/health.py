@@ -182,9 +182,12 @@ class JudgedNight(NamedTuple):
 
 def _aside(name: str) -> Path:
     """A new run's file in ``reruns``, so that @last stays the night's."""
+    from collbench.core import files
     from collbench.records import store
 
-    return store.home() / "reruns" / f"{store.new_id(name)}.jsonl"
+    folder = store.home() / "reruns"
+    files.make(folder)
+    return folder / f"{store.new_id(name)}.jsonl"
 
 
 def planted(faults: str, ranks: str, seconds: float) -> list[str] | None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench.core import algorithms
+from collbench.core import algorithms, files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import tell
 from collbench.machine import environment
@@ -289,7 +289,7 @@ def _tree(revision: str, build: Build, option: str) -> Path:
     )
     mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
     tree = store.home() / "builds" / f"{Path(top).name}-{sha[:12]}-{mark}"
-    tree.parent.mkdir(parents=True, exist_ok=True)
+    files.make(tree.parent)
     done = tree.parent / f"{tree.name}.built"
     with (tree.parent / f"{tree.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another experiment may be building the same

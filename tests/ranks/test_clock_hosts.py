@@ -49,7 +49,6 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         "5",
         "--place",
         "out",
-        "--no-save",
         "--output",
         str(path),
         *(() if "--mode" in more else ("--mode", "isolated")),

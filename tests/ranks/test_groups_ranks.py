@@ -260,7 +260,6 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
         "3",
         "--place",
         "out",
-        "--no-save",
         "--output",
         str(path),
         "--split",
