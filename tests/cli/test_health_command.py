@@ -400,7 +400,6 @@ def test_fresh_launches_with_other_software_confirm_nothing(
 
     def launch(run: Any, wanted: Sequence[Case], path: Path, seconds: float | None) -> None:
         fast = night(rows=wanted, environment={**ENVIRONMENT, "kernel": "6.2"})
-        path.parent.mkdir(parents=True)
         saved(replace(fast, run=replace(fast.run, id="fast")), home).rename(path)
 
     monkeypatch.setattr(health, "launch", launch)
