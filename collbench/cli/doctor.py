@@ -87,14 +87,11 @@ def _others() -> Iterator[Finding]:
         yield Finding("idle machine", state, trouble or "other processes use hardly any CPU")
 
 
-OF_TORCH = ("undefined", "gloo", "nccl", "xccl", "ucc", "mpi")  # backends that torch itself has
-
-
 def _backends() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
-    from collbench.run.backends import shm, torchdist
+    from collbench.run.backends import registered, shm, torchdist
 
     yield Finding("torch", "yes", torch.__version__)
     yield Finding(
@@ -108,12 +105,11 @@ def _backends() -> Iterator[Finding]:
     yield _mpi()
     ucc = dist.is_ucc_available()
     yield Finding("ucc", "yes" if ucc else "no", "" if ucc else "this torch was built without UCC")
-    for name in dist.Backend.backend_list:
-        if name not in OF_TORCH:
-            try:
-                yield Finding(name, "yes", f"a plug-in, tensors on {torchdist.place(name).type}")
-            except CannotRun as e:
-                yield Finding(name, "no", f"a plug-in: {e.message}")
+    for name in sorted(registered() - {"mpi"}):
+        try:
+            yield Finding(name, "yes", f"a plug-in, tensors on {torchdist.place(name).type}")
+        except CannotRun as e:
+            yield Finding(name, "no", f"a plug-in: {e.message}")
     missing = shm.why_not_here()
     yield Finding(
         "shm",

@@ -185,7 +185,7 @@ def refuse_unknown(asked: Iterable[str]) -> None:
     may be a plug-in's loads torch."""
     known = sorted(_known())
     for name in asked:
-        if name not in known and name.lower() not in _registered():
+        if name not in known and name.lower() not in registered():
             raise UsageError(
                 f"unknown backend '{name}'", near(name, known) or f"one of {', '.join(known)}"
             )
@@ -208,7 +208,7 @@ def _known() -> set[str]:
     return {*own, *TOGETHER, *TORCHS}
 
 
-def _registered() -> set[str]:
+def registered() -> set[str]:
     """Backends that torch knows here, plug-ins' among them; none without torch."""
     try:
         import torch.distributed as dist
