@@ -251,11 +251,12 @@ class Trial:
         phase, until = self._cell.phase, time.monotonic() + UP
         wanted = {"starting": 0, "measuring": 1, "leaving": len(SIZES)}[phase]
         victim = None
-        while victim is None or self._lines("record") < wanted:
+        while victim is None:
             if self._process.poll() is not None or time.monotonic() > until:
                 return False
-            with suppress(psutil.Error):
-                victim = self._victim()
+            if self._lines("record") >= wanted:
+                with suppress(psutil.Error):
+                    victim = self._victim()
             time.sleep(0.005)
         early = (0.3, 3.0) if self._cell.fault in SIGNALS and self._cell.local else (0.0, 0.5)
         spread = {"starting": early, "measuring": (0.0, 0.5), "leaving": (0.1, 0.4)}[phase]
@@ -405,6 +406,7 @@ def main() -> int:
     asked = parser.parse_args()
     every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES)]
     cells = [c for c in every if re.search(asked.only, c.words) and not c.why_not()]
+    left_out = [cell for cell in every if cell.why_not()]
     seen: dict[Cell, list[Seen]] = {cell: [] for cell in cells}
 
     def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen]:
@@ -421,11 +423,10 @@ def main() -> int:
                     asked.keep.mkdir(parents=True, exist_ok=True)
                     place = asked.keep / f"{cell.words.replace(', ', '-')}-{number}.txt"
                     place.write_text(trial.said)
-    told = text(seen, [c for c in every if c.why_not()], asked.seed)
-    if asked.output:
-        asked.output.write_text(told)
-    else:
-        print(told)
+            if asked.output:  # after every trial: it takes hours
+                asked.output.write_text(text(seen, left_out, asked.seed))
+    if not asked.output:
+        print(text(seen, left_out, asked.seed))
     return int(any(trial.wrong for trials in seen.values() for trial in trials))
 
 
