@@ -6,13 +6,14 @@ A trial is one all_reduce of 2 ranks with a folder for TMPDIR and, as root, a /d
 its processes are found by a mark in their environment. Rank 1 or another process is hit at a time
 drawn by the seed: while ranks start, while they measure, or when all is measured, where each rank
 stays a second longer for it. Exit code 1 where anything is not as it should be; ``--keep FOLDER``
-has what was said then.
+has what was said then. ``--so-far FILE`` keeps every trial, and goes on with those it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import platform
 import random
@@ -95,13 +96,15 @@ class Cell(NamedTuple):
         if self.fault in SIGNALS and self.local:
             ends = {-9} if self.fault == "kill of collbench" else {130}
             return ends | ({0} if self.phase == "leaving" else set())
-        if self.phase == "leaving":
-            return {0} if self.local else set(range(-64, 256))
+        if self.phase == "leaving":  # the rank hit first may not have come to its last phase yet
+            return {0, 4} if self.local else set(range(-64, 256))
         return {4} if self.local else None
 
-    def names(self) -> bool:
-        """Whether a rank is to be named."""
-        return self.fault in OF_RANK and (self.phase != "leaving" or self.fault == OF_RANK[1])
+    def names(self, code: int | None) -> bool:
+        """Whether a rank is to be named by a command that ended so."""
+        if self.phase == "leaving" and self.fault != OF_RANK[1]:
+            return self.fault in OF_RANK and self.local and code == 4
+        return self.fault in OF_RANK
 
 
 class Seen(NamedTuple):
@@ -116,6 +119,12 @@ class Seen(NamedTuple):
     @property
     def wrong(self) -> list[str]:
         return [name for name, well in self.checks.items() if not well]
+
+
+class Kept(NamedTuple):
+    cell: Cell
+    number: int
+    seen: Seen
 
 
 CHECKS = (
@@ -295,7 +304,7 @@ class Trial:
         cell, named = self._cell, culprits(said, self._cell.local)
         harmless = cell.fault == OF_RANK[2] and code == 0  # it needed no more memory
         codes = cell.codes()
-        right = self._rank in named or not cell.names() or harmless
+        right = self._rank in named or not cell.names(code) or harmless
         victims = {self._rank} if cell.fault in OF_RANK else set()
         found = (
             ended,
@@ -403,15 +412,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--so-far", type=Path, default=Path(os.devnull))
     asked = parser.parse_args()
     every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES)]
     cells = [c for c in every if re.search(asked.only, c.words) and not c.why_not()]
     left_out = [cell for cell in every if cell.why_not()]
     seen: dict[Cell, list[Seen]] = {cell: [] for cell in cells}
 
+    so_far = asked.so_far.read_text().splitlines() if asked.so_far.exists() else []
+    kept = [Kept(*entry) for entry in map(json.loads, so_far)]
+    before = {(Cell(*trial.cell), trial.number): Seen(*trial.seen) for trial in kept}
+
     def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen]:
         cell, number = job
-        return cell, number, Trial(cell, f"{asked.seed}-{cell.words}-{number}").run()
+        if job not in before:
+            before[job] = Trial(cell, f"{asked.seed}-{cell.words}-{number}").run()
+            with asked.so_far.open("a") as file:
+                file.write(json.dumps(Kept(cell, number, before[job])) + "\n")
+        return cell, number, before[job]
 
     with ThreadPoolExecutor(asked.at_once) as pool:
         jobs = [(cell, number) for number in range(asked.trials) for cell in cells]

@@ -179,6 +179,16 @@ def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
     assert gone(begun.pids())
 
 
+def test_a_rank_killed_when_all_is_measured_costs_nothing_and_is_named(run) -> None:
+    begun = run(*SWEEP, SABOTAGE="killed-leaving:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.OK
+    who = f"rank 1 on {os.uname().nodename} (pid {begun.pids()[1]})"
+    assert f"{who} was killed by SIGKILL while leaving; all had been measured" in err
+    assert begun.lines()[-1]["exit"] == 0
+    assert gone(begun.pids())
+
+
 def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run) -> None:
     begun = run(*SWEEP)
     server = psutil.Process(begun.pids()[0]).parent()

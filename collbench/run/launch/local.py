@@ -23,7 +23,7 @@ from collbench.core.text import printable, tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
-from collbench.run.launch.board import Board, Phase
+from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
 from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
@@ -227,6 +227,25 @@ class _Watch(RankWatch):
             if len(self.done) < n and (seconds := self._stall.stalled(self._loading())):
                 raise self._hung(seconds)
         self.check(last=True)
+
+    def check(self, last: bool = False) -> None:
+        """Raise what broke the world, as before; of what breaks once all ranks have nothing left
+        to measure, tell."""
+        if (self.errors or self.deaths) and self._measured():
+            own = {
+                rank: f"raised {error.message}"
+                for rank, error in self.errors.items()
+                if not says_peer_is_gone(error.message)
+            }
+            for rank, words in (own | {r: end.words for r, end in self.deaths.items()}).items():
+                tell(f"{self._who(rank)} {words} while leaving; all had been measured")
+            self.errors.clear(), self.deaths.clear()
+            self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
+        super().check(last)
+
+    def _measured(self) -> bool:
+        ranks = range(self.plan.processes)
+        return all(self._board.where(rank)[0] is Phase.DONE for rank in ranks)
 
     def left_behind(self) -> bool:
         """Whether anybody did not leave, which is then said."""

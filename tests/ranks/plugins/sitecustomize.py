@@ -2,7 +2,7 @@
 
 SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2 ms late to every
 call, outside the clock; never-in-time voids every sample. never-leave:RANK:0 stops a forked rank
-that has said that it is done; linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0,
+that has said that it is done, killed-leaving:RANK:0 kills one once all have measured all; linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0,
 stop-start:RANK:0 and starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no
 memory for torch. signalled:NUMBER:0 sends collbench a signal while it
 imports. CLOCKS=LIMIT gives every rank of a
@@ -36,6 +36,17 @@ if what == "straggle":
         beat(self, rank)
 
     Board.beat = straggle  # type: ignore[method-assign]
+if what == "killed-leaving":
+    enter = Board.enter
+
+    def enter_and_die(self: Board, rank: int, phase: int, case: int | None = None) -> None:
+        enter(self, rank, phase, case)
+        if phase == 7 and rank == int(rest.partition(":")[0]):
+            while any(self.where(other)[0] < 7 for other in range(self.n)):
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Board.enter = enter_and_die  # type: ignore[method-assign]
 if what == "never-in-time":
     meet = Board.meet
     Board.meet = lambda self, rank, ahead_ns: meet(self, rank, ahead_ns) or True  # type: ignore[method-assign]
