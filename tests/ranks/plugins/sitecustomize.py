@@ -2,10 +2,10 @@
 
 SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2 ms late to every
 call, outside the clock; never-in-time voids every sample. never-leave:RANK:0 stops a forked rank
-that has said that it is done, killed-leaving:RANK:0 kills one once all have measured all; linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0,
-stop-start:RANK:0 and starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no
-memory for torch. signalled:NUMBER:0 sends collbench a signal while it
-imports. CLOCKS=LIMIT gives every rank of a
+that has said that it is done, killed-leaving:RANK:0 kills one once all have measured everything;
+linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0, stop-start:RANK:0 and
+starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no memory for torch.
+signalled:NUMBER:0 sends collbench a signal while it imports. CLOCKS=LIMIT gives every rank of a
 launcher a host of its own, whose clock started a quarter of an hour after the last one's and drifts
 30 ppm more; hosts' clocks are then relied upon below an error of LIMIT ns, whatever a sample takes.
 CLOCKS=one gives them hosts only."""
