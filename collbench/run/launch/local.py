@@ -239,7 +239,8 @@ class _Watch(RankWatch):
             }
             for rank, words in (own | {r: end.words for r, end in self.deaths.items()}).items():
                 tell(f"{self._who(rank)} {words} while leaving; all had been measured")
-            self.errors.clear(), self.deaths.clear()
+            self.errors.clear()
+            self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
         super().check(last)
 
