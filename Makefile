@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 OUT ?= out
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint perf lab gpu-check gallery clean
+.PHONY: demo test lint perf faults lab gpu-check gallery clean
 
 $(BIN)/collbench: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,10 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/executors.py --output reports/executors.md
 	$(BIN)/python tests/perf/simulate.py
 	$(BIN)/python tests/perf/nights.py --output reports/nights.md
+
+faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purpose, written to reports/ (hours)
+	$(BIN)/python tests/perf/faults.py --output reports/faults.md
+	$(BIN)/python tests/perf/fuzz.py
 
 lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), written to reports/
 	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab

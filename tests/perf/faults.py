@@ -1,6 +1,7 @@
 """What becomes of a run when something is broken on purpose: faults by world and moment.
 
-``python tests/perf/faults.py --output reports/faults.md [--trials 20] [--only PATTERN]``
+``python tests/perf/faults.py --output reports/faults.md [--trials 20] [--only PATTERN]`` (make
+faults).
 
 A trial is one all_reduce of 2 ranks with a folder for TMPDIR and, as root, a /dev/shm of its own;
 its processes are found by a mark in their environment. Rank 1 or another process is hit at a time
