@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paths import before
+
 LAYERS = ("core", "machine", "suite", "records", "judge", "show", "cli")  # none needs torch
 
 
@@ -28,7 +30,7 @@ class Server:
         (folder / "torch.py").write_text("raise ImportError('torch must not be needed here')\n")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "forked"],
-            env={**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parent}"},
+            env={**os.environ, "PYTHONPATH": before(f"{folder}:{Path(__file__).parent}")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -36,7 +38,7 @@ class Server:
 
     def __call__(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         paths = [self.folder / "stdout", self.folder / "stderr"]
-        settings = {**os.environ, "PYTHONPATH": str(self.folder), **env}
+        settings = {**os.environ, "PYTHONPATH": before(self.folder), **env}
         order = [args, settings, str(Path.cwd()), *map(str, paths)]
         assert self._process.stdin
         assert self._process.stdout

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.records.types import Record, World
 from collbench.run.launch.local import Launcher
@@ -29,7 +30,7 @@ def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def launcher(fault: Path) -> Iterator[Launcher]:
     """One fork server for the whole session, with the plugins: each world costs only its forks."""
-    path = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+    path = before(PLUGINS)
     found = Launcher(settings={**os.environ, "PYTHONPATH": path, "SABOTAGE_FILE": str(fault)})
     yield found
     found.close()

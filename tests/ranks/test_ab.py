@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from paths import before
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
@@ -129,7 +130,7 @@ def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) ->
         "8,8",
         "--format",
         "json",
-        PYTHONPATH=PLUGINS,
+        PYTHONPATH=before(PLUGINS),
         timeout=200,
     )
     rows = {row["case"]["nbytes"]: row for row in json.loads(done.stdout)["rows"]}
@@ -226,7 +227,9 @@ def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> N
 
 def test_what_breaks_in_the_pilot_is_told_with_its_side(cli, suite) -> None:
     sabotage = ("--base", "SABOTAGE=none:0:0", "--head", "SABOTAGE=kill:1:3")
-    done = cli("ab", "--suite", suite('"1M"', "saboteur", "native"), *sabotage, PYTHONPATH=PLUGINS)
+    done = cli(
+        "ab", "--suite", suite('"1M"', "saboteur", "native"), *sabotage, PYTHONPATH=before(PLUGINS)
+    )
     assert done.returncode == Exit.TIMEOUT, done.stderr
     assert "head: rank 1" in done.stderr
     ends = [file.end for file in sides()]
@@ -280,7 +283,7 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
         "SABOTAGE=corrupt:1:1",
         "--rounds",
         "6,6",
-        PYTHONPATH=PLUGINS,
+        PYTHONPATH=before(PLUGINS),
         timeout=200,
     )
     assert done.returncode == Exit.WRONG_DATA, done.stderr

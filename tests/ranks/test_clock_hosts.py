@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from paths import before
 
 from collbench.records import derive, store
 from collbench.records.types import RunFile
@@ -55,7 +56,7 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
         *more,
     ]
     seen = {**os.environ, "CLOCKS": limit, "GLOO_SOCKET_IFNAME": "lo", **env}
-    seen["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+    seen["PYTHONPATH"] = before(PLUGINS)
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=seen
     )

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
@@ -191,8 +192,24 @@ def test_shared_memory_has_no_name_to_be_left_behind(measure) -> None:
 
 def collbench(*words: str) -> str:
     command = [sys.executable, "-m", "collbench", *words]
-    env = {**os.environ, "PYTHONPATH": str(PLUGINS)}
+    env = {**os.environ, "PYTHONPATH": before(PLUGINS)}
     return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+
+def test_plugins_leave_the_checkout_under_test_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "collbench.py").write_text("print('the one under test')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", "import collbench"],
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": before(PLUGINS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the one under test" in done.stdout + done.stderr
 
 
 def test_an_algorithm_added_in_one_file_is_known_everywhere() -> None:

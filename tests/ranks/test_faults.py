@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from paths import before
 
 from collbench.core.errors import CannotRun, Exit
 from collbench.records import store
@@ -24,7 +25,7 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
 
 PLUGINS = Path(__file__).parent / "plugins"
-PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+PATHS = before(PLUGINS)
 OTHERS = re.compile(
     "vader|sm_segment|mpich|ray|plasma|pym-|sem\\."
 )  # of MPI, Ray and Python, in other tests

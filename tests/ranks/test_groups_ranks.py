@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import Exit
@@ -265,7 +266,12 @@ def test_groups_by_host_go_by_the_real_hosts(tmp_path: Path, rule: str, fits: bo
         "--split",
         rule,
     ]
-    seen = {**os.environ, "CLOCKS": "one", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(PLUGINS)}
+    seen = {
+        **os.environ,
+        "CLOCKS": "one",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": before(PLUGINS),
+    }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=seen
     )

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.records import store
 
 CPUS = len(os.sched_getaffinity(0))
 PLUGINS = Path(__file__).parent / "plugins"
-PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+PATHS = before(PLUGINS)
 ARGS = [
     "all_reduce",
     "-b",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from paths import before
 
 from collbench.records import store
 from collbench.records.types import RunFile
@@ -38,7 +39,7 @@ ARGS = [
     "nccl",
 ]
 PLUGINS = Path(__file__).parent / "plugins"
-PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+PATHS = before(PLUGINS)
 TOKEN = "planted-token-2718"
 
 

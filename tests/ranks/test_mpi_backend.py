@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from paths import before
 from test_faults import Started, gone
 
 from collbench.core import algorithms
@@ -27,7 +28,7 @@ from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, expand
 
 PLUGINS = Path(__file__).parent / "plugins"
-PATHS = os.pathsep.join(filter(None, [str(PLUGINS), os.environ.get("PYTHONPATH")]))
+PATHS = before(PLUGINS)
 QUICK = {"iters": 1, "max_seconds": 0.0, "min_seconds": 0.0}
 UNKNOWN = {"half", "bfloat16", "f8e4m3", "f8e5m2"}  # to MPI
 SWEEP = (

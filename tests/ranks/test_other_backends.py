@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.records import store
 
@@ -17,7 +18,7 @@ ARGS = ["--sizes", "1K", "-g", "2", "-n", "6", "-w", "1", "--place", "out", "--s
 
 
 def collbench(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(PLUGIN), os.environ.get("PYTHONPATH")]))
+    path = before(PLUGIN)
     return subprocess.run(
         [sys.executable, "-m", "collbench", *words],
         capture_output=True,
@@ -69,7 +70,7 @@ def test_doctor_says_whether_it_can_be_used(said: str, state: str, words: str) -
         "from collbench.cli import doctor\n"
         "for f in doctor._backends():\n    print(f.what, f.state, f.detail)"
     )
-    path = os.pathsep.join(filter(None, [str(PLUGIN), os.environ.get("PYTHONPATH")]))
+    path = before(PLUGIN)
     settings = {**os.environ, "PYTHONPATH": path, "FAKECCL": said}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=settings

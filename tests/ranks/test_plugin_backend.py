@@ -3,10 +3,10 @@ its name, and runs."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from paths import before
 
 MODULE = """
 import torch.distributed as dist
@@ -26,7 +26,7 @@ def plugin(tmp_path: Path) -> str:
     (tmp_path / "lent.py").write_text(MODULE)
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: lent\nVersion: 1.0\n")
     (told / "entry_points.txt").write_text("[torch.backends]\nlent = lent:load\n")
-    return os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    return before(tmp_path)
 
 
 SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "-n", "2", "--place", "in", "--no-save")

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from paths import before
 
 from collbench.records.derive import derive
 from collbench.records.types import Record, World
@@ -23,7 +24,7 @@ def run(cases: list[Case], **env: str) -> tuple[World, list[Record]]:
     jobs = [Job(case, 3, "small") for case in cases]
     plan = Plan(0, "imagined", cases[0].n, (), Policy(iters=7, warmup=1, virtual=True), jobs, 60.0)
     lines: list[World | Record] = []
-    launcher = Launcher(settings={**os.environ, "PYTHONPATH": str(PLUGINS), **env})
+    launcher = Launcher(settings={**os.environ, "PYTHONPATH": before(PLUGINS), **env})
     try:
         launcher.run([plan], Listener(lines.append))
     finally:
