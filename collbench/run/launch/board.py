@@ -13,11 +13,25 @@ import os
 import time
 from enum import IntEnum
 from pathlib import Path
+from typing import Literal
+
+import psutil
 
 LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
 
 
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
+
+
+def doing(pid: int) -> Literal["running", "stopped", "ended"]:
+    """What a process does; one that a debugger holds is stopped, too."""
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:  # it has just ended
+        return "ended"
+    if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+        return "stopped"
+    return "ended" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else "running"
 
 
 class Phase(IntEnum):

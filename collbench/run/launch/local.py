@@ -23,7 +23,7 @@ from collbench.core.text import printable, tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
-from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
+from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
 from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
@@ -46,13 +46,7 @@ _TICK = 0.25
 LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 
 
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-
-
 _LITTLE = 32 << 20  # bytes: below, no library starts a thread or maps a buffer
-
-
-_ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 _BOTH = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -253,8 +247,8 @@ class _Watch(RankWatch):
         if not self._over:
             return True
         late = [rank for rank in self._pids if rank not in self._gone]
-        still = [rank for rank in late if _status(self._pids[rank]) not in _ENDED]
-        stopped = [rank for rank in still if _status(self._pids[rank]) in _STOPPED]
+        still = [rank for rank in late if doing(self._pids[rank]) != "ended"]
+        stopped = [rank for rank in still if doing(self._pids[rank]) == "stopped"]
         who = ", ".join(self._who(rank) for rank in stopped or still) or self._parent.name
         if late:
             tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
@@ -352,14 +346,14 @@ class _Watch(RankWatch):
         else whoever is behind the others."""
         hint = f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
         for rank, pid in self._pids.items():
-            if rank not in self._gone and _status(pid) in _STOPPED:
+            if rank not in self._gone and doing(pid) == "stopped":
                 return self.broken(rank, STOPPED.words, hint)
             if (room := _room(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
                 return self.broken(rank, what, hint)
         parent, born, n = self._parent, len(self._pids), self.plan.processes
         if born < n:
-            stopped = _status(parent.process.pid) in _STOPPED
+            stopped = doing(parent.process.pid) == "stopped"
             what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
             made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
             return self._stall.broken(made, 0, hint)
@@ -367,13 +361,6 @@ class _Watch(RankWatch):
             return self.broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
         everybody = f"all {self.plan.n} ranks hang in the same call for {seconds:.0f} s"
         return self._stall.broken(everybody, 0, hint)
-
-
-def _status(pid: int) -> str:
-    try:
-        return psutil.Process(pid).status()
-    except psutil.Error:  # it has just ended
-        return psutil.STATUS_DEAD
 
 
 def _room(pid: int) -> int:

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import msgspec
-import psutil
 
 from collbench.core.errors import CannotRun
 from collbench.core.text import tell
+from collbench.run.launch.board import doing
 
 HELLO_SECONDS = 5.0
 
@@ -209,7 +209,8 @@ class Host(threading.Thread):
 
     def stopped(self) -> list[Hello]:
         """Ranks on this host whose processes are stopped."""
-        return [self._came[rank] for rank, pid in sorted(self._pids.items()) if _is_stopped(pid)]
+        stopped = [rank for rank, pid in sorted(self._pids.items()) if doing(pid) == "stopped"]
+        return [self._came[rank] for rank in stopped]
 
     def lost(self, seconds: float) -> str:
         """Who is stopped, else who has been silent for so long where not all are surely on this
@@ -377,13 +378,6 @@ class Host(threading.Thread):
         self._values[key] = value
         if key in self._set:
             self._set.pop(key).set()
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:  # it has just ended
-        return False
 
 
 def mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:

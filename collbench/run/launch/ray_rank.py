@@ -18,12 +18,12 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
-import psutil
 
 from collbench.core.errors import CollbenchError, RunBroken, first_line
 from collbench.machine import environment
 from collbench.run import memory
 from collbench.run.launch import join
+from collbench.run.launch.board import doing
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.forkserver import die_with_parent, leave
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Listener, Said
@@ -103,7 +103,7 @@ class RankActor:
                 self.tell(told)
             for stream, line in _lines(process):
                 if stream is None:
-                    if (psutil.Process(process.pid).status() == psutil.STATUS_STOPPED) != stopped:
+                    if (doing(process.pid) == "stopped") != stopped:
                         stopped = not stopped
                         yield _json(Said(stopped=stopped))
                     continue

@@ -76,6 +76,11 @@ def bare_ns(call: Action, inner: int) -> int:
     return int(np.median(took))
 
 
+def outlasts(policy: Policy, ns: float) -> bool:
+    """Whether what took so long took more than the time of its case."""
+    return ns > 1e9 * (policy.max_seconds or math.inf)
+
+
 def preemptions() -> int:
     """How often the kernel has taken this thread off its core."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
@@ -386,7 +391,7 @@ class Protocol:
         share of late ones."""
         fixed = self._policy.warmup
         block = max(1, min(10, int(WARM_CAP_S / 2 * 1e9 / max(first_ns, 1))))
-        if first_ns * 1e-9 > self._most_seconds:
+        if outlasts(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
         begun, done, seen, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0

@@ -27,7 +27,16 @@ from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Stream, Watch
-from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, clock, nothing
+from collbench.run.rank.measure import (
+    Measured,
+    Protocol,
+    Sampler,
+    Samples,
+    Sync,
+    clock,
+    nothing,
+    outlasts,
+)
 from collbench.run.rank.outcome import (
     Fields,
     case_times,
@@ -179,8 +188,7 @@ class Trial:
     def _takes_longer_than_there_is(self, first_ns: int) -> bool:
         """Whether one call takes more than the time of the case, so that one is timed. Its own data
         is checked then, in a buffer filled anew, instead of calls' made for that alone."""
-        most = (self._policy.max_seconds or math.inf) * 1e9
-        return bool(self._control.decide([int(first_ns > most)])[0])
+        return bool(self._control.decide([int(outlasts(self._policy, first_ns))])[0])
 
     def _protocol(self, sync: Sync, guard: Guard | None) -> Protocol:
         return Protocol(

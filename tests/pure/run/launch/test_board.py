@@ -1,0 +1,30 @@
+"""What is asked of processes beside the board."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+
+from collbench.run.launch import board
+
+
+@pytest.mark.parametrize(
+    ("status", "doing"),
+    [
+        (psutil.STATUS_SLEEPING, "running"),
+        (psutil.STATUS_STOPPED, "stopped"),
+        (psutil.STATUS_TRACING_STOP, "stopped"),
+        (psutil.STATUS_ZOMBIE, "ended"),
+    ],
+)
+def test_what_a_process_does_is_told_in_one_word(
+    monkeypatch: pytest.MonkeyPatch, status: str, doing: str
+) -> None:
+    monkeypatch.setattr(psutil.Process, "status", lambda self: status)
+    assert board.doing(os.getpid()) == doing
+
+
+def test_a_process_that_is_not_there_has_ended() -> None:
+    assert board.doing(2**22 + 1) == "ended"  # more than any kernel gives
