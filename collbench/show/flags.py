@@ -42,7 +42,7 @@ FLAGS = {
     ),
     "n<6": Flag(
         "fewer than 6 samples: too few for an interval",
-        "allow more time ({more_time}) or ask for more samples (-n 20)",
+        "{enough}",
     ),
     "unconverged": Flag(
         "stopped by {limit} before {precision}",
@@ -146,11 +146,15 @@ GENERAL = {  # where the run's own figures are not known, or differ between runs
     "limit": "the limit of time or samples",
     "precision": "the interval was as narrow as asked for",
     "more": "--max-time",
-    "more_time": "--max-time",
+    "enough": "allow more time (--max-time) or ask for more samples (-n 20)",
     "less": "--precision",
     "why": "",
 }
-BUDGET = {"limit": "its share of --budget", "more": "--budget", "more_time": "--budget"}
+BUDGET = {
+    "limit": "its share of --budget",
+    "more": "--budget",
+    "enough": "allow more time (--budget) or ask for more samples (-n 20)",
+}
 
 
 def figures(
@@ -162,7 +166,9 @@ def figures(
     limits = policy.resolved(crowded)
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
-    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}"
+    more_time = f"--max-time {_seconds(_stepped(2 * seconds))}{' without -n' * bool(policy.iters)}"
+    ways = [f"allow more time ({more_time})"] * (not policy.iters or bool(stops))
+    ways += ["ask for more samples (-n 20)"] * (not policy.iters or not stops)
     return {
         "limit": f"the limit of {limits.max_iters:,} samples"
         if samples
@@ -171,7 +177,7 @@ def figures(
         "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
         if samples
         else more_time,
-        "more_time": more_time,
+        "enough": " or ".join(ways),
         "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
         "why": "; times scatter, as ranks have fewer cores than threads that must run"
         if crowded

@@ -444,7 +444,7 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
         ),
         policy=reading.policy,
         environment=_environment(reading),
-        tag=tag,
+        tag=environment.mask(tag),
         imported=reading.tool,
     )
     wrong = reading.failures or any(record.status == "wrong" for record in reading.records)

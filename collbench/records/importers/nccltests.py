@@ -387,8 +387,8 @@ class _Tables:
             )
         if missing := total - len({*numbers}):
             reading.warn(
-                f"{missing} of {total} ranks, by the highest number, are not listed; --ranks N says"
-                " how many there were"
+                f"{missing} of {total} ranks, by the highest number, are not listed, so that no"
+                " host is named; --ranks N says how many there were, --host where"
             )
         if groups > 1 and not ours:
             reading.warn(

@@ -399,6 +399,16 @@ def test_the_highest_rank_tells_how_many_there_are(
     assert found.worlds[0].ranks == []
 
 
+def test_a_list_of_devices_with_gaps_names_no_host_unless_a_person_does() -> None:
+    """Readers count hosts, and ranks on each, by the list."""
+    text = log([row(1 << 20, 50.0)]).replace(devices(8), devices(8).replace("Rank  3", "Rank 15"))
+    assert "no host is named" in read(text).warnings[0]
+    run, *_ = importers.assemble(read(text))
+    assert isinstance(run, Run) and "host" not in run.environment
+    run, *_ = importers.assemble(read(text, host="node07"))
+    assert isinstance(run, Run) and run.environment["host"] == "node07"
+
+
 def test_a_device_whose_hash_was_torn_off_is_a_rank() -> None:
     text = log([row(1 << 20, 50.0, 16)], n=16).replace("#  Rank 15", "  Rank 15")
     found = read(text)
@@ -835,6 +845,21 @@ def test_osu_sizes_are_those_of_a_block_where_there_is_one_for_each_rank(
     )
     assert record.told and record.told.ranks == "mean" and record.told.samples == 0
     assert found.tool == "OSU Micro-Benchmarks 7.4"
+
+
+@pytest.mark.parametrize(
+    "table", [log([row(4096, 9.0)]), osu("Allreduce", ["4096      9.00", "8192     12.00"])]
+)
+def test_a_table_that_a_log_has_twice_is_two_cycles_of_one_world(table: str) -> None:
+    """Whatever its figures: they may be alike by chance, and imports decide nothing."""
+    reading = read(table + table, ranks=8)
+    assert [record.case.cycle for record in reading.records] == [0, 0, 1, 1]
+    assert len(reading.worlds) == 1 and not reading.warnings
+
+
+def test_a_secret_in_a_tag_is_not_kept() -> None:
+    run, *_ = importers.assemble(read(log([row(4096, 9.0)])), "token=hunter2")
+    assert isinstance(run, Run) and "hunter2" not in run.tag
 
 
 def test_osu_with_all_columns_takes_the_slowest_rank() -> None:

@@ -465,6 +465,27 @@ def test_the_remedy_knows_that_ranks_shared_cores() -> None:
     assert told.endswith("as ranks have fewer cores than threads that must run")
 
 
+@pytest.mark.parametrize(
+    ("policy", "stop", "flags", "ways"),
+    [
+        ({}, "budget", (), "allow more time (--max-time 5s) or ask for more samples (-n 20)"),
+        ({"iters": 4}, "fixed", (), "ask for more samples (-n 20)"),
+        (
+            {"iters": 4},
+            "budget",
+            ("unconverged",),
+            "allow more time (--max-time 5s without -n)",
+        ),
+    ],
+)
+def test_too_few_samples_are_mended_by_what_is_taken_together(
+    policy: dict, stop: str, flags: tuple[str, ...], ways: str
+) -> None:
+    few = measured(a_case(), stop=stop, row={"flags": ("n<6", *flags)})
+    lines = lines_of([few], run=a_run(policy=Policy(**policy)))
+    assert f"n<6 (1): fewer than 6 samples: too few for an interval; {ways}" in lines
+
+
 def test_the_remedy_within_a_budget_is_a_longer_one() -> None:
     slow = measured(a_case(), stop="budget", row={"flags": ("unconverged",)})
     asked = a_run(command=["collbench", "all_reduce", "--budget", "9s"])
