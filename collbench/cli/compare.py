@@ -68,7 +68,7 @@ def _runs(names: str) -> list[RunFile]:
     from collbench.records import store
 
     several = [] if Path(names).is_file() else [name for name in names.split(",") if name]
-    return [store.read(store.find(name)) for name in several or [names]]
+    return [store.digest(store.find(name)) for name in several or [names]]
 
 
 def _both_sides(name: str) -> tuple[RunFile, RunFile]:
@@ -82,7 +82,7 @@ def _both_sides(name: str) -> tuple[RunFile, RunFile]:
         raise UsageError(
             f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
         )
-    base, head = sorted(map(store.read, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
+    base, head = sorted(map(store.digest, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
     return base, head
 
 

@@ -20,7 +20,7 @@ def fit(
     from collbench.show.views import prediction
 
     outputs.check(output_format, (), ("table", "json"))
-    files = [store.read(store.find(run)) for run in runs or ["@last"]]
+    files = [store.digest(store.find(run)) for run in runs or ["@last"]]
     found = [
         one for file in files for one in fitting.series(file) if backend in ("", one.case.backend)
     ]

@@ -81,7 +81,7 @@ def pairs(
 def _recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
     from collbench.records import store
 
-    findings = _show(store.read(store.find(name)), racks, output_format)
+    findings = _show(store.digest(store.find(name)), racks, output_format)
     return Exit.BAD if findings else Exit.OK
 
 

@@ -1,5 +1,5 @@
-"""Files and folders as they are made: whole or not at all, and for their owner alone where they may
-describe a machine."""
+"""Files as they are read, within bounds; files and folders as they are made: whole or not at all,
+and for their owner alone where they may describe a machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ def private(path: Path, how: int = 0) -> TextIO:
     one that is there keeps who may. ``how`` are further flags of open(2)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | how
     return os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8")
+
+
+def read(path: Path, most: int) -> bytes:
+    """What a file holds. Raises OSError, and ValueError where it is more than ``most`` bytes, of
+    which none is in memory beyond these."""
+    with path.open("rb") as f:
+        if len(data := f.read(most + 1)) > most:
+            raise ValueError(f"it is larger than {most >> 10:,} KiB")
+    return data
 
 
 def make(folder: Path) -> None:

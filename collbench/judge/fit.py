@@ -372,7 +372,7 @@ def _gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[floa
 def link_from(run: str) -> tuple[Link, str]:
     """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
     with the reason."""
-    file = store.read(store.find(run))
+    file = store.digest(store.find(run))
     found = series(file)
     fits = links(found)
     usable = [link for link in fits if link.alpha and link.beta]

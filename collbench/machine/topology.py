@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import sysfs
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, load
@@ -281,9 +282,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path, option: str = "--topology") -> dict[str, str]:
     """Raises UsageError where the file is none, too large, or says something else."""
     try:
-        if not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it is no file, or one of more than {MOST_BYTES >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
+        text = files.read(path, MOST_BYTES).decode()
         found = msgspec.convert(
             msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text), _File
         )

@@ -328,8 +328,9 @@ def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
 def read(path: Path) -> RunFile:
     """A whole run. A torn last line (a crash while writing) is left out; anything else malformed is
     a UsageError. Of a resumed run only the last attempt at a case is left, and an End is the end
-    only where nothing follows.
+    only where nothing follows. A file of too much is refused before any record is in memory.
     """
+    _survey(path)
     return _sorted(path, _lines(path))
 
 

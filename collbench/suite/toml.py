@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 import msgspec
 from msgspec import Meta
 
-from collbench.core import algorithms, groups, splits
+from collbench.core import algorithms, files, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import near
@@ -105,13 +105,18 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in paths}
 
 
+def parsed(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and what it says. Raises OSError, and ValueError for what is too
+    large or deep."""
+    text = files.read(path, MOST_BYTES).decode("utf-8-sig")
+    if DEEP.search(text):
+        raise ValueError("its keys are too deep")
+    return text, tomllib.loads(text)
+
+
 def _read(path: Path) -> Suite:
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES or DEEP.search(text):
-            raise ValueError(f"it is longer than {MOST_BYTES >> 10} KiB, or its keys are too deep")
-        document = tomllib.loads(text)
+        _, document = parsed(path)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))

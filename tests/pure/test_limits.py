@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import factories
@@ -13,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from collbench.cli import main
+from collbench.cli import compare, main
 from collbench.core import groups, splits
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 from collbench.judge import fit
+from collbench.judge.health import expectations
 from collbench.machine import environment
 from collbench.records import importers, store
 from collbench.records.importers import text
@@ -54,6 +56,62 @@ def test_more_lines_than_any_runs_are_refused(
     monkeypatch.setattr(store, "MOST_LINES", 3)
     with pytest.raises(UsageError, match="line 4: a line too many"):
         read(path)  # type: ignore[operator]
+
+
+def test_more_lines_than_any_runs_are_refused_before_they_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [factories.record(factories.case(4 * (i + 1))) for i in range(2000)]
+    path = factories.write(factories.run_file(records), tmp_path)
+    monkeypatch.setattr(store, "MOST_LINES", 1999)
+    tracemalloc.start()
+    with pytest.raises(UsageError, match="a line too many"):
+        store.read(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+
+
+def test_what_is_compared_or_fitted_holds_no_times_of_single_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are most of a run, and which neither looks at."""
+    case = factories.case()
+    each = factories.record(case, per_rank=[[9] * 7] * case.n, starts_ns=[[0] * 7] * case.n)
+    path = factories.write(factories.run_file([each]), tmp_path)
+    monkeypatch.setattr(store, "read", None)
+    (file,) = compare._runs(str(path))
+    assert file.records[0].times_ns and not file.records[0].per_rank
+    done = CliRunner().invoke(main.app, ["fit", str(path)])
+    assert done.exit_code == Exit.NO_VERDICT, done.exception
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["health", "RUN", "--no-history", "--expect"], "larger than 256 KiB"),
+        (["history", "baseline", "load"], "larger than 16,384 KiB"),
+        (["health", "RUN", "--history"], "larger than 4 GiB"),
+        (["pairs", "-g", "3", "--dry-run", "--topology"], "larger than 4,096 KiB"),
+    ],
+)
+def test_files_that_are_handed_in_are_refused_before_they_are_in_memory(
+    words: list[str], said: str, path: Path, tmp_path: Path
+) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(1 << 34)  # sparse
+    given = [str(path) if word == "RUN" else word for word in words]
+    done = CliRunner().invoke(main.app, [*given, str(large)])
+    assert isinstance(done.exception, UsageError) and said in str(done.exception)
+
+
+def test_expectations_are_no_deeper_than_a_person_writes(tmp_path: Path) -> None:
+    """A key of many parts takes the square of their number to read."""
+    path = tmp_path / "expected.toml"
+    path.write_text("a." * 33 + "a=1")
+    with pytest.raises(UsageError, match="its keys are too deep"):
+        expectations.load(path)
 
 
 def test_to_go_on_with_a_run_no_endless_line_is_read(
@@ -129,7 +187,7 @@ def test_cases_times_the_tables_they_are_asked_about_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("#" + "x" * (1 << 18), "longer than 256 KiB"),
+        ("#" + "x" * (1 << 18), "larger than 256 KiB"),
         ("a." * 33 + "a=1", "its keys are too deep"),
         ("'a' . " * 33 + "a=1", "its keys are too deep"),
         (AXES + f"ranks=[2]\nsizes={list(range(10_001))}", "at most 10000"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import math
 import re
-import tomllib
 from collections import Counter
 from datetime import date
 from pathlib import Path
@@ -24,6 +23,7 @@ from collbench.core.text import bandwidth, size
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.hosts import Looked
 from collbench.judge.health.night import Night, Timing, named
+from collbench.suite import toml
 from collbench.suite.grammar import parse_size
 
 FILE = Path(__file__).with_name("expectations.toml")
@@ -133,8 +133,7 @@ def load(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
     hint = "each [[curve]] is as those that come with collbench; README shows one"
     try:
-        text = path.read_text("utf-8")
-        whole = tomllib.loads(text)
+        text, whole = toml.parsed(path)
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     said = whole.get("curve")

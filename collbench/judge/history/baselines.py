@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.judge.history.gates import LEARNING, PAST
 from collbench.judge.history.nights import Night, Series
@@ -120,12 +121,12 @@ def read(path: Path) -> Baseline:
     """Raises UsageError for what is no baseline, or one without a reason, and CannotRun for what
     cannot be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Baseline)
+        found = msgspec.json.decode(files.read(path, 16 << 20), type=Baseline)
     except OSError as e:
         raise CannotRun(
             f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
         ) from e
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (ValueError, msgspec.DecodeError, RecursionError) as e:
         raise UsageError(f"{path}: {e}", "it is no baseline, or one of another version") from e
     if not found.reason.strip() or found.schema != SCHEMA:
         what = "no reason" if found.schema == SCHEMA else f"schema {found.schema}, not {SCHEMA}"

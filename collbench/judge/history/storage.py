@@ -140,6 +140,9 @@ class Book:
             raise UsageError(
                 f"no night is kept: there is no {file}", "collbench history add @last begins one"
             )
+        if file and os.path.isfile(file) and os.path.getsize(file) > 4 << 30:  # noqa: PTH113, PTH202
+            hint = "is it a history? PostgreSQL is for one of a fleet: --history postgresql://..."
+            raise UsageError(f"{file} is larger than 4 GiB", hint)
         self._insert = DIALECTS[found.get_backend_name()]
         self._engine = _engine(found, self.name)
         self._writer = self._engine.execution_options(writes=True)
