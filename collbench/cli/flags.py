@@ -142,9 +142,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "locate": {
         "size": Option("--size", help="What each rank sends to its neighbour."),
         "tau": Option("--tau", help="By so much slower than the others is slow."),
-        "budget": Option(
-            "--tests", "--budget", min=1, help="Tests at most: a group's measurement is one."
-        ),
+        "tests": Option("--tests", min=1, help="Tests at most: a group's measurement is one."),
+        "budget": Option("--budget", help="Begin no round after this time: 3m."),
         "iters": Option("-n", "--iters", min=1, help="Samples of each test."),
         "dry_run": Option("--dry-run", help="Show the plan only."),
     },

@@ -3,7 +3,9 @@ round what is measured next."""
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +32,8 @@ def locate(
     backend: str = "",
     size: str = "4M",
     tau: str = "10%",
-    budget: int = 80,
+    tests: int = 80,
+    budget: str = "",
     iters: int = 10,
     launcher: str = "auto",
     timeout: float | None = None,
@@ -55,21 +58,27 @@ def locate(
     from collbench.suite.policy import Policy
 
     grammar.choice("--format", output_format, ("table", "json"))
-    rules = Rules(grammar.parse_share(tau, "--tau"), budget)
+    rules = Rules(grammar.parse_share(tau, "--tau"), tests)
+    seconds = grammar.parse_duration(budget, "--budget") if budget else math.inf
     policy = Policy(iters=iters, warmup=2, timeout=timeout, inject=inject)
     order = pairs.order_of("locate", [size], policy, ngpus, backend, launcher)
     order = replace(order, **options.kept(save, output, tag))
     announce(order, rules)
     if dry_run:
         return session.refuse_nothing(session.prepare(order))
-    found = run(order, rules)
+    found = run(order, rules, seconds)
     if found is None:
         return
-    _show(found, output_format)
+    own = {"-g": ngpus, "--backend": backend, "--launcher": launcher.replace("auto", "")}
+    words = [f" {flag} {word}" for flag, word in own.items() if word]
+    _show(
+        found, output_format, f"collbench pairs --one-way --large {size} --small 0{''.join(words)}"
+    )
     raise typer.Exit(found.exit)
 
 
-def _show(found: Found, output_format: str) -> None:
+def _show(found: Found, output_format: str, one_way: str) -> None:
+    """Prints what was found, and last the command that tells in which direction it is slow."""
     import msgspec
 
     from collbench.suite.faults import planted
@@ -85,7 +94,8 @@ def _show(found: Found, output_format: str) -> None:
         typer.echo(msgspec.json.encode(whole).decode())
         return
     advice = [f"{finding.what}: {finding.advice}" for finding in found.findings]
-    for line in filter(None, (planted(inject), *advice, found.words)):
+    further = f"which direction is slow: {one_way}" if advice else ""
+    for line in filter(None, (planted(inject), *advice, found.words, further)):
         typer.echo(plain(line))
 
 
@@ -124,10 +134,11 @@ def rings(group: Group, of: Sequence[Unit]) -> list[tuple[int, ...]]:
 
 
 class Searching:
-    """A search under way: it is told what was measured and says what to measure next."""
+    """A search under way: it is told what was measured and says what to measure next, until so many
+    ``seconds`` have passed."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, rules: Rules, seconds: float = math.inf) -> None:
+        self._rules, self._until = rules, time.monotonic() + seconds
         self._search: Search | None = None
         self._asked: Sequence[Group] = ()
         self._round = 0
@@ -162,6 +173,8 @@ class Searching:
                     for group in self._asked
                 ]
                 self._asked = self._search.send(reached)
+                if time.monotonic() > self._until:
+                    self._search.throw(locate.Spent())
         except StopIteration as ended:
             self.located = ended.value
             return []
@@ -205,15 +218,15 @@ def listening(searching: Searching) -> Status:
     return Progress(watched=sys.stderr.isatty())
 
 
-def run(order: Order, rules: Rules) -> Found | None:
+def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
-    None where this is not rank 0. Raises what session.execute does, and UsageError for fewer than
-    three hosts (or ranks of one).
+    None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
+    session.execute does, and UsageError for fewer than three hosts (or ranks of one).
     """
     from collbench.judge.health import locate
     from collbench.run import session
 
-    searching = Searching(rules)
+    searching = Searching(rules, seconds)
     reporter = listening(searching)
     asked = replace(order, further=searching.further)
     if session.execute(asked, lambda: reporter) == Exit.INTERRUPTED:

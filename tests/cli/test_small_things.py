@@ -30,10 +30,16 @@ def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: 
     assert not page.exists()
 
 
-@pytest.mark.parametrize("option", ["--tests", "--budget"])
-def test_locate_counts_tests(bare, option: str) -> None:
-    done = bare("locate", "-g", "4", option, "33", "--dry-run")
+def test_locate_counts_tests(bare) -> None:
+    done = bare("locate", "-g", "4", "--tests", "33", "--dry-run")
     assert (done.returncode, "at most 33 tests" in done.stderr) == (0, True)
+
+
+@pytest.mark.parametrize(("said", "code"), [("3m", 0), ("90s", 0), ("1.5h", 0), ("3x", 2)])
+def test_a_budget_of_locate_is_a_time_as_everywhere(bare, said: str, code: int) -> None:
+    done = bare("locate", "-g", "4", "--budget", said, "--dry-run")
+    assert done.returncode == code
+    assert ("--budget: '3x' is not a duration" in done.stderr) == bool(code)
 
 
 def test_on_one_machine_locate_speaks_of_ranks(bare) -> None:

@@ -105,8 +105,8 @@ class Located(msgspec.Struct, frozen=True):
         return float(self.beta**CLEARED)
 
 
-class _Spent(Exception):
-    """The next round would cost more than the budget has left."""
+class Spent(Exception):
+    """The next round would cost more than there is left."""
 
 
 class _State:
@@ -137,9 +137,9 @@ class _State:
     def measured(self, groups: list[Group]) -> Generator[list[Group], Sequence[float], list[float]]:
         """A round: each group's share of the reference, which the first round makes."""
         if self.tests + len(groups) > self.rules.budget:
-            raise _Spent
-        self.tests, self.rounds = self.tests + len(groups), self.rounds + 1
+            raise Spent
         rates = list((yield groups))
+        self.tests, self.rounds = self.tests + len(groups), self.rounds + 1
         self.reference = self.reference or float(np.quantile(rates, 0.75)) or stats.TINY
         self.rates += rates
         return [rate / self.reference for rate in rates]
@@ -182,14 +182,14 @@ class _State:
 
 def search(n: int, rules: Rules) -> Search:
     """The whole of it, for hosts numbered from 0. Raises UsageError for two: neither could be told
-    from the other."""
+    from the other. It ends with what it has found where Spent is thrown in."""
     if n < 3:
         raise UsageError(
             f"of {n} hosts none can be told from the other",
             "three are needed: one to ask for a third view",
         )
     state = _State(n, rules)
-    with suppress(_Spent):
+    with suppress(Spent):
         yield from _by_pairs(state) if n <= FEW else _by_groups(state)
     return state.located()
 

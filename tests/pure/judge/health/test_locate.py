@@ -107,6 +107,16 @@ def test_rounds_are_of_disjoint_groups_within_the_budget() -> None:
             )
 
 
+def test_a_search_that_is_stopped_counts_what_was_measured() -> None:
+    search = locate.search(100, DEFAULTS)
+    groups = next(search)
+    search.send([HEALTHY] * len(groups))
+    with pytest.raises(StopIteration) as stopped:
+        search.throw(locate.Spent())
+    found = stopped.value.value
+    assert (found.tests, found.rounds, len(found.open)) == (len(groups), 1, 100)
+
+
 def test_a_spent_budget_leaves_open_who_was_not_cleared() -> None:
     found, _ = searched(232, ring({7: 0.5}), Rules(budget=8))
     assert not found.culprits and found.tests == 8 and 7 in found.open

@@ -1,0 +1,46 @@
+"""A search as the command runs it, without ranks: when it ends, and what is printed of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import factories
+import pytest
+
+from collbench.cli import locate
+from collbench.core.errors import Exit
+from collbench.judge.health.locate import Culprit, Located, Rules, findings
+
+CASE = factories.case(collective="sendrecv", n=4)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(-1.0, 1), (1e9, 3)])
+def test_when_its_time_is_over_no_round_is_begun(seconds: float, rounds: int) -> None:
+    searching = locate.Searching(Rules(), seconds)
+    searching.world(factories.world(n=4, ranks=factories.hosted(4)))
+    searching.record(factories.record(CASE), None)
+    while searching.further():
+        searching._reached = defaultdict(lambda: 1.0)
+    assert searching.located and searching.located.rounds == rounds
+
+
+def printed(culprits: list[Culprit], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    located = Located(culprits, [], 4, 8, 5, 0.01, 0.01, 1.0)
+    told = list(findings(located, ["a", "b", "c", "d"]))
+    file = factories.run_file([factories.record(CASE)])
+    found = locate.Found(located, told, "words", Exit.OK, file)
+    locate._show(found, "table", "collbench pairs --one-way -g 4")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_last_line_is_the_command_that_tells_the_direction(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = printed([Culprit((1, 2), 0.5, 3)], capsys)[-1]
+    assert last == "which direction is slow: collbench pairs --one-way -g 4"
+
+
+def test_where_nothing_is_slow_no_direction_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert printed([], capsys) == ["words"]
