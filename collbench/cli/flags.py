@@ -154,7 +154,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "ranks": option("ranks", "Ranks on this machine instead of the suite's; a list."),
         "backends": option("backends", "Backends instead of the suite's; a list."),
         "only": Option(
-            "--only", metavar="COLLECTIVE,…", help="Of the suite, only these collectives."
+            "--only",
+            metavar="COLLECTIVE,…",
+            help="Of the suite, only these collectives. May be repeated.",
         ),
         "max_seconds": option("max_seconds", "Longest time spent measuring one case."),
         "budget": option("budget", "Fit each suite into this time, by fewer repetitions: 10m."),
@@ -379,7 +381,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
                 " else history.sqlite beside the runs."
             ),
         ),
-        "only": Option("--only", metavar="COLLECTIVE,…", help="Only these collectives."),
+        "only": Option(
+            "--only", metavar="COLLECTIVE,…", help="Only these collectives. May be repeated."
+        ),
         "commit": Option("--commit", metavar="SHA", help="The commit that changed the level."),
     },
     "history add": {

@@ -60,7 +60,7 @@ def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = Fa
 def trend(
     history: str = "",
     machine: str = "",
-    only: str = "",
+    only: list[str] | None = None,
     minbytes: str = "",
     maxbytes: str = "",
     backend: str = "",
@@ -102,7 +102,7 @@ def trend(
 def learn(
     history: str = "",
     machine: str = "",
-    only: str = "",
+    only: list[str] | None = None,
     minbytes: str = "",
     maxbytes: str = "",
     backend: str = "",
@@ -126,7 +126,7 @@ def accept(
     reason: str,
     history: str = "",
     machine: str = "",
-    only: str = "",
+    only: list[str] | None = None,
     minbytes: str = "",
     maxbytes: str = "",
     backend: str = "",
@@ -212,12 +212,12 @@ def _machine(kept: Book, asked: str) -> str:
     return found[0]
 
 
-def _part(only: str, minbytes: str, maxbytes: str, backend: str, ranks: str) -> Part:
+def _part(only: list[str] | None, minbytes: str, maxbytes: str, backend: str, ranks: str) -> Part:
     from collbench.core.collectives import collective
     from collbench.suite import grammar, sweep
 
     return sweep.Part(
-        collectives=tuple(collective(word).name for word in grammar.words(only)),
+        collectives=tuple(collective(word).name for word in grammar.words(",".join(only or []))),
         backends=tuple(grammar.words(backend)),
         ranks=tuple(grammar.integer("-g", word, 1) for word in grammar.words(ranks)),
         min_size=grammar.parse_size(minbytes, "-b") if minbytes else 0,

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from collbench.cli import history
 from collbench.judge.health import locate
 from collbench.judge.health.locate import Rules
 from collbench.records import store
@@ -28,6 +29,17 @@ def test_a_page_given_as_the_folder_of_both_sides_is_told_apart(bare, tmp_path: 
     done = bare("ab", "--aa", "--suite", "pr", "--output", str(page))
     assert (done.returncode, f"hint: -o {page} writes" in done.stderr) == (2, True)
     assert not page.exists()
+
+
+def test_of_a_list_that_is_given_twice_the_last_counts_as_in_nccl_tests(bare) -> None:
+    done = bare(*MODEL, "-d", "float", "-d", "half", "--dry-run")
+    assert "half" in done.stdout
+    assert "float" not in done.stdout
+
+
+def test_what_is_only_wanted_of_a_history_adds_up() -> None:
+    part = history._part(["all_reduce", "all_gather,scan"], "", "", "", "")
+    assert part.collectives == ("all_reduce", "all_gather", "scan")
 
 
 def test_locate_counts_tests(bare) -> None:
