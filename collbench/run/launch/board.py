@@ -23,15 +23,20 @@ LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
 _WORDS = 8  # one 64-byte cache line a rank, so that spinning on one line does not slow another
 
 
+_DOING: dict[str, Literal["running", "stopped", "ended"]] = {
+    psutil.STATUS_STOPPED: "stopped",
+    psutil.STATUS_TRACING_STOP: "stopped",
+    psutil.STATUS_ZOMBIE: "ended",
+    psutil.STATUS_DEAD: "ended",
+}
+
+
 def doing(pid: int) -> Literal["running", "stopped", "ended"]:
     """What a process does; one that a debugger holds is stopped, too."""
     try:
-        status = psutil.Process(pid).status()
+        return _DOING.get(psutil.Process(pid).status(), "running")
     except psutil.Error:  # it has just ended
         return "ended"
-    if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-        return "stopped"
-    return "ended" if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else "running"
 
 
 class Phase(IntEnum):

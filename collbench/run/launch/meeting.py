@@ -209,8 +209,8 @@ class Host(threading.Thread):
 
     def stopped(self) -> list[Hello]:
         """Ranks on this host whose processes are stopped."""
-        stopped = [rank for rank, pid in sorted(self._pids.items()) if doing(pid) == "stopped"]
-        return [self._came[rank] for rank in stopped]
+        known = sorted(self._pids.items())
+        return [self._came[rank] for rank, pid in known if doing(pid) == "stopped"]
 
     def lost(self, seconds: float) -> str:
         """Who is stopped, else who has been silent for so long where not all are surely on this
