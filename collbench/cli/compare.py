@@ -38,6 +38,7 @@ def compare(
     debug: bool = False,
 ) -> None:
     """Judge a run against another: which rows are slower, beyond noise."""
+    from collbench.judge import alarms
     from collbench.judge import comparison as judging
     from collbench.show import programs
     from collbench.show.views import comparison as views
@@ -57,7 +58,7 @@ def compare(
             f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others"
         )
     comparison = judging.compare(bases, heads, rules)
-    document = views.document(comparison, everything, title, marker)
+    document = views.document(comparison, everything, title, marker, alarms.stored(comparison))
     tell(comparison, document, output_format, out or [])
     programs.in_github(document, os.environ)
     raise typer.Exit(comparison.exit)

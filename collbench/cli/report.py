@@ -13,8 +13,8 @@ import typer
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collbench.judge.comparison import Comparison
     from collbench.records.types import RunFile
+    from collbench.show.views.verdicts import Readable
 
 
 DEFAULT = Path("collbench-report.html")
@@ -85,10 +85,11 @@ def _paths(names: Sequence[str]) -> list[Path]:
     return paths
 
 
-def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
+def _comparison(files: Sequence[RunFile], wanted: bool) -> Readable | None:
     """The comparison of two runs that were interleaved, or that the command asks to compare. Of
     interleaved runs the one measured as base is base."""
-    from collbench.judge import comparison
+    from collbench.judge import alarms, comparison
+    from collbench.show.views.verdicts import readable
 
     pairings = [file.run.pairing for file in files]
     together = (
@@ -104,7 +105,8 @@ def _comparison(files: Sequence[RunFile], wanted: bool) -> Comparison | None:
         files,
         key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
     )
-    return comparison.compare(base, head, comparison.Rules())
+    judged = comparison.compare(base, head, comparison.Rules())
+    return readable(judged, alarms.stored(judged))
 
 
 def _write(path: Path, text: str, mark: str) -> None:

@@ -147,13 +147,17 @@ def paired(run: Path, side: str, experiment: str) -> str:
 def test_two_runs_are_compared_when_asked_or_interleaved(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from collbench.judge import alarms
     from collbench.judge import comparison as compare
     from collbench.show.views import run as sections
+    from collbench.show.views import verdicts
 
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
         compare, "compare", lambda base, head, rules: asked.append((base.run.id, head.run.id))
     )
+    monkeypatch.setattr(alarms, "stored", lambda comparison: None)
+    monkeypatch.setattr(verdicts, "readable", lambda comparison, alarms: comparison)
     monkeypatch.setattr(
         sections,
         "document",

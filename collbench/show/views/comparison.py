@@ -3,8 +3,6 @@ section of a report, values and test cases for programs."""
 
 from __future__ import annotations
 
-import html
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,73 +11,52 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import plain, settings
+from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Comparison
 from collbench.judge.verdict import Judged, Side, Verdict
 from collbench.show.document import (
     Block,
     Cell,
     Document,
-    Figure,
     Heading,
     JunitCase,
     Line,
-    Meta,
     Points,
     Section,
     Table,
     Weight,
     toned,
 )
-from collbench.show.figures import Trace
-from collbench.show.views.series import meta
+from collbench.show.views import forest
 from collbench.show.views.verdicts import (
     HEADS,
     LEGEND,
     ORDER,
+    UNDECIDED,
     WEIGHTS,
     Readable,
     Shown,
+    decided,
     differences,
     facts,
     headline,
+    history,
     name_of,
     readable,
-    undivided,
+    reasons,
+    undecided,
     weight,
 )
 from collbench.show.words import short
-from collbench.suite.case import Case
 
 SCHEMA = 1  # of the JSON
 
 
-FOREST = 60  # rows of a plot that can still be told apart
-
-
-FACTS, GEOMEANS, NOTES = (
-    10,
-    20,
-    5,
-)  # in a comment at most: with all of them full, more than half is left for rows
+# in a comment at most: with all of them full, more than half is left for rows
+FACTS, GEOMEANS, NOTES = 10, 20, 5  # there are as many reasons as notes
 
 
 MARKS: dict[Weight, str] = {"bad": "❌", "notice": "⚠️", "good": "✅", "": "✅"}
-
-
-COLOURS: dict[Weight, str] = {
-    "bad": "#d62728",
-    "notice": "#e69f00",
-    "good": "#2ca02c",
-    "": "#7f7f7f",
-}
-
-
-SYMBOLS: dict[Weight, str] = {
-    "bad": "triangle-right",
-    "notice": "diamond",
-    "good": "triangle-left",
-    "": "circle",
-}
 
 
 # of rows that fail nothing; others have passed
@@ -98,15 +75,17 @@ def document(
     everything: bool = False,
     title: str = "collbench",
     marker: str = "compare",
+    alarms: Alarms | None = None,
 ) -> Document:
     """A comparison for every medium; on a terminal rows that are SAME only if ``everything``.
-    ``title`` begins the heading of a comment, and ``marker`` names it."""
+    ``title`` begins the heading of a comment, and ``marker`` names it; ``alarms`` are what is
+    known of this machine."""
     base, head = name_of(comparison.base), name_of(comparison.head)
     runs = {"base": comparison.base, "head": comparison.head}
-    view = readable(comparison)
+    view = readable(comparison, alarms)
     return Document(
         title=f"{base} → {head}",
-        verdict=headline(comparison),
+        verdict=headline(view),
         weight=weight(comparison),
         runs=[
             f"{side}: {name_of(run)}, run {run.id} of {run.started}" for side, run in runs.items()
@@ -127,31 +106,34 @@ def _sides(comparison: Comparison) -> str:
 
 
 def _brief(view: Readable, everything: bool) -> list[Block]:
-    """Fingerprint differences, the verdict, then rows, aggregates and notes."""
+    """Fingerprint differences, the verdict, then rows, aggregates, reasons and notes."""
     comparison = view.comparison
-    listed = [row for row in view.rows if everything or row.verdict != "SAME"]
+    folded: tuple[Verdict, ...] = ("SAME", *UNDECIDED) if comparison.paired else ("SAME",)
+    hidden = [] if everything else view.having(*folded)
     parts: list[Block] = [
         toned("collbench compare  ", strong=True) + _sides(comparison),
         toned(" · ".join(facts(comparison)), "quiet"),
+        *(toned(line, "quiet") for line in history(view)),
     ]
     parts += [
         toned(f"differs: {name}: {a} → {b}", "notice") for name, a, b in differences(comparison)
     ]
-    parts += [toned(headline(comparison), weight(comparison))]
-    if not comparison.exit:  # else it is said on standard error, after the table
-        parts += [comparison.reason]
-    if listed or view.means:
+    parts += [toned(headline(view), weight(comparison), strong=True), decided(view)]
+    if len(hidden) < len(view.rows) or view.means:
         table = Table(
             heads=HEADS,
-            lines=[Line(_cells(row)) for row in listed],
+            lines=[Line(_cells(row)) for row in view.rows if row not in hidden],
             closing=[Line(_cells(row)) for row in view.means],
             align="wrrrrlw",
             quiet=("why",),
             stacked=True,
+            note=LEGEND,
         )
         parts += ["", table, ""]
-    if hidden := len(view.rows) - len(listed):
-        parts += [toned(f"not shown: {hidden:,} SAME (--all shows them too)", "quiet")]
+    parts += reasons(view)
+    if counts := Counter(row.verdict for row in hidden):
+        number = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
+        parts += [toned(f"not shown: {number} (--all shows them too)", "quiet")]
     return [*parts, *comparison.notes]
 
 
@@ -161,27 +143,32 @@ def _cells(row: Shown) -> tuple[Cell, ...]:
 
 
 def _comment(view: Readable, title: str) -> list[Block]:
-    """What a pull request is told: rows that are SAME are folded."""
+    """What a pull request is told: the verdict, what was decided, and rows that have one and are
+    not SAME; the others are folded."""
     comparison = view.comparison
-    verdict = f"{MARKS[weight(comparison)]} {headline(comparison)}"
-    parts: list[Block] = [
-        Heading(f"{short(title, 100)}: {verdict}  {_sides(comparison)}"),
-        " · ".join(facts(comparison)),
-    ]
-    if comparison.reason:
-        parts += [toned(short(comparison.reason, 500), strong=bool(comparison.exit))]
     apart = [f"{name}: {a} → {b}" for name, a, b in differences(comparison)]
     if len(apart) > FACTS:
         apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
-    parts += [Points(apart)] if apart else []
-    loud = [row for row in view.rows if row.verdict != "SAME"]
-    same = [row for row in view.rows if row.verdict == "SAME"]
-    parts += [_rows(loud, view.means[:GEOMEANS])] if loud or view.means else []
-    parts += [_rows(same, title=f"{len(same):,} same")] if same else []
-    return [*parts, *(short(note, 300) for note in comparison.notes[:NOTES]), LEGEND]
+    why = [short(line, 500) for line in reasons(view)[:NOTES]]
+    rest = view.having(*UNDECIDED, "SAME")
+    loud, means = [row for row in view.rows if row not in rest], view.means[:GEOMEANS]
+    same = len(view.having("SAME"))
+    others = f"{len(rest):,} other rows: {same:,} same, {len(rest) - same:,} without a verdict"
+    return [
+        Heading(f"{short(title, 100)}: {MARKS[weight(comparison)]} {headline(view)}"),
+        decided(view),
+        " · ".join([_sides(comparison), *facts(comparison)]),
+        *history(view),
+        *([Points(apart)] if apart else []),
+        *([_rows(loud, means[-1:] if rest else means)] if loud else []),
+        *([Points(why)] if why else []),
+        *([_rows(rest, means[:-1] if loud else means, others)] if rest else []),
+        *(short(note, 300) for note in comparison.notes[:NOTES]),
+        LEGEND,
+    ]
 
 
-def _rows(rows: Sequence[Shown], means: Sequence[Shown] = (), title: str = "") -> Table:
+def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
     """A comment's table; one with a title is folded."""
     return Table(
         title=title,
@@ -200,17 +187,17 @@ def _in_comment(row: Shown) -> Line:
 
 
 def section(view: Readable) -> Section:
-    """The part of a report on a comparison: changes with their intervals, and the table of
+    """The part of a report on a comparison: verdict, changes with their intervals, and the table of
     verdicts."""
     comparison = view.comparison
-    words = [f"{headline(comparison)}: {' · '.join(facts(comparison))}."]
-    words += [short(text, 500) for text in (comparison.reason, *comparison.notes) if text]
-    drawn = any(row.delta is not None for row in comparison.rows)
+    words = [headline(view), decided(view), " · ".join(facts(comparison)), *history(view)]
+    words += [short(text, 500) for text in (*reasons(view), *comparison.notes)]
+    drawn = forest.figure(view)
     return Section(
         name="comparison",
         title="Comparison",
-        words=words,
-        figures=[_forest(view)] if drawn else [],
+        words=[f"{text}." for text in words],
+        figures=[drawn] if drawn else [],
         tables=[table for table in _tables(view) if table.lines],
     )
 
@@ -220,7 +207,7 @@ def _tables(view: Readable) -> list[Table]:
     lines = [
         Line(
             (row.row, row.verdict, row.why, *row[1:5]),
-            _meta(comparison, row.judged.case),
+            forest.about(comparison, row.judged.case),
             WEIGHTS[row.judged.verdict],
         )
         for row in view.rows
@@ -258,131 +245,11 @@ def _tables(view: Readable) -> list[Table]:
     ]
 
 
-def _meta(comparison: Comparison, case: Case) -> Meta:
-    known = meta(case)
-    if not undivided(comparison, case).backend:
-        known.pop("backend")
-    return known
-
-
-def _forest(view: Readable) -> Figure:
-    """A line per row: its change, the interval, and as a grey bar the changes too small to
-    matter."""
-    known = [row for row in view.rows if row.judged and row.judged.delta is not None]
-    drawn = known[:FOREST]
-    worst = max(known, key=lambda row: (row.judged and row.judged.delta) or 0.0)
-    left = f", {len(drawn)} of {len(known):,} rows" if len(drawn) < len(known) else ""
-    return Figure(
-        name="changes",
-        title=f"Change from base to head{left}",
-        words=(
-            "Per row, how much longer head takes than base, with its interval; within the grey bar"
-            f" a change is too small to matter. Farthest to the right: {worst.row}, {worst.change}."
-        ),
-        data=_data(view.comparison, drawn),
-        height=150 + 24 * len(drawn),
-        layout={
-            "xaxis": {
-                "title": {"text": "head / base - 1, % (to the right: slower)"},
-                "zeroline": True,
-            },
-            "yaxis": {
-                "type": "category",
-                "autorange": "reversed",
-                "automargin": True,
-                "categoryorder": "array",
-                "categoryarray": [html.escape(row.row) for row in drawn],
-            },
-            "hovermode": "closest",
-        },
-    )
-
-
-def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
-    """Traces of rows that are about the same together, since a reader can narrow the page down to
-    them; then a legend for each colour."""
-    groups: dict[str, list[Shown]] = {}
-    verdicts: dict[Weight, list[str]] = {}
-    for row in rows:
-        if row.judged:
-            groups.setdefault(str(_meta(comparison, row.judged.case)), []).append(row)
-            verdicts.setdefault(WEIGHTS[row.judged.verdict], []).append(row.verdict.lower())
-    data = [trace for members in groups.values() for trace in _traces(comparison, members)]
-    return data + [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [None],
-            "y": [None],
-            "name": ", ".join(dict.fromkeys(names)),
-            "marker": {"color": COLOURS[kind], "symbol": SYMBOLS[kind], "size": 9},
-            "meta": {},
-        }
-        for kind, names in verdicts.items()
-    ]
-
-
-def _traces(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
-    """The grey bars and the changes of rows that are about the same."""
-    judged = [row.judged for row in rows if row.judged]
-    kinds = [WEIGHTS[row.verdict] for row in judged]
-    shared = {
-        "type": "scatter",
-        "mode": "markers",
-        "y": [html.escape(row.row) for row in rows],
-        "showlegend": False,
-        "meta": _meta(comparison, judged[0].case),
-    }
-    marker = {
-        "color": [COLOURS[kind] for kind in kinds],
-        "symbol": [SYMBOLS[kind] for kind in kinds],
-        "size": 9,
-    }
-    texts = [
-        "<br>".join(map(html.escape, [row.row, f"base {row.base}, head {row.head}", *row[3:-1]]))
-        for row in rows
-    ]
-    changes = {
-        "x": [100 * (row.delta or 0.0) for row in judged],
-        "marker": marker,
-        "error_x": _interval(judged),
-        "hovertext": texts,
-        "hoverinfo": "text",
-    }
-    small = {
-        "type": "data",
-        "array": [100 * row.tau for row in judged],
-        "thickness": 14,
-        "width": 0,
-        "color": "rgba(128,128,128,0.25)",
-    }
-    bars = {"marker": {"opacity": 0}, "error_x": small, "hoverinfo": "skip"}
-    return [{**shared, "x": [0.0] * len(rows), **bars}, {**shared, **changes}]
-
-
-def _interval(rows: Sequence[Judged]) -> Trace:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "thickness": 1.5,
-        "width": 4,
-        "color": "#7f7f7f",
-        "array": [_reach(row.hi, row.delta) for row in rows],
-        "arrayminus": [_reach(row.delta, row.lo) for row in rows],
-    }
-
-
-def _reach(above: float | None, below: float | None) -> float | None:
-    """Percent between two shares; None where one of them is unknown or infinite, which draws no
-    bar."""
-    distance = math.inf if above is None or below is None else above - below
-    return 100 * distance if math.isfinite(distance) else None
-
-
 def _values(view: Readable) -> dict[str, Any]:
-    """An object: ``schema``, ``exit``, ``reason``, ``counts`` by verdict, ``paired``, ``stages``,
-    ``rules``, ``notes``, ``differences`` (fact, base, head), ``base`` and ``head`` as their files
-    begin, ``aggregates``, and ``rows`` with ``label`` and all that Judged has, times in
+    """An object: ``schema``, ``exit``, ``reason``, ``verdict`` and ``decided`` in words,
+    ``undecided`` (reason, rows), ``alarms`` of this machine, ``counts`` by verdict, ``paired``,
+    ``stages``, ``rules``, ``notes``, ``differences`` (fact, base, head), ``base`` and ``head`` as
+    their files begin, ``aggregates``, and ``rows`` with ``label`` and all that Judged has, times in
     nanoseconds."""
     comparison, names = view.comparison, _names(view)
     counts = Counter(row.verdict for row in comparison.rows)
@@ -390,6 +257,10 @@ def _values(view: Readable) -> dict[str, Any]:
         "schema": SCHEMA,
         "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
         **msgspec.structs.asdict(comparison),
+        "verdict": headline(view),
+        "decided": decided(view),
+        "undecided": [{"reason": why, "rows": named} for why, named in undecided(view).items()],
+        "alarms": view.alarms,
         "differences": [
             {"fact": name, "base": a, "head": b} for name, a, b in comparison.differences
         ],

@@ -11,7 +11,6 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
-from collbench.judge.comparison import Comparison
 from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
@@ -20,7 +19,7 @@ from collbench.show.views import arrival, efficiency, machines, measured
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
-from collbench.show.views.verdicts import headline
+from collbench.show.views.verdicts import Readable, headline, weight
 from collbench.show.words import COLUMNS, PLACES, along, axes, flat, story
 from collbench.suite.faults import planted
 
@@ -161,9 +160,8 @@ def comparison(view: View) -> Section | None:
     if view.comparison is None:
         return None
     from collbench.show.views import comparison as compared
-    from collbench.show.views.verdicts import readable
 
-    return compared.section(readable(view.comparison))
+    return compared.section(view.comparison)
 
 
 def data(view: View) -> Section:
@@ -202,7 +200,7 @@ SECTIONS: tuple[Callable[[View], Section | None], ...] = (
 )
 
 
-def document(files: Sequence[RunFile], comparison: Comparison | None = None) -> Document:
+def document(files: Sequence[RunFile], comparison: Readable | None = None) -> Document:
     """A report on ``files``, which may be none; with ``comparison``, on that first of all."""
     view = rows.view(files, comparison)
     verdict, weight = _verdict(view)
@@ -232,11 +230,7 @@ def _verdict(view: View) -> tuple[str, Weight]:
         return f"{' and '.join(parts)}.", "bad"
     if view.comparison is not None:
         reason = headline(view.comparison)
-        good = view.comparison.exit == Exit.OK
-        return (
-            f"{reason}.",
-            "good" if good else "bad" if view.comparison.exit == Exit.BAD else "notice",
-        )
+        return f"{reason}.", weight(view.comparison.comparison)
     if not view.points:
         return (
             "No case was measured: all were skipped."

@@ -12,13 +12,13 @@ import msgspec
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import plain
-from collbench.judge.comparison import Comparison
 from collbench.judge.efficiency import Point, over_launches
 from collbench.records.derive import Derived
 from collbench.records.rows import NO_TIME, by, fit
 from collbench.records.rows import table as records_table
 from collbench.records.types import Record, RunFile, World
 from collbench.show.document import Line, Meta, Table
+from collbench.show.views.verdicts import Readable
 from collbench.show.words import axes, interval, worded
 from collbench.suite.case import MODES, Case
 
@@ -61,7 +61,7 @@ class View(NamedTuple):
     points: list[Point]
     series: list[Series]
     others: list[Other]
-    comparison: Comparison | None
+    comparison: Readable | None
 
     def record(self, point: Point) -> Record:
         """The first of the records behind a point."""
@@ -75,7 +75,7 @@ class View(NamedTuple):
         return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
 
 
-def view(files: Sequence[RunFile], comparison: Comparison | None = None) -> View:
+def view(files: Sequence[RunFile], comparison: Readable | None = None) -> View:
     """Derives and sorts everything once."""
     worlds = [{world.index: world for world in file.worlds} for file in files]
     rows = records_table(files)

@@ -1,15 +1,18 @@
-"""A comparison's rows in words: what each is called, its figures, and what its verdict rests on."""
+"""A comparison in words: its verdict, what could not be decided and why, how often this machine has
+been wrong, and of its rows what each is called, its figures, and what its verdict rests on."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import counted, duration, size
+from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison
 from collbench.judge.verdict import Judged, Side, Verdict
 from collbench.records.types import Run
@@ -23,12 +26,26 @@ ORDER: tuple[Verdict, ...] = (
     "SUSPECT",
     "INVALID",
     "INCOMPARABLE",
-    "INCONCLUSIVE",
     "IMPROVED",
     "SMALL",
     "NEW",
+    "INCONCLUSIVE",
     "SAME",
 )
+
+
+# of rows that the measurement, or what it was made on, allowed no verdict
+UNDECIDED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "INCONCLUSIVE")
+
+
+TOLD: dict[Verdict, str] = {  # others by their names
+    "SMALL": "changed too little to matter",
+    "SUSPECT": "suspected, not confirmed",
+    "INCONCLUSIVE": "could not be told",
+}
+
+
+NAMED, LISTED = 3, 12  # rows that a verdict and that a reason names at most
 
 
 WEIGHTS: dict[Verdict, Weight] = {
@@ -127,12 +144,6 @@ def undivided(comparison: Comparison, case: Case) -> Case:
     )
 
 
-def headline(comparison: Comparison) -> str:
-    """Numbers of rows by verdict: 1 regressed · 2 improved · 91 same."""
-    counts = Counter(row.verdict for row in comparison.rows)
-    return " · ".join(f"{counts[v]:,} {v.lower()}" for v in ORDER if counts[v]) or "no rows"
-
-
 def weight(comparison: Comparison) -> Weight:
     """The whole comparison's: good only where nothing asks to be looked at."""
     if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
@@ -178,14 +189,18 @@ def differences(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 class Readable(NamedTuple):
     """A comparison in words: its rows, the gravest verdict and the largest change first, and a line
-    per aggregate, each beside its worst row."""
+    per aggregate, each beside its worst row; and what is known of false alarms, if anything."""
 
     comparison: Comparison
     rows: list[Shown]
     means: list[Shown]
+    alarms: Alarms | None
+
+    def having(self, *verdicts: Verdict) -> list[Shown]:
+        return [row for row in self.rows if row.verdict in verdicts]
 
 
-def readable(comparison: Comparison) -> Readable:
+def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
     rows = shown(comparison)
     deltas = {row.judged.key: (row.row, row.judged.delta) for row in rows if row.judged}
     means = []
@@ -195,7 +210,93 @@ def readable(comparison: Comparison) -> Readable:
         words = f"worst: {name} {signed(delta)}" if name else ""
         label = f"{about} ({counted(one.rows, 'row')})"
         means.append(Shown(label, "", "", change(one), "", "", words))
-    return Readable(comparison, rows, means)
+    return Readable(comparison, rows, means, alarms)
+
+
+def headline(view: Readable) -> str:
+    """The verdict, and the first of the rows it is about by name, change and interval."""
+    if view.comparison.exit in (Exit.NO_VERDICT, Exit.WRONG_DATA):
+        return short(view.comparison.reason, 500)
+    bad, rest = [_named(view, "REGRESSED", "GONE"), _named(view, "SUSPECT", "IMPROVED")]
+    if bad:
+        return "; ".join(bad) + ("" if view.comparison.exit else "; none of them may fail this")
+    if len(view.having(*UNDECIDED)) == len(view.rows):
+        return "could not tell whether anything is slower"
+    found = "confirmed" if view.having("SUSPECT") else "found"
+    return "; ".join([f"nothing {found} slower", *rest])
+
+
+def _named(view: Readable, *verdicts: Verdict) -> list[str]:
+    """For each verdict that rows have how many, and the first of them."""
+    return [
+        f"{len(rows):,} {verdict.lower()}: "
+        + _first([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
+        for verdict in verdicts
+        if (rows := view.having(verdict))
+    ]
+
+
+def _first(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def decided(view: Readable) -> str:
+    """How many rows have a verdict, and which; how many have none."""
+    told = {v: len(view.having(v)) for v in ORDER if view.having(v)}
+    left: tuple[Verdict, ...] = ("SUSPECT", *UNDECIDED)
+    still_open = {v: told.pop(v) for v in left if v in told}
+    clear = ", ".join(f"{number:,} {TOLD.get(v, v.lower())}" for v, number in told.items())
+    what = f"{sum(told.values()):,} of {counted(len(view.rows), 'row')} decided"
+    words = [f"{what}: {clear}" if clear else what]
+    words += [f"{number:,} {TOLD.get(v, v.lower())}" for v, number in still_open.items()]
+    mdes = [row.judged.mde or math.inf for row in view.having("INCONCLUSIVE") if row.judged]
+    known = sorted(mde for mde in mdes if math.isfinite(mde))
+    if known:  # rows that are told of last
+        ends = " to ".join(dict.fromkeys(percent(mde) for mde in (known[0], known[-1])))
+        words[-1] += f" on this machine: the smallest change that would be found is {ends}"
+    return "; ".join(words)
+
+
+def undecided(view: Readable) -> dict[str, list[str]]:
+    """Names of the rows without a verdict by the reason; reasons that differ in figures only are
+    one, told as of the first row."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for row in view.having(*UNDECIDED):
+        why = _open(row.verdict, row.judged.why if row.judged else "")
+        found.setdefault(re.sub(r"[\d.,]*\d", "", why), (why, []))[1].append(row.row)
+    return dict(found.values())
+
+
+def _open(verdict: str, why: str) -> str:
+    """Why a row has no verdict: scatter, where judge says no more than what that hides."""
+    first = why.partition("; ")[0]
+    scattered = not first or first.endswith(": fails nothing")
+    words = "launches scatter too much" if scattered else first
+    return words if verdict == "INCONCLUSIVE" else f"{verdict.lower()}: {why}"
+
+
+def reasons(view: Readable) -> list[str]:
+    """A line for each reason, most frequent first, with the first of its rows."""
+    found = sorted(undecided(view).items(), key=lambda item: -len(item[1]))
+    return [
+        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}: {_first(names, LISTED)}"
+        for why, names in found
+    ]
+
+
+def history(view: Readable) -> list[str]:
+    """How often experiments on two alike sides were wrong here, where that is known."""
+    about, what = view.alarms, "A/A (both sides the same) on this machine"
+    if about is None:
+        return []
+    if not about.experiments:
+        return [f"{what}: none stored; collbench ab --aa makes one"]
+    older = f", {about.older:,} older ones not judged" if about.older else ""
+    return [
+        f"{what}: {counted(about.experiments, 'experiment')}, {counted(about.rows, 'row')},"
+        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed; last {about.last}{older}"
+    ]
 
 
 def change(row: Judged | Aggregate) -> str:

@@ -17,10 +17,12 @@ import pytest
 from markdown_it import MarkdownIt
 
 from collbench.core.errors import Exit
+from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison, Rules
 from collbench.judge.verdict import Judged, Side
 from collbench.records.types import Pairing, Run
 from collbench.show import markdown, programs, terminal
+from collbench.show.document import Figure
 from collbench.show.views import verdicts
 from collbench.show.views.comparison import document, section
 from collbench.suite.case import Case
@@ -157,8 +159,8 @@ def test_a_mean_over_rows_without_an_interval_shows_the_change_itself() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_the_table_fits_and_shows_every_figure_in_full(width: int) -> None:
-    text = printed(example(), width)
-    assert len(text.splitlines()) < 40
+    text = printed(example(), width, everything=True)
+    assert len(text.splitlines()) < 50
     assert max(map(len, text.splitlines())) <= width
     words = text.split()
     for figure in ("+11.4%", "+13.0]", "905", "REGRESSED", "INCONCLUSIVE", "14%", "ring@gloo"):
@@ -173,8 +175,9 @@ def test_the_table_lists_the_gravest_first_and_same_only_when_asked() -> None:
         for verdict in verdicts.ORDER
         if verdict in text.split("not shown")[0]
     ]
-    assert places == sorted(places) and len(places) == 7
-    assert " 4 KiB" not in text and "not shown: 1 SAME" in text
+    assert places == sorted(places) and len(places) == 5
+    assert " 4 KiB" not in text
+    assert "not shown: 1 INVALID, 1 INCONCLUSIVE, 1 SAME (--all shows them too)" in text
     everything = printed(example(), everything=True)
     assert " 4 KiB" in everything and "not shown" not in everything
 
@@ -249,9 +252,15 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
     text = markdown.text(document(example(), marker="pr-gloo"))
     lines = text.splitlines()
     assert lines[0] == "<!-- collbench:pr-gloo -->"
-    assert lines[1].startswith("### collbench: ❌ 1 regressed · 1 gone · ")
-    assert lines[1].endswith(r"base git:1a2b3c → head git:4d5e6f")
-    assert "**1 row regressed, 1 row is gone**" in lines
+    assert lines[1] == (
+        r"### collbench: ❌ 1 regressed: gloo 1 MiB +11.4% \[+9.8, +13.0\]; 1 gone: gloo 4 MiB"
+    )
+    assert lines[3] == (
+        "5 of 8 rows decided: 1 regressed, 1 gone, 1 improved, 1 changed too little to matter, 1"
+        " same; 1 suspected, not confirmed; 1 invalid; 1 could not be told on this machine: the"
+        " smallest change that would be found is 14%"
+    )
+    assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 paired launches · ")
     inline, folded = tables(text)
     assert [row[0] for row in inline[1:3]] == ["gloo 1 MiB", "gloo 4 MiB"]
     assert inline[1][3:5] == ["+11.4% [+9.8, +13.0]", "3.0%"]
@@ -260,24 +269,95 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
         inline[-1][0].startswith("geomean all_reduce")
         and inline[-1][5] == "worst: gloo 1 MiB +11.4%"
     )
-    assert [row[0] for row in folded[1:]] == ["gloo 4 KiB"]
+    assert [row[0] for row in folded[1:]] == ["gloo in place 8 B", "gloo 256 KiB", "gloo 4 KiB"]
     assert text.index("<details>") < text.index("gloo 4 KiB") < text.index("</details>")
+    assert "<summary>3 other rows: 1 same, 2 without a verdict</summary>" in text
+
+
+def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
+    wide = [
+        judged("INCONCLUSIVE", 0.03, 0.1, case=sized(4 << i), mde=0.14 + i, why=why)
+        for i, why in enumerate(["", "scatter hides changes under 114.0%: fails nothing"])
+    ]
+    few = [
+        judged("INVALID", case=sized(64 << i), why=f"head: {i} of 9 samples failed")
+        for i in range(2)
+    ]
+    text = markdown.text(document(comparison([*wide, *few, judged("SAME")])))
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    assert lines == [
+        "- no verdict on 2 rows, invalid: head: 0 of 9 samples failed: 64 B, 128 B",
+        "- no verdict on 2 rows, launches scatter too much: 4 B, 8 B",
+    ]
+    assert "would be found is 14% to 114%" in text
+
+
+def test_only_the_first_rows_of_a_verdict_and_of_a_reason_are_named() -> None:
+    slow = [judged("REGRESSED", 0.1, case=sized(4 * i)) for i in range(1, 6)]
+    open_ = [judged("INCONCLUSIVE", case=sized(1000 + 4 * i)) for i in range(15)]
+    view = verdicts.readable(comparison([*slow, *open_], exit=Exit.BAD))
+    assert verdicts.headline(view).endswith("] and 2 more")
+    assert verdicts.reasons(view)[0].endswith(" and 3 more")
+
+
+def test_logs_without_intervals_say_no_smallest_change() -> None:
+    row = judged(
+        "INCONCLUSIVE", 0.1, lo=None, hi=None, mde=None, why="one launch each: no evidence"
+    )
+    view = comparison([row], paired=False)
+    assert "0 of 1 row decided; 1 could not be told\n" in printed(view)
+    assert "no verdict on 1 row, one launch each: no evidence: " in printed(view)
+    assert " INCONCLUSIVE " in printed(view)  # figures are all there is
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict", "mark"),
+    ("alarms", "words"),
     [
-        (0, "SAME", "✅"),
-        (0, "IMPROVED", "✅"),
-        (0, "SUSPECT", "⚠️"),
-        (3, "INCOMPARABLE", "⚠️"),
-        (1, "REGRESSED", "❌"),
-        (7, "INVALID", "❌"),
+        (None, []),
+        (Alarms(), ["none stored; collbench ab --aa makes one"]),
+        (
+            Alarms(experiments=20, rows=240, suspected=1, last="2026-11-23", older=3),
+            [
+                "20 experiments, 240 rows, 1 suspected, 0 confirmed; last 2026-11-23, 3 older ones"
+                " not judged"
+            ],
+        ),
     ],
 )
-def test_the_mark_says_whether_to_look(code: int, verdict: str, mark: str) -> None:
+def test_false_alarms_of_this_machine_are_told_in_every_medium(
+    alarms: Alarms | None, words: list[str]
+) -> None:
+    found = document(comparison([judged("SAME")]), alarms=alarms)
+    told = [f"A/A (both sides the same) on this machine: {line}" for line in words]
+    assert [line for line in markdown.text(found).splitlines() if line.startswith("A/A")] == told
+    (shown,) = found.sections
+    assert [line for line in shown.words if line.startswith("A/A")] == [f"{t}." for t in told]
+    assert all(line in terminal.text(found, 200) for line in told)
+    assert json.loads(programs.as_json(found))["alarms"] == (
+        alarms and msgspec.structs.asdict(alarms)
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "words"),
+    [
+        (0, "SAME", "✅ nothing found slower"),
+        (0, "IMPROVED", "✅ nothing found slower; 1 improved: 1 MiB ~"),
+        (0, "SUSPECT", "⚠️ nothing confirmed slower; 1 suspect: 1 MiB ~"),
+        (0, "INCONCLUSIVE", "⚠️ could not tell whether anything is slower"),
+        (0, "REGRESSED", "⚠️ 1 regressed: 1 MiB ~"),
+        (3, "INCOMPARABLE", "⚠️ so"),
+        (1, "REGRESSED", "❌ 1 regressed: 1 MiB ~"),
+        (7, "INVALID", "❌ so"),
+    ],
+)
+def test_the_first_line_says_whether_to_look_and_at_what(
+    code: int, verdict: str, words: str
+) -> None:
     view = comparison([judged(verdict)], exit=Exit(code), reason="so")
-    assert f": {mark} 1 {verdict.lower()}" in markdown.text(document(view)).splitlines()[1]
+    first = markdown.text(document(view)).splitlines()[1].replace("\\", "")
+    assert first.startswith(f"### collbench: {words}")
+    assert first.endswith("; none of them may fail this") == ((code, verdict) == (0, "REGRESSED"))
 
 
 def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:
@@ -351,6 +431,8 @@ def test_json_has_everything_and_only_finite_numbers() -> None:
     regressed = next(row for row in found["rows"] if row["verdict"] == "REGRESSED")
     assert regressed["delta"] == 0.114 and regressed["head"]["median"] == pytest.approx(904_568)
     assert regressed["case"]["nbytes"] == 1 << 20 and regressed["label"] == "gloo 1 MiB"
+    assert found["verdict"] == "so" and found["decided"].startswith("5 of 9 rows decided: ")
+    assert found["undecided"][1]["rows"] == ["gloo 32 B", "gloo 256 KiB"]
     assert found["rows"][-1]["lo"] is None and found["rows"][-1]["hi"] is None
 
 
@@ -457,33 +539,77 @@ def test_the_summary_of_a_step_is_added_to_and_never_overfilled(
     assert capsys.readouterr().err == ""
 
 
-def test_the_section_plots_every_change_with_its_interval() -> None:
-    made = section(verdicts.readable(example()))
-    (figure,) = made.figures
-    drawn = [
-        trace for trace in figure.data if "error_x" in trace and trace.get("hoverinfo") == "text"
-    ]
-    assert sum(len(trace["y"]) for trace in drawn) == 7  # all but the row that is gone
-    at = drawn[0]["y"].index("gloo 1 MiB")
-    assert drawn[0]["x"][at] == pytest.approx(11.4)
-    assert drawn[0]["error_x"]["array"][at] == pytest.approx(1.6)
-    assert drawn[0]["error_x"]["arrayminus"][at] == pytest.approx(1.6)
-    bands = [trace for trace in figure.data if trace.get("hoverinfo") == "skip"]
-    assert {value for trace in bands for value in trace["error_x"]["array"]} == {5.0}
-    assert {trace["meta"].get("collective", "all_reduce") for trace in figure.data} == {
-        "all_reduce"
+def marks(figure: Figure) -> list[dict[str, Any]]:
+    return [trace for trace in figure.data if trace.get("hoverinfo") == "text"]
+
+
+def bars(figure: Figure, width: int) -> dict[float, tuple[float, float]]:
+    """From where to where lines of this width reach, by their place."""
+    drawn = [trace for trace in figure.data if trace.get("line", {}).get("width") == width]
+    return {
+        y: (trace["x"][i], trace["x"][i + 1])
+        for trace in drawn
+        for i, y in enumerate(trace["y"])
+        if i % 3 == 0 and trace["x"][i]
     }
-    verdict_table, means = made.tables
+
+
+def test_the_section_plots_every_change_with_its_interval() -> None:
+    (figure,) = section(verdicts.readable(example())).figures
+    points = {y: x for trace in marks(figure) for x, y in zip(trace["x"], trace["y"], strict=True)}
+    assert len(points) == 7  # all but the row that is gone
+    top = min(points)
+    assert "gloo 1 MiB" in figure.layout["annotations"][0]["text"]
+    assert points[top] == pytest.approx(1.114)
+    assert bars(figure, 2)[top] == pytest.approx((1.098, 1.13))
+    json.dumps(figure.data, allow_nan=False)
+
+
+def test_the_plot_shows_what_matters_and_what_could_have_been_missed() -> None:
+    rows = [judged("SAME"), judged("SAME", case=sized(8), tau=0.1), judged("SAME", case=sized(16))]
+    (figure,) = section(verdicts.readable(comparison(rows))).figures
+    missed = bars(figure, 10)
+    assert missed[min(missed)] == pytest.approx((1 / 1.03, 1.03))
+    bands = [shape for shape in figure.layout["shapes"] if shape["type"] == "rect"]
+    assert [round(band["x1"], 3) for band in bands] == [1.05, 1.1, 1.05]
+    assert [band["y1"] for band in bands[:-1]] == pytest.approx([b["y0"] for b in bands[1:]])
+    (zero,) = [shape for shape in figure.layout["shapes"] if shape["type"] == "line"]
+    assert zero["x0"] == zero["x1"] == 1
+
+
+def test_the_plot_tells_verdicts_by_colour_and_by_symbol() -> None:
+    (figure,) = section(verdicts.readable(example())).figures
+    looks = {(t["marker"]["color"], t["marker"]["symbol"]) for t in marks(figure)}
+    assert len(looks) == len({colour for colour, _ in looks}) == 5
+    names = [trace["name"] for trace in figure.data if trace.get("name")]
+    assert names[0] == "regressed" and "invalid, inconclusive" in names
+
+
+def test_the_plot_narrows_down_with_the_page() -> None:
+    rows = [judged("SAME"), judged("SAME", case=sized(8, collective="broadcast"))]
+    (figure,) = section(verdicts.readable(comparison(rows))).figures
+    assert {trace["meta"]["collective"] for trace in marks(figure)} == {"all_reduce", "broadcast"}
+    assert all(trace["meta"] == {} for trace in figure.data if trace.get("name"))
+
+
+def test_ends_that_lie_far_out_are_drawn_at_the_edge() -> None:
+    row = judged("INCONCLUSIVE", 0.5, lo=-0.999, hi=1e6, mde=math.inf)
+    (figure,) = section(verdicts.readable(comparison([row]))).figures
+    assert [*bars(figure, 2).values()] == [(0.1, 10.0)]
+    json.dumps(figure.layout, allow_nan=False)
+
+
+def test_the_tables_of_the_section_have_every_row() -> None:
+    verdict_table, means = section(verdicts.readable(example())).tables
     assert [len(line.cells) for line in verdict_table.lines] == [len(verdict_table.heads)] * 8
     assert verdict_table.lines[0].weight == "bad" and means.lines[0].cells[2] == "~ [-0.1, +0.5]"
-    json.dumps(figure.data, allow_nan=False)
 
 
 def test_the_section_draws_no_more_than_can_be_told_apart() -> None:
     (figure,) = section(verdicts.readable(hostile())).figures
     assert figure.title.endswith("60 of 5,000 rows")
-    assert len(figure.layout["yaxis"]["categoryarray"]) == 60
-    assert "<script" not in json.dumps(figure.data)
+    assert len(figure.layout["annotations"]) == 60
+    assert "<script" not in json.dumps([figure.data, figure.layout])
     unknown = comparison([judged("REGRESSED", 0.5, lo=-math.inf, hi=None)])
     json.dumps(section(verdicts.readable(unknown)).figures[0].data, allow_nan=False)
 

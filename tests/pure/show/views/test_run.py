@@ -27,6 +27,7 @@ from collbench.show.document import FILTERS, Document, Section
 from collbench.show.views import run as sections
 from collbench.show.views import series
 from collbench.show.views.measured import pair_of
+from collbench.show.views.verdicts import readable
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -504,7 +505,7 @@ def test_a_comparison_adds_its_section_and_rules_the_verdict() -> None:
         exit=Exit.BAD,
         reason="1 row regressed",
     )
-    document = sections.document([base, head], given)
+    document = sections.document([base, head], readable(given))
     sound(document)
     assert "comparison" in [found.name for found in document.sections] and document.weight == "bad"
 
