@@ -108,8 +108,8 @@ def _sides(comparison: Comparison) -> str:
 def _brief(view: Readable, everything: bool) -> list[Block]:
     """Fingerprint differences, the verdict, then rows, aggregates, reasons and notes."""
     comparison = view.comparison
-    folded: tuple[Verdict, ...] = ("SAME", *UNDECIDED) if comparison.paired else ("SAME",)
-    hidden = [] if everything else view.having(*folded)
+    folded = ("SAME", *UNDECIDED)[: 0 if everything else None if comparison.paired else 1]
+    hidden = view.having(*folded)
     parts: list[Block] = [
         toned("collbench compare  ", strong=True) + _sides(comparison),
         toned(" · ".join(facts(comparison)), "quiet"),
@@ -122,7 +122,7 @@ def _brief(view: Readable, everything: bool) -> list[Block]:
     if len(hidden) < len(view.rows) or view.means:
         table = Table(
             heads=HEADS,
-            lines=[Line(_cells(row)) for row in view.rows if row not in hidden],
+            lines=[Line(_cells(row)) for row in view.rows if row.verdict not in folded],
             closing=[Line(_cells(row)) for row in view.means],
             align="wrrrrlw",
             quiet=("why",),
@@ -150,8 +150,8 @@ def _comment(view: Readable, title: str) -> list[Block]:
     if len(apart) > FACTS:
         apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
     why = [short(line, 500) for line in reasons(view)[:NOTES]]
-    rest = view.having(*UNDECIDED, "SAME")
-    loud, means = [row for row in view.rows if row not in rest], view.means[:GEOMEANS]
+    rest, means = view.having(*UNDECIDED, "SAME"), view.means[:GEOMEANS]
+    loud = [row for row in view.rows if row.verdict not in (*UNDECIDED, "SAME")]
     same = len(view.having("SAME"))
     others = f"{len(rest):,} other rows: {same:,} same, {len(rest) - same:,} without a verdict"
     return [

@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from collbench.judge.comparison import Comparison
+from collbench.judge.verdict import Judged
 from collbench.show.document import Figure, Meta
 from collbench.show.figures import COLOURS, Trace, finite, hover, log_axis, safe
 from collbench.show.views.series import meta
@@ -120,63 +120,59 @@ def _shapes(rows: Sequence[Shown]) -> list[Trace]:
 
 
 def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
-    """Traces of rows that are about the same together, since a reader can narrow the page down to
-    them; then a legend for each colour."""
-    groups: dict[tuple[str, str], list[tuple[int, Shown]]] = {}
-    verdicts: dict[str, list[str]] = {}
+    """Each row's traces, which a reader can narrow the page down to; then a legend."""
+    data: list[Trace] = []
+    verdicts: dict[str, dict[str, None]] = {}
     for place, row in enumerate(rows):
         if row.judged:
             verdict = row.judged.verdict
             kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
-            same = str(about(comparison, row.judged.case))
-            groups.setdefault((same, kind), []).append((place, row))
-            verdicts.setdefault(kind, []).append(row.verdict.lower())
-    data = [
-        trace
-        for (_, kind), members in groups.items()
-        for trace in _traces(comparison, kind, members)
-    ]
-    names = {kind: ", ".join(dict.fromkeys(words)) for kind, words in verdicts.items()}
-    data += [_marks(kind, [None], [None], {}) | {"name": name} for kind, name in names.items()]
-    bar = _bars([(None, None, 0)], "open", 10, {})
+            data += _drawn(
+                row, row.judged, place + MIDDLE, kind, about(comparison, row.judged.case)
+            )
+            verdicts.setdefault(kind, {})[verdict.lower()] = None
+    for look, names in verdicts.items():
+        data.append(_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True})
     words = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
-    return [*data, bar | words]
+    return [*data, _bar(None, None, None, "open", 10, {}) | words]
 
 
-def _traces(comparison: Comparison, kind: str, members: Sequence[tuple[int, Shown]]) -> list[Trace]:
-    """Pale bars, intervals and marks of rows of one kind that are about the same."""
-    known = [(place, row.judged) for place, row in members if row.judged]
-    same = about(comparison, known[0][1].case)
-    mdes = [(row.mde or 0.0, place) for place, row in known]
-    missed = [(_ratio(1 / (1 + mde) - 1), _ratio(mde), place) for mde, place in mdes]
-    bounds = [(_ratio(row.lo), _ratio(row.hi), place) for place, row in known]
-    x, y = [_ratio(row.delta) for _, row in known], [place + MIDDLE for place, _ in known]
-    texts = [
-        hover([row.row, f"base {row.base}, head {row.head}", row.change, f"MDE {row.mde}", row.why])
-        for _, row in members
-    ]
+def _drawn(row: Shown, judged: Judged, y: float, kind: str, same: Meta) -> list[Trace]:
+    """A row's pale bar, interval and mark."""
+    missed = judged.mde or 0.0
+    lines = [row.row, f"base {row.base}, head {row.head}", row.change, f"MDE {row.mde}", row.why]
+    words = {"hovertext": hover(lines), "hoverinfo": "text"}
     return [
-        _bars(missed, kind, 10, same) | {"opacity": PALE},
-        _bars(bounds, kind, 2, same),
-        _marks(kind, x, y, same) | {"showlegend": False, "hovertext": texts, "hoverinfo": "text"},
+        _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 10, same) | {"opacity": PALE},
+        _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 2, same),
+        _mark(_ratio(judged.delta), y, kind, same) | words,
     ]
 
 
-def _marks(kind: str, x: list[Any], y: list[Any], about: Meta) -> Trace:
+def _mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
     colour, symbol = LOOKS[kind]
-    marker = {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 2, "color": colour}}
-    return {"type": "scatter", "mode": "markers", "x": x, "y": y, "marker": marker, "meta": about}
+    line = {"width": 2, "color": colour}
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [x],
+        "y": [y],
+        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": line},
+        "showlegend": False,
+        "meta": same,
+    }
 
 
-def _bars(ends: Sequence[tuple[Any, Any, int]], kind: str, width: int, about: Meta) -> Trace:
-    """Lines from one x to another at a y."""
+def _bar(
+    low: float | None, high: float | None, y: float | None, kind: str, width: int, same: Meta
+) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [x for low, high, _ in ends for x in (low, high, None)],
-        "y": [y for *_, place in ends for y in (place + MIDDLE, place + MIDDLE, None)],
+        "x": [low, high],
+        "y": [y, y],
         "line": {"width": width, "color": LOOKS[kind][0]},
         "hoverinfo": "skip",
         "showlegend": False,
-        "meta": about,
+        "meta": same,
     }

@@ -546,12 +546,7 @@ def marks(figure: Figure) -> list[dict[str, Any]]:
 def bars(figure: Figure, width: int) -> dict[float, tuple[float, float]]:
     """From where to where lines of this width reach, by their place."""
     drawn = [trace for trace in figure.data if trace.get("line", {}).get("width") == width]
-    return {
-        y: (trace["x"][i], trace["x"][i + 1])
-        for trace in drawn
-        for i, y in enumerate(trace["y"])
-        if i % 3 == 0 and trace["x"][i]
-    }
+    return {trace["y"][0]: tuple(trace["x"]) for trace in drawn if trace["x"][0]}
 
 
 def test_the_section_plots_every_change_with_its_interval() -> None:
