@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -14,7 +13,8 @@ from collbench.judge.comparison import Comparison, Rules, compare
 from collbench.machine.environment import fingerprint
 from collbench.records import store
 
-MOST = 20  # experiments judged, the newest: of a dozen rows each takes some tenths of a second
+# judged at most: the newest experiments, until there are so many rows; a dozen rows take 0.2 s
+MOST, ROWS = 20, 300
 
 
 class Alarms(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,33 +31,33 @@ class Alarms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stored(comparison: Comparison) -> Alarms | None:
-    """What the store holds of the machine of either side, by the rules of ``comparison``; None
+    """What the store holds of the machine of either side, by the tau of ``comparison``; None
     where that machine is unknown."""
     runs = (comparison.base, comparison.head)
     if any(run.imported or not run.environment for run in runs):
         return None
     backends = {row.case.backend for row in comparison.rows}
     machines = {fingerprint(run.environment, backends) for run in runs}
-    days: dict[Path, str] = {}
-    for path in reversed(store.saved()):
-        with suppress(CollbenchError):  # a file that cannot be read is none
-            run = store.read_run(path) if path.stem.endswith("-base") else None
-            alike = run and run.pairing and run.pairing.aa and not run.policy.inject
-            if run and alike and fingerprint(run.environment, backends) in machines:
-                days[path] = run.started[:10]
-    judged: dict[Path, Counter[str]] = {}
-    for base in [*days][:MOST]:
-        with suppress(CollbenchError):
+    days: list[str] = []
+    total, older = Counter[str](), 0
+    for base in (path for path in reversed(store.saved()) if path.stem.endswith("-base")):
+        with suppress(CollbenchError):  # what cannot be read or compared is passed over
+            run = store.read_run(base)
+            alike = run.pairing and run.pairing.aa and not run.policy.inject
+            if not alike or fingerprint(run.environment, backends) not in machines:
+                continue
+            if len(days) == MOST or total.total() >= ROWS:
+                older += 1
+                continue
             head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
             rules = Rules(tau=comparison.rules.tau)
-            rows = compare(store.read(base), store.read(head), rules).rows
-            judged[base] = Counter(row.verdict for row in rows)
-    total = sum(judged.values(), Counter[str]())
+            total.update(r.verdict for r in compare(store.read(base), store.read(head), rules).rows)
+            days.append(run.started[:10])
     return Alarms(
-        experiments=len(judged),
+        experiments=len(days),
         rows=total.total(),
         suspected=total["SUSPECT"],
         confirmed=total["REGRESSED"] + total["IMPROVED"],
-        last=next((days[path] for path in judged), ""),
-        older=max(0, len(days) - MOST),
+        last=max(days, default=""),
+        older=older,
     )

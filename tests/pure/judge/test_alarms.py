@@ -91,10 +91,11 @@ def test_a_broken_or_lonely_file_is_passed_over(home: Path) -> None:
     assert found and (found.experiments, found.last) == (1, "2026-01-02")
 
 
+@pytest.mark.parametrize("limit", ["MOST", "ROWS"])
 def test_the_newest_are_judged_and_older_ones_counted(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(alarms, "MOST", 2)
+    monkeypatch.setattr(alarms, limit, 2)
     stored(home, "20260101-a", SUSPECT)
     for name in ("20260102-b", "20260103-c"):
         stored(home, name)
