@@ -1,5 +1,7 @@
 """The console script, and ``python -m collbench``: the form torchrun wants."""
 
+import atexit
+import os
 import signal
 import sys
 
@@ -17,7 +19,12 @@ def main() -> None:
 
         command()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        # sys.exit would not do: Python ends by SIGINT all the same where the signal came while it
+        # evaluated a string, as modules do when they make a class
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

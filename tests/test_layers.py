@@ -19,10 +19,10 @@ TESTS = Path(__file__).parent
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
     "core": 1_940,  # what a collective is, what algorithms do and cost
-    "machine": 460,  # where we are
+    "machine": 470,  # where we are
     "suite": 810,  # what is asked for
-    "records": 2_420,  # what came out
-    "run": 7_370,  # how it is measured
+    "records": 2_460,  # what came out
+    "run": 7_750,  # how it is measured
     "judge": 3_420,  # what it means
     "show": 3_950,  # how it is told
     "cli": 2_120,  # how it is asked for

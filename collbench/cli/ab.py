@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ def ab(
     rebuild: bool = False,
     aa: bool = False,
     rounds: str = "8,12",
+    budget: str = "",
     ranks: str = "",
     max_seconds: str = "",
     timeout: float | None = None,
@@ -45,15 +45,13 @@ def ab(
 ) -> None:
     """Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one
     machine."""
-    from collbench.cli import compare as judge
-    from collbench.judge.comparison import suspects
+    from collbench.judge.comparison import compare
     from collbench.run.experiment import Order
     from collbench.run.interrupts import Interrupts
     from collbench.run.launch import folders
 
-    _refuse(tag)
     sides = _sides(base, head, aa)
-    judge.check(output_format, out or [])
+    _refuse(tag, output_format, out or [])
     if output is not None and not dry_run:
         _folder(output)
     rules = _rules(tau, strict, across_machines)
@@ -62,7 +60,8 @@ def ab(
         variants=sides,
         command=sys.argv,
         rounds=_rounds(rounds),
-        suspects=partial(suspects, rules=rules),
+        judge=lambda base, head: compare(base, head, rules, under_way=True).rows,
+        budget=_seconds(budget),
         aa=aa,
         output=output,
         tag=tag,
@@ -74,13 +73,21 @@ def ab(
         raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
 
 
-def _refuse(tag: str) -> None:
-    """Raises UsageError for a tag that could not name a run, and CannotRun where this process is a
-    rank already."""
+def _seconds(budget: str) -> float | None:
+    from collbench.suite import grammar
+
+    return grammar.parse_duration(budget, "--budget") if budget else None
+
+
+def _refuse(tag: str, output_format: str, out: list[Path]) -> None:
+    """Raises UsageError for a tag that could not name a run, or what cannot be written, and
+    CannotRun where this process is a rank already."""
+    from collbench.cli import compare
     from collbench.run.launch import join
     from collbench.suite import grammar
 
     grammar.refuse_tag(tag)
+    compare.check(output_format, out)
     if member := join.detect():
         raise CannotRun(
             f"ab starts ranks of its own, and {member.launcher} has started this one",
@@ -183,11 +190,12 @@ def _rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.core.text import counted
     from collbench.run import plan
-    from collbench.run.experiment import SIDES, refuse_nothing, rows
+    from collbench.run.matching import SIDES, refuse_nothing, rows
+    from collbench.run.rounds import BUDGET
     from collbench.show import terminal
     from collbench.show.words import clock
 
-    found, skips = rows(order)
+    found, skips = rows(order.suite, order.variants)
     launches = 2 * order.rounds[0]
     policy = order.piloted
     seconds = (
@@ -205,7 +213,9 @@ def _show_plan(order: Order) -> None:
     about = (
         f"{counted(len(found), 'row')}, {order.rounds[0]} paired launches: about {clock(seconds)}"
     )
-    terminal.show(*sides, f"{about}, and a second stage for what it flags", *listed, *left_out)
+    budget = clock(BUDGET if order.budget is None else order.budget)
+    more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
+    terminal.show(*sides, f"{about}; {more}", *listed, *left_out)
     refuse_nothing(found, skips)
 
 

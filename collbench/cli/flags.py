@@ -192,7 +192,10 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "rebuild": Option("--rebuild", help="Build even what was built before."),
         "aa": Option("--aa", help="Compare base with itself: how often is this machine wrong?"),
         "rounds": Option(
-            "--rounds", help="Paired launches of all rows, and (more if need be) of flagged."
+            "--rounds", help="Fewest paired launches: of all rows, and again of those flagged."
+        ),
+        "budget": option(
+            "budget", "Be done within this; rows without a verdict get all of it. Default 5m, soft."
         ),
         "ranks": option("ranks", "Ranks instead of the suite's; a list."),
         "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),

@@ -83,6 +83,16 @@ class Others:
         self._leads = self._machines.index(self._machine) == rank
         self._parents = psutil.Process().parents() if self._leads else []
         self._before = self._now()
+        self._paused = self._before
+
+    def pause(self) -> None:
+        """What is used from here on counts for nothing, until ``resume``."""
+        self._paused = self._now()
+
+    def resume(self) -> None:
+        now = zip(self._before, self._paused, self._now(), strict=True)
+        wall, busy, own = (before + after - paused for before, paused, after in now)
+        self._before = wall, busy, own
 
     def since(self) -> dict[str, Load]:
         """By host, the load since this was last asked, or since there is this object."""

@@ -30,6 +30,9 @@ RESAMPLED = 2000
 EXACT_PAIRS = 40_000
 
 
+WIDE = 0.55  # of what matters may be half of an interval that a verdict comes from
+
+
 FEWEST = 6  # rounds that bound a median at 95 %
 
 
@@ -187,6 +190,16 @@ def _found(freedom: int) -> float:
     from scipy.special import stdtrit  # loads four times sooner than scipy.stats
 
     return float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))
+
+
+def enough(changes: Values, tau: float, level: float = 0.95) -> float:
+    """How many pairs, scattering as these do, bound a change within WIDE of what matters (``tau``,
+    relative), so that a row without one is as good as always found the same, and one with twice
+    that much changed. inf where these bound nothing yet."""
+    _, lo, hi, _ = shift(changes, level) if len(changes) else (0.0, -np.inf, np.inf, 1.0)
+    half, n = (hi - lo) / 2, len(changes)
+    wanted = WIDE * math.log1p(tau)
+    return n if half <= wanted else math.ceil(n * (half / wanted) ** 2) if half < np.inf else np.inf
 
 
 def bonferroni(tests: int) -> float:

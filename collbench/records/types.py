@@ -31,6 +31,9 @@ MOST_ENVIRONMENT = 1 << 18  # bytes, of which a machine's description takes some
 Cache = Literal["", "cold", "hot", "small", "shrunk"]
 
 
+Together = Literal["", "turns", "world"]
+
+
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
 
 
@@ -173,7 +176,9 @@ class World(_Line, frozen=True, tag="world"):
     virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a GPU;
     ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved comparison,
     worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired with the
-    other side's; elsewhere both are 0 and every world is a launch of its own.
+    other side's; elsewhere both are 0 and every world is a launch of its own. ``together`` says how
+    the two took turns: block by block, as two worlds alive at once or within a single one; empty
+    where one followed the other.
     """
 
     index: Whole
@@ -188,6 +193,7 @@ class World(_Line, frozen=True, tag="world"):
     init_ns: int = 0
     stage: int = 0
     round: int = 0
+    together: Together = ""
     virtual: bool = False
     shared_gpu: bool = False
     interpreted: bool = False

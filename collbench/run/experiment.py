@@ -1,13 +1,17 @@
 """An interleaved experiment: launches of two variants in pairs, in random order, over the same rows
 with the same number of samples. All rows in a first stage; in a second, with fresh launches, those
-that the first one flags.
+that the first one flags. What time is left goes to rows that are yet without a verdict (rounds.py).
+
+The two launches of a pair are alive at once and take turns block by block (launch/duet.py). Sides
+that differ in nothing but the algorithm share one world, and take turns there. Where memory does
+not suffice for two worlds, one launch follows the other.
 """
 
 from __future__ import annotations
 
-import math
+import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,31 +19,30 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken, UsageError
+from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.records import paired, store
-from collbench.records.types import ONE_SIDED, End, Pairing, Record, Run, RunFile, World, stripped
-from collbench.run import plan, session
-from collbench.run.backends import why_never, why_not_here, why_not_so
+from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
+from collbench.run import matching, plan, session
+from collbench.run.backends import is_predicted
+from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Hear, Listener
-from collbench.run.plan import Job, Plan
+from collbench.run.matching import SIDES, Row
+from collbench.run.plan import Plan
 from collbench.run.reporter import Step
-from collbench.run.variants import Home, Name, Variant, applied
-from collbench.suite.case import Case, Skip
+from collbench.run.rounds import AHEAD, BUDGET, Judge, Ledger, timed
+from collbench.run.variants import Home, Name, Variant
+from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Suite, why_not
-
-SIDES: tuple[Name, Name] = ("base", "head")
-
+from collbench.suite.sweep import Suite
 
 PILOT_SECONDS = (
     0.25  # of samples of a case and launch, unless the suite says so: more launches tell more
 )
-
-
-WARM_SECONDS = 0.1
 
 
 LATE = 0.05  # share of late starts above which a common deadline is not relied upon
@@ -50,17 +53,17 @@ FRESH = (
 )
 
 
-Suspects = Callable[[RunFile, RunFile], Sequence[str]]  # keys of rows that stage 1 flags
-
-
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An experiment as asked for. ``rounds`` of both stages; ``aa`` compares base with itself."""
+    """An experiment as asked for. ``rounds`` are the fewest of both stages; more follow for rows
+    without a verdict until ``budget`` seconds are over, or BUDGET where nobody names one. ``aa``
+    compares base with itself."""
 
     suite: Suite
     variants: dict[Name, Variant]
     command: Sequence[str]
     rounds: tuple[int, int]
-    suspects: Suspects
+    judge: Judge
+    budget: float | None = None
     homes: dict[Name, Home] = {}
     aa: bool = False
     output: Path | None = None
@@ -75,12 +78,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
             asked, max_seconds=most, min_seconds=min(asked.min_seconds, most / 5)
         )
 
-
-class Row(NamedTuple):
-    """A row of the experiment: what it is joined on, and each side's job."""
-
-    key: str
-    jobs: dict[Name, Job]
+    @property
+    def in_one_world(self) -> bool:
+        """Whether ranks of one world can be both sides: nothing but the algorithm differs."""
+        base, head = (self.variants[name] for name in SIDES)
+        alone = msgspec.structs.replace(base, text=head.text, algorithm=head.algorithm) == head
+        return alone and base.algorithm != head.algorithm
 
 
 class _Side:
@@ -111,12 +114,11 @@ class _Side:
         session.write(self.writer, line)
         (self.worlds if isinstance(line, World) else self.records).append(line)  # type: ignore[arg-type]
 
-    def keep_launch(self, index: int, step: Step, line: World | Record) -> None:
+    def keep_launch(self, index: int, step: Step, together: Together, line: World | Record) -> None:
         """Keep a line of the launch that is world ``index`` of this side."""
         if isinstance(line, World):
-            self.keep(
-                msgspec.structs.replace(line, index=index, stage=step.stage, round=step.round)
-            )
+            place = {"index": index, "stage": step.stage, "round": step.round}
+            self.keep(msgspec.structs.replace(line, together=together, **place))
         else:
             self.keep(msgspec.structs.replace(line, world=index))
 
@@ -127,18 +129,30 @@ class _Side:
         )
 
 
+class _Launch(NamedTuple):
+    """One side's part of a pair: its plan, and who hears what comes of it."""
+
+    side: _Side
+    plan: Plan
+    hear: Hear
+
+
 class Experiment:
     """Runs an order. ``tell`` hears of every launch and of the case it is at; it is called
     often."""
 
     def __init__(self, order: Order, tell: Callable[[Step], None]) -> None:
-        self._order, self._tell = order, tell
+        self._order, self._tell, self._began = order, tell, time.monotonic()
+        self._budget = BUDGET if order.budget is None else order.budget
         experiment = store.new_id(order.suite.name)
-        found, skips = rows(order)
-        refuse_nothing(found, skips)
-        self._rows = found
+        found, skips = matching.rows(order.suite, order.variants)
+        matching.refuse_nothing(found, skips)
+        self._all = found
         self._barrier: set[object] = set()
-        self._rng = np.random.default_rng(zlib.crc32(experiment.encode()))
+        self._seed = zlib.crc32(experiment.encode())
+        self._lots = np.random.default_rng(self._seed)
+        self._ledger = Ledger()
+        self._done = {1: 0, 2: 0}  # rounds of each stage
         self._sides = {name: _Side(order, name, experiment) for name in SIDES}
         for name, side in self._sides.items():
             for skip in skips[name]:
@@ -153,14 +167,9 @@ class Experiment:
         """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished
         is kept."""
         try:
-            rows = self._pilot()
-            if not rows:
-                return
-            self._stage(1, self._order.rounds[0], rows)
-            flagged = set(self._order.suspects(*self.files))
-            again = [row for row in rows if row.key in flagged]
-            if again:
-                self._stage(2, max(self._order.rounds[1], paired.fewest_rounds(len(again))), again)
+            if rows := self._affordable(self._pilot()):
+                self._rounds(1, rows, self._order.rounds[0])
+                self._decide(rows)
         finally:
             for side in self._sides.values():
                 side.launcher.close()
@@ -178,38 +187,74 @@ class Experiment:
                 )
         return [side.writer.path for side in self._sides.values()]
 
+    def _decide(self, rows: Sequence[Row]) -> None:
+        """Measure again what stage 1 flags, and go on with rows that are worth it, as long as there
+        are any of either kind."""
+        again: list[Row] = []
+        while True:
+            judged = {row.key: row for row in self._order.judge(*self.files)}
+            flagged = [
+                row
+                for row in rows
+                if row not in again and row.key in judged and judged[row.key].verdict == "SUSPECT"
+            ]
+            again += flagged
+            fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again)))
+            if flagged:
+                self._rounds(2, flagged, fewest)
+            taus = [
+                {row.key: judged[row.key].tau for row in some if row.key in judged}
+                for some in (again, [row for row in rows if row not in again])
+            ]
+            # what a row still to be flagged would take is kept
+            spare = fewest * max(map(self._ledger.seconds, ([key] for key in taus[1])), default=0.0)
+            left = self._left()
+            worth = self._ledger.worth(2, taus[0], paired.bonferroni(len(again)), left)
+            stage = 2 if worth else 1
+            worth = worth or self._ledger.worth(1, taus[1], 0.95, left - spare)
+            if worth:
+                self._rounds(stage, [row for row in rows if row.key in worth], AHEAD, worth)
+            elif not flagged:
+                return
+
+    def _left(self) -> float:
+        return self._budget - (time.monotonic() - self._began)
+
     def _renew(self) -> None:
         """New processes that load torch, on both sides at once, while there is nothing to
         disturb."""
         for name, side in self._sides.items():
             side.launcher.close()
-            case = self._rows[0].jobs[name].case
-            side.launcher.warm([case.backend], case.env)
+            case = self._all[0].jobs[name].case
+            if name == "base" or not self._order.in_one_world:
+                side.launcher.warm([case.backend], case.env)
 
     def _pilot(self) -> list[Row]:
         """One launch of each side, which settles how many samples a row gets; rows that both sides
         can run."""
         found: dict[Name, dict[Case, Record]] = {name: {} for name in SIDES}
-        for side, current, step in self._launches(self._rows, self._order.piloted, 0, 1):
+        worlds = matching.by_world(self._all)
+        for place, members in enumerate(worlds):
+            for name in SIDES:
 
-            def note(line: World | Record, known: dict[Case, Record] = found[side.name]) -> None:
-                if isinstance(line, Record):
-                    known[line.case] = line
-                    if line.sync == "barrier" or sum(line.invalid.values()) > LATE * len(
-                        line.times_ns
-                    ):
-                        self._barrier.add(_ranks(line.case))
+                def note(line: World | Record, known: dict[Case, Record] = found[name]) -> None:
+                    if isinstance(line, Record):
+                        known[line.case] = line
+                        if line.sync == "barrier" or sum(line.invalid.values()) > LATE * len(
+                            line.times_ns
+                        ):
+                            self._barrier.add(_ranks(line.case))
 
-            self._launch(side, current, step, note)
+                (current,) = plan.worlds([row.jobs[name] for row in members], self._order.piloted)
+                launch = _Launch(self._sides[name], current, note)
+                self._launch(launch, Step(0, 0, 1, name, place, len(worlds)))
         rows = []
-        for row in self._rows:
+        for row in self._all:
             both = {name: found[name][row.jobs[name].case] for name in SIDES}
             if all(record.status in ("ok", "predicted") for record in both.values()):
-                rows.append(
-                    row._replace(
-                        jobs=_fixed(row.jobs, list(both.values()), self._order.suite.policy)
-                    )
-                )
+                jobs = matching.fixed(row.jobs, list(both.values()), self._order.suite.policy)
+                rows.append(row._replace(jobs=jobs))
+                self._ledger.guess(row.key, sum(record.seconds for record in both.values()))
             else:
                 for name, record in both.items():
                     self._sides[name].keep(msgspec.structs.replace(record, world=-1))
@@ -220,49 +265,119 @@ class Experiment:
             )
         return rows
 
-    def _stage(self, stage: int, rounds: int, rows: Sequence[Row]) -> None:
-        for side, current, step in self._launches(rows, self._order.suite.policy, stage, rounds):
-            self._launch(side, current, step, partial(side.keep_launch, len(side.worlds), step))
+    def _affordable(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first;
+        the others are recorded as left out. Raises CannotRun where it suffices for none."""
+        number, left = self._order.rounds[0], self._left()
+        kept = list(rows)
+        while self._order.budget is not None and kept:
+            if number * self._ledger.seconds([row.key for row in kept]) < left:
+                break
+            dropped = max(kept, key=lambda row: self._ledger.seconds([row.key]))
+            kept.remove(dropped)
+            for name, side in self._sides.items():
+                note = f"{NO_TIME_LEFT} for {counted(number, 'paired launch')}"
+                side.keep(Record(case=dropped.jobs[name].case, status="skipped", note=note))
+        if rows and not kept:
+            raise session.nothing_runs([NO_TIME_LEFT])
+        return kept
 
-    def _launches(
-        self, rows: Sequence[Row], policy: Policy, stage: int, rounds: int
-    ) -> Iterator[tuple[_Side, Plan, Step]]:
-        """Every launch of a stage in its order. Within a round both sides of a world follow each
-        other, in half of the rounds base first, and go through the same cases in the same order."""
-        worlds = _worlds(rows)
-        turns = [self._rng.permutation(rounds) % 2 for _ in worlds]
-        done = 0
-        for number in range(rounds):
-            if number % FRESH == 0 and (stage, number) != (
-                1,
-                0,
-            ):  # the pilot has just begun with new ones
+    def _rounds(
+        self, stage: int, rows: Sequence[Row], number: int, worth: Collection[str] = ()
+    ) -> None:
+        """So many rounds more of these rows. Those beyond the fewest (``worth`` are their keys) end
+        where time would not suffice for another. Within a round both sides of a world go through
+        the same cases in the same order."""
+        worlds, done = matching.by_world(rows), self._done[stage]
+        for at in range(done, done + number):
+            if worth and self._left() < self._ledger.seconds(worth):
+                return
+            if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
                 self._renew()
-            shuffled = msgspec.structs.replace(
-                policy, seed=policy.seed + 1000 * stage + number, order="shuffled"
-            )
-            for place in self._rng.permutation(len(worlds)):
-                for name in SIDES[:: 1 if turns[place][number] else -1]:
-                    (current,) = plan.worlds([row.jobs[name] for row in worlds[place]], shuffled)
-                    step = Step(
-                        stage, number, rounds, name, done, rounds * len(worlds) * len(SIDES)
-                    )
-                    yield self._sides[name], self._aligned(current, stage), step
-                    done += 1
+            for place, world in enumerate(self._lots.permutation(len(worlds))):
+                self._pair(worlds[world], Step(stage, at, done + number, "", place, len(worlds)))
+            self._done[stage] = at + 1
 
-    def _aligned(self, current: Plan, stage: int) -> Plan:
+    def _pair(self, rows: Sequence[Row], step: Step) -> None:
+        """A launch of both sides; of two rounds, base begins in one that is drawn by lot."""
+        began = time.monotonic()
+        policy = self._order.suite.policy
+        shuffled = msgspec.structs.replace(
+            policy, seed=policy.seed + 1000 * step.stage + step.round, order="shuffled"
+        )
+        plans: dict[Name, Plan] = {}
+        for name in SIDES:
+            (current,) = plan.worlds([row.jobs[name] for row in rows], shuffled)
+            plans[name] = self._aligned(current)
+        together = self._together(plans)
+        launches = {
+            name: _Launch(
+                side,
+                plans[name],
+                partial(side.keep_launch, len(side.worlds), step, together),
+            )
+            for name, side in self._sides.items()
+        }
+        lot = np.random.default_rng([self._seed, step.stage, step.round // 2, len(rows)])
+        first = lot.integers(2) + step.round
+        before = {name: len(side.records) for name, side in self._sides.items()}
+        self._play([launches[name] for name in SIDES[:: -1 if first % 2 else 1]], together, step)
+        seconds = time.monotonic() - began
+        found = [
+            {record.case: record for record in self._sides[name].records[before[name] :]}
+            for name in SIDES
+        ]
+        pairs = [
+            timed(
+                row.key, *(of[row.jobs[name].case] for name, of in zip(SIDES, found, strict=True))
+            )
+            for row in rows
+        ]
+        self._ledger.note(step.stage, filter(None, pairs), seconds)
+
+    def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
+        if not together:
+            for launch in launches:
+                self._launch(launch, step._replace(side=launch.side.name))
+            return
+        self._tell(step)
+        players = [
+            duet.Player(side.name, side.launcher, current, self._listener(side, hear, step))
+            for side, current, hear in launches
+        ]
+        if together == "world":
+            duet.share(players)
+        else:
+            duet.play(players, self._lots)
+
+    def _together(self, plans: Mapping[Name, Plan]) -> Together:
+        """How the two sides of a pair take turns: within one world, as two that are alive at once,
+        or launch by launch ("")."""
+        if any(is_predicted(current.backend) for current in plans.values()):
+            return ""
+        if not duet.fit(plans.values()):
+            return ""
+        return "world" if self._order.in_one_world else "turns"
+
+    def _aligned(self, current: Plan) -> Plan:
         """With the way of starting together that the pilot found to work, so that it never changes
         between launches."""
-        if stage == 0 or current.policy.sync != "auto":
+        if current.policy.sync != "auto":
             return current
         scheme = "barrier" if _ranks(current.jobs[0].case) in self._barrier else "window"
         return msgspec.structs.replace(
             current, policy=msgspec.structs.replace(current.policy, sync=scheme)
         )
 
-    def _launch(self, side: _Side, current: Plan, step: Step, hear: Hear) -> None:
-        """One world of one side. The case in which it breaks becomes a failed record."""
+    def _launch(self, launch: _Launch, step: Step) -> None:
+        """One world, of one side or both."""
         self._tell(step)
+        listener = self._listener(launch.side, launch.hear, step)
+        with duet.blamed(launch.side.name):
+            launch.side.launcher.run([launch.plan], listener)
+
+    def _listener(self, side: _Side, hear: Hear, step: Step) -> Listener:
+        """Listener to a launch. The case in which it breaks becomes a failed record."""
 
         def lost(plan: Plan, error: RunBroken) -> None:
             if error.job is not None:
@@ -272,112 +387,9 @@ class Experiment:
         def tick(case: Case, phase: Phase) -> None:
             self._tell(step._replace(case=case))
 
-        try:
-            side.launcher.run([current], Listener(hear, tick, lost=lost))
-        except CollbenchError as e:
-            e.message = f"{side.name}: {e.message}"
-            raise
+        return Listener(hear, tick, lost=lost)
 
 
 def _ranks(case: Case) -> object:
     """What decides, on one machine, how ranks are brought to a common start."""
     return case.n, case.env
-
-
-def _worlds(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows by the worlds they need: on either side, one of each group."""
-    groups: dict[object, list[Row]] = {}
-    for row in rows:
-        needs = tuple(
-            (case.backend, case.n, case.env) for case in (row.jobs[name].case for name in SIDES)
-        )
-        groups.setdefault(needs, []).append(row)
-    return list(groups.values())
-
-
-def _fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
-    """Jobs with the samples, calls a sample and warm-up that the pilots found enough, the same on
-    both sides."""
-    streaming = pilots[0].case.mode == "streaming"
-    inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
-    samples = None if streaming else policy.iters
-    slowest = max(
-        float(np.median(record.times_ns)) / (1 if streaming else record.inner) for record in pilots
-    )
-    warmup = min(
-        max(record.warmup for record in pilots), max(5, math.ceil(WARM_SECONDS * 1e9 / slowest))
-    )
-    fixed = {
-        "samples": samples or max(20, min(len(record.times_ns) for record in pilots)),
-        "warmup": warmup if policy.warmup is None else policy.warmup,
-        "inner": inner,
-        "control": False,  # the pilot has had one
-    }
-    return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
-
-
-def rows(order: Order) -> tuple[list[Row], dict[Name, list[Skip]]]:
-    """Rows that both sides may run, and what is left out of each. Raises UsageError where rows of a
-    side would be one on the other."""
-    cases, left_out = order.suite.expand()
-    swept, given = (
-        {name for env in envs for name, _ in env}
-        for envs in (
-            {case.env for case in cases},
-            {variant.env for variant in order.variants.values()},
-        )
-    )
-    if clash := swept & given:
-        raise UsageError(
-            f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other"
-        )
-    differs = {field for variant in order.variants.values() for field in variant.differs}
-    jobs: dict[Name, dict[str, Job]] = {}
-    skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
-    policy = order.suite.policy
-    for name in SIDES:
-        mine = applied(cases, order.variants[name])
-        own = order.variants[name].python  # whose torch nobody has asked
-        absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
-        reasons = {
-            case: why_not(case)
-            or why_never(case)
-            or why_not_so(case, policy)
-            or absent.get(case.backend, "")
-            for case in mine
-        }
-        possible = [case for case in mine if not reasons[case]]
-        skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(possible, policy)
-        skips[name] += no_room
-        jobs[name] = {stripped(job.case, differs): job for job in fitting}
-        if len(jobs[name]) < len(fitting):
-            other = SIDES[1 - SIDES.index(name)]
-            raise UsageError(
-                f"--{other} sets what the suite sweeps on the side of --{name}: rows cannot be told"
-                " apart",
-                f"set it for --{name} too (backend:…, algo:…)",
-            )
-    keys = [key for key in jobs["base"] if key in jobs["head"]]
-    for name in SIDES:
-        skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
-    return [_alike(key, {name: jobs[name][key] for name in SIDES}) for key in keys], skips
-
-
-def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
-    """Raises CannotRun where there is no row that both sides may run, which names the side where
-    one alone has the reason."""
-    if not found:
-        base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
-        own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
-        raise session.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
-
-
-def _alike(key: str, jobs: dict[Name, Job]) -> Row:
-    """A row whose sides have equally many buffers taking turns."""
-    least = min(jobs.values(), key=lambda job: job.rotation)
-    even = {
-        name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
-        for name, j in jobs.items()
-    }
-    return Row(key, even)

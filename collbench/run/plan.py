@@ -44,7 +44,8 @@ class Job(msgspec.Struct, frozen=True):
     ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
     the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
-    they take. ``control``: with a few in the other cadence.
+    they take. ``control``: with a few in the other cadence. ``beside`` is another job that is done
+    by the same ranks at the same time, block by block, which goes first drawn by lot each time.
     """
 
     case: Case
@@ -56,12 +57,14 @@ class Job(msgspec.Struct, frozen=True):
     seconds: float | None = None
     least: int = 1
     control: bool = True
+    beside: Job | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
     """All a world of ``n`` ranks needs to know; travels as JSON. Where it is divided into
     ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
-    rank 0 asks what to go on with.
+    rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
+    and each block of samples, while another one has the machine.
     """
 
     index: int
@@ -73,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
     timeout: float
     groups: str = ""
     open: bool = False
+    in_turns: bool = False
 
     @property
     def processes(self) -> int:

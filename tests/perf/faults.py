@@ -57,6 +57,7 @@ UP = 90.0  # seconds for a world to come to its phase
 SIZES = ("4K", "64K", "1M")
 SWEEP = ["all_reduce", "--sizes", ",".join(SIZES), "-n", "1000", "--place", "out", "-T"]
 SWEEP += [str(TIMEOUT), "--order", "size", "--format", "nccl"]
+LAUNCH = "collbench.run.launch."
 COLLBENCH = [sys.executable, "-m", "collbench"]
 LINGER = """
 import time
@@ -230,7 +231,7 @@ class Trial:
             return psutil.Process(self._process.pid)
         mine = [process for process in self._processes() if process.is_running()]
         if self._cell.fault == OF_PARENT:
-            kind = "prterun" if self._cell.world == "mpi" else "collbench.run.launch.forkserver"
+            kind = "prterun" if self._cell.world == "mpi" else LAUNCH + "forkserver"
             parents = [p for p in mine if kind in (p.name(), *p.cmdline())]
             alone = [p for p in parents if p.ppid() not in {other.pid for other in parents}]
             return alone[0] if alone else None
@@ -245,7 +246,7 @@ class Trial:
             return False
         if self._cell.local:  # forked, and of one command line with who made it
             name = "mpirun" if self._cell.world == "mpi" else "forkserver"
-            alike = parent.cmdline() == command and f"collbench.run.launch.{name}" in command
+            alike = parent.cmdline() == command and command[1:3] == ["-m", LAUNCH + name]
             place = process.environ().get("OMPI_COMM_WORLD_RANK", "1")
             return alike and place == "1"
         variable = "RANK" if "torchrun" in self._cell.world else "OMPI_COMM_WORLD_RANK"

@@ -218,7 +218,7 @@ def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> N
         os.kill(victim, signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     assert process.returncode == Exit.TIMEOUT, err
-    assert "head: rank 1" in err and "SIGKILL" in err
+    assert "head: rank 1" in err and "SIGKILL" in err, err
     base, head = sides()
     assert head.records[-1].status == "failed" and "head: rank 1" in head.end.note
     assert head.end.exit == base.end.exit == Exit.TIMEOUT
@@ -261,7 +261,7 @@ def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
         timeout=200,
     )
     rows = {row["case"]["collective"]: row["pairs"] for row in json.loads(done.stdout)["rows"]}
-    assert rows.keys() == {"all_reduce", "broadcast"} and set(rows.values()) <= {6, 12}, done.stderr
+    assert rows.keys() == {"all_reduce", "broadcast"} and min(rows.values()) >= 6, done.stderr
     assert {r.case.backend for r in sides()[1].records} == {"shm"}
 
 

@@ -40,7 +40,7 @@ from collbench.run.launch.world import (
 )
 from collbench.run.plan import Plan
 
-_TICK = 0.25
+TICK = 0.25
 
 
 LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
@@ -152,12 +152,20 @@ class Launcher(FreshRanks):
         return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
 
     def measure(self, plan: Plan, listener: Listener) -> None:
+        with self.started(plan, listener) as watch:
+            while watch.busy():
+                watch.move(TICK)
+
+    @contextmanager
+    def started(self, plan: Plan, listener: Listener) -> Iterator[Watch]:
+        """The plan's ranks, until all is done and they are gone, or their world breaks."""
         board, fd = Board.create(plan.processes)
         try:
             with folders.private() as folder, self._parent(plan, folder) as parent:
                 parent.spawn(plan.processes, fd)
-                watch = _Watch(plan, listener, parent, board, str(folder / "store"))
-                watch.until_done()
+                watch = Watch(plan, listener, parent, board, str(folder / "store"))
+                yield watch
+                watch.check(last=True)
                 if watch.left_behind():
                     self.release(plan.env)
         finally:
@@ -187,13 +195,13 @@ class Launcher(FreshRanks):
             self.release(env)
 
 
-class _Watch(RankWatch):
+class Watch(RankWatch):
     """Follows ranks of this machine by their channels, their board, and their parent."""
 
     def __init__(
         self, plan: Plan, listener: Listener, parent: ForkServer | Mpirun, board: Board, store: str
     ) -> None:
-        super().__init__(plan, listener, grace=2 * _TICK)
+        super().__init__(plan, listener, grace=2 * TICK)
         self._parent, self._board = parent, board
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
         self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
@@ -205,22 +213,28 @@ class _Watch(RankWatch):
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ, -1)
 
-    def until_done(self) -> None:
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def busy(self) -> bool:
         """Until every rank has ended, or has had LEAVE_SECONDS to do so after the last was done."""
-        n = self.plan.processes
-        while len(self._gone) < n and not self.overdue():
-            for key, _ in self._selector.select(_TICK):
-                if key.data < 0:
-                    self._take_note()
-                elif not self._exchange(key.data):
-                    self._selector.unregister(key.fileobj)
-            phase, job, _ = self._board.where(0)
-            if Phase.CONNECTING < phase < Phase.DONE:
-                self.listener.tick(self.plan.jobs[job].case, phase)
-            self.check()
-            if len(self.done) < n and (seconds := self._stall.stalled(self._loading())):
-                raise self._hung(seconds)
-        self.check(last=True)
+        return len(self._gone) < self.plan.processes and not self.overdue()
+
+    def move(self, seconds: float) -> None:
+        """Hear what ranks say within so many seconds, the first of it, and look after them."""
+        for key, _ in self._selector.select(seconds):
+            if key.data < 0:
+                self._take_note()
+            elif not self._exchange(key.data):
+                self._selector.unregister(key.fileobj)
+        phase, job, _ = self._board.where(0)
+        if Phase.CONNECTING < phase < Phase.DONE:
+            self.listener.tick(self.plan.jobs[job].case, phase)
+        self.check()
+        if self.waiting:
+            self._stall.rest()
+        if not self.finished and (seconds := self._stall.stalled(self._loading())):
+            raise self._hung(seconds)
 
     def check(self, last: bool = False) -> None:
         """Raise what broke the world, as before; of what breaks once all ranks have nothing left
@@ -267,7 +281,7 @@ class _Watch(RankWatch):
         try:
             note, fds = self._parent.note()
         except EOFError:
-            if len(self.done) == self.plan.processes:
+            if self.finished:
                 self._over = 0.0
                 message = self._parent.ended(len(self._pids)).message
                 tell(f"{message}; all had been measured")

@@ -114,6 +114,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
     line: types.World | types.Record | None = None
     further: bool = False  # it waits for the next jobs of an open plan
+    turn: int | None = None  # it waits for its world's turn, at this job
     error: Failure | None = None
     done: bool = False
     pid: int | None = None
@@ -139,6 +140,10 @@ class Channel(NamedTuple):
         self.say(Said(further=True))
         return msgspec.json.decode(self.source.readline(), type=list[Job])
 
+    def turn(self, job: int) -> None:
+        self.say(Said(turn=job))
+        self.source.readline()
+
 
 class StallWatch:
     """Finds out when no rank on a board moves any more, and puts where a rank is into words."""
@@ -156,6 +161,10 @@ class StallWatch:
             self.beats, self._beside, self._moved = latest, beside, now
         seconds = now - self._moved
         return seconds if seconds > self._plan.timeout else 0.0
+
+    def rest(self) -> None:
+        """Nobody is to move for now."""
+        self._moved = time.monotonic()
 
     def behind(self) -> list[int]:
         places = [self._board.where(rank)[1:] for rank in range(self._board.n)]
@@ -209,6 +218,7 @@ class RankWatch:
         self.deaths: dict[int, Death] = {}
         self.stopped: set[int] = set()
         self.done: set[int] = set()
+        self.waits_at = -1  # for its world's turn, at this job
         self._since: float | None = None
         self._over = math.inf
 
@@ -219,14 +229,29 @@ class RankWatch:
         elif said.further:
             self.plan.jobs.extend(more := self.listener.further())
             self.answer(rank, msgspec.json.encode(more))
+        elif said.turn is not None:
+            self.waits_at = said.turn
         elif said.error is not None:
             self.errors[rank] = said.error
         elif said.done:
             self.done.add(rank)
-            every = len(self.done) == self.plan.processes
-            limit = LEAVE_SECONDS if every else self.plan.timeout
+            limit = LEAVE_SECONDS if self.finished else self.plan.timeout
             self._over = min(self._over, time.monotonic() + limit)
         return said
+
+    @property
+    def waiting(self) -> bool:
+        return self.waits_at >= 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank has said that it is done."""
+        return len(self.done) == self.plan.processes
+
+    def go(self) -> None:
+        """Give the world its turn."""
+        self.waits_at = -1
+        self.answer(0, b"null")
 
     def overdue(self) -> bool:
         """Whether ranks have had LEAVE_SECONDS since the last was done, or their time without any
@@ -255,7 +280,7 @@ class RankWatch:
 
     @abstractmethod
     def answer(self, rank: int, text: bytes) -> None:
-        """Send a rank the jobs that it asked for."""
+        """Send a rank what it asked for."""
 
     @abstractmethod
     def precedence(self, rank: int, end: Death) -> tuple[bool, int]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,35 +26,36 @@ from collbench.suite.policy import Policy
 
 CONTROL_CALLS, CONTROL_SHARE = 20, 0.05  # in the other cadence, and of the samples taken
 
-
 CONTROL_SETTLES = 3  # calls of the control that are not counted
-
 
 CONTROL_MOST = 0.25  # of the time a case took: where it does not suffice for a few, there is none
 
-
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
-
 
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 
-
 WARM_SHARE = 0.25  # of the time a case may be measured
-
 
 MAX_LATE = 0.25
 
+BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
+
+TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first
+# calls, which are not counted: they find what the others left in the caches
+
+MOST_SETTLE = 3  # such calls
 
 clock = time.perf_counter_ns
 
-
 Action = Callable[[], object]
-
 
 Stop = Literal["", "converged", "max_n", "budget", "fixed"]
 
-
 STOPS: tuple[Stop, ...] = ("", "converged", "max_n", "budget", "fixed")
+
+T = TypeVar("T")
+
+Steps = Generator[None, None, T]  # work that pauses where others may have the machine
 
 
 def nothing() -> None:
@@ -307,7 +308,8 @@ class Protocol:
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
-    ``times`` says what samples took, if not Samples.times; ``bare`` is Call's.
+    ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
+    have the machine between blocks, which are short then.
     """
 
     def __init__(
@@ -322,8 +324,10 @@ class Protocol:
         other: Sync | None = None,
         times: Times | None = None,
         bare: Action | None = None,
+        in_turns: bool = False,
     ) -> None:
         self._policy, self._other, self._bare = policy, other, bare
+        self._in_turns = in_turns
         self._times: Times = times or (lambda samples: samples.times)
         self._guard, self._throttled = guard, 0
         self._control = control
@@ -340,9 +344,9 @@ class Protocol:
         batched = mode in ("streaming", "graph")
         self._iters = (job.samples if job else None) or (None if batched else policy.iters)
 
-    def run(self, first_ns: int, on_measure: Action) -> tuple[Measured | None, Sampler]:
-        """Warm up, choose how many calls make a sample, measure. ``first_ns`` is what this rank's
-        first call took."""
+    def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
+        """Warm up, choose how many calls make a sample, measure, with a pause before each block.
+        ``first_ns`` is what this rank's first call took."""
         sampler = self._make(self._first)
         warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
@@ -357,7 +361,7 @@ class Protocol:
             typical *= sampler.inner
             sampler.take(10, self._sync)
         on_measure()
-        samples, stop = self._measure(sampler, typical)
+        samples, stop = yield from self._measure(sampler, typical)
         overhead = self._overhead(sampler)
         alone = sampler.alone(typical / sampler.inner)
         if samples is None:
@@ -412,16 +416,19 @@ class Protocol:
         typical = float(np.median(seen[-10:])) if len(seen) else first_ns
         return done, typical, steady or fixed is not None, late / max(1, done)
 
-    def _measure(self, sampler: Sampler, typical_ns: float) -> tuple[Samples | None, Stop]:
+    def _measure(self, sampler: Sampler, typical_ns: float) -> Steps[tuple[Samples | None, Stop]]:
         begun = time.perf_counter()
         kept: Samples | None = None
-        second = max(
-            1, int(1e9 / max(typical_ns, 1))
-        )  # about one second of samples: no block is longer
-        block = self._iters or min(10, second)
+        long = 1e9 * (TURN_S if self._in_turns else BLOCK_S)
+        most = max(1, int(long / max(typical_ns, 1)))
+        settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
+        block = self._iters or min(10, most)
         stop = 0
-        (block,) = self._control.decide([min(block, second)])
+        block, settle = self._control.decide([min(block, most), settle])
         while True:
+            yield
+            if settle:
+                sampler.take(settle, self._sync)
             samples = sampler.take(block, self._sync)
             held_back = self._held_back()
             if samples is not None:
@@ -429,7 +436,7 @@ class Protocol:
                     self._throttled += block
                     samples = samples.only(np.zeros(block, bool))
                 kept = samples if kept is None else kept.plus(samples)
-                block, stop = self._next_block(kept, time.perf_counter() - begun, second)
+                block, stop = self._next_block(kept, time.perf_counter() - begun, most)
             block, stop = self._control.decide([block, stop])
             if block == 0:
                 return kept, STOPS[stop]
@@ -442,7 +449,7 @@ class Protocol:
         self._guard.pause()
         return True
 
-    def _next_block(self, kept: Samples, elapsed: float, second: int) -> tuple[int, int]:
+    def _next_block(self, kept: Samples, elapsed: float, most: int) -> tuple[int, int]:
         """Size of the next block, or 0 and the reason to stop."""
         policy = self._policy
         times = self._times(kept)[~kept.late.astype(bool)]
@@ -452,7 +459,7 @@ class Protocol:
             exhausted = tried >= 3 * self._iters
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
-            return min(missing, second), 0
+            return min(missing, most), 0
         if n and stats.converged(
             times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
         ):
@@ -465,7 +472,7 @@ class Protocol:
         if elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least:
             return 0, STOPS.index("budget")  # another would end farther beyond than this is before
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
-        return max(1, min(stats.next_block(tried), second, left, policy.max_iters - tried)), 0
+        return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0
 
     def _overhead(self, sampler: Sampler) -> int:
         """Median ns between the clock reads of a sample whose calls do nothing."""

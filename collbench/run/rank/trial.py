@@ -32,6 +32,7 @@ from collbench.run.rank.measure import (
     Protocol,
     Sampler,
     Samples,
+    Steps,
     Sync,
     clock,
     nothing,
@@ -55,7 +56,7 @@ class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
     ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
-    anyway. ``watch`` is of this rank's GPU, if it has one.
+    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class Bench(NamedTuple):
     scheme: str
     common: GlobalClock | None
     watch: Watch | None = None
+    in_turns: bool = False
 
 
 class Seen(NamedTuple):
@@ -139,8 +141,8 @@ class Trial:
             return self._planted.within(call, slot[0].recv)
         return call._replace(waits=True) if self._policy.inject else call
 
-    def run(self) -> list[Fields]:
-        """At rank 0, the fields of a record for each group."""
+    def run(self) -> Steps[list[Fields]]:
+        """At rank 0, the fields of a record for each group; with a pause before each block."""
         for slot in range(len(self._slots)):
             self._fill(slot)
         self._enter(Phase.CHECKING)
@@ -161,7 +163,7 @@ class Trial:
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
-        measured, sampler = protocol.run(setup, lambda: self._enter(Phase.MEASURING))
+        measured, sampler = yield from protocol.run(setup, self._measuring)
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
@@ -202,7 +204,11 @@ class Trial:
             self._other_cadence(),
             lambda samples: case_times(self._case, samples, self._common),
             self._calls[0].bare,
+            self._bench.in_turns,
         )
+
+    def _measuring(self) -> None:
+        self._enter(Phase.MEASURING)
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
         case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -37,7 +38,7 @@ from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.gpu import assert_ordered
-from collbench.run.rank.measure import clock
+from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import Fields
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
@@ -47,6 +48,9 @@ Emit = Callable[[World | Record], None]
 
 
 Further = Callable[[], list[Job]]  # at rank 0, what an open plan goes on with; nothing ends it
+
+
+Turn = Callable[[int], object]  # at rank 0, wait for the turn of a world that is at a job
 
 
 REFUSED = re.compile(
@@ -125,9 +129,10 @@ class Worker:
         board: Board,
         emit: Emit,
         further: Further = list,
+        turn: Turn = lambda job: None,
     ) -> None:
         self.place = place
-        self._further = further
+        self._further, self._turn = further, turn
         self._plan = plan
         self._policy = plan.policy
         self._control = control
@@ -160,6 +165,7 @@ class Worker:
         done = 0
         while done < len(plan.jobs) or self._goes_on():
             self._enter(Phase.PREPARING, done)
+            self._at = done
             for record in self._job(plan.jobs[done]):
                 self._emit(record)
             done += 1
@@ -190,7 +196,16 @@ class Worker:
             assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
         policy = self._policy.resolved(world.cramped)
         return Bench(
-            rank, self._held, self._backend, self._control, board, policy, scheme, common, watch
+            rank,
+            self._held,
+            self._backend,
+            self._control,
+            board,
+            policy,
+            scheme,
+            common,
+            watch,
+            self._plan.in_turns or any(job.beside for job in self._plan.jobs),
         )
 
     def _goes_on(self) -> bool:
@@ -307,8 +322,46 @@ class Worker:
         self._board.enter(self.place.rank, phase, index)
 
     def _job(self, job: Job) -> list[Record]:
-        """One case in every group: their records at rank 0, the first group's last."""
-        case, began = job.case, time.perf_counter()
+        """One case in every group, and what is to be done beside: records at rank 0, of each case
+        the first group's last."""
+        self._wait_for_turn()
+        jobs = [job, *([job.beside] if job.beside else [])]
+        works = [self._case(each) for each in jobs]
+        outcomes: list[list[Record]] = [[]] * len(jobs)
+        spent = [0.0] * len(jobs)
+        left = list(range(len(jobs)))
+        lots = np.random.default_rng([self._policy.seed, self._at])  # the same at all ranks
+        while left:
+            for place in lots.permutation(left):
+                began = time.perf_counter()
+                try:
+                    next(works[place])
+                except StopIteration as end:
+                    outcomes[place] = end.value
+                    left.remove(place)
+                spent[place] += time.perf_counter() - began
+                if place in left:
+                    self._wait_for_turn()
+        return [
+            record
+            if record.status == "skipped"
+            else msgspec.structs.replace(record, seconds=seconds)
+            for seconds, records in zip(spent, outcomes, strict=True)
+            for record in records
+        ]
+
+    def _wait_for_turn(self) -> None:
+        """Until it is this world's, all its ranks asleep."""
+        if not self._plan.in_turns:
+            return
+        self._others.pause()
+        if self.place.rank == 0:
+            self._turn(self._at)
+        self._control.barrier()
+        self._others.resume()
+
+    def _case(self, job: Job) -> Steps[list[Record]]:
+        case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         bench = self._place(case)
         reason = (
@@ -321,8 +374,8 @@ class Worker:
                 "cache": job.cache,
                 "copies_first": self._backend.copies_first(case),
             }
-            outcomes = Trial(bench, job).run()
-            took |= {"seconds": time.perf_counter() - began, "load": self._others.since()}
+            outcomes = yield from Trial(bench, job).run()
+            took["load"] = self._others.since()
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
             return []
@@ -382,7 +435,7 @@ def local_rank(rank: int, board: Board, at: socket.socket) -> int:
     try:
         board.enter(rank, Phase.CONNECTING)
         control = connect(place, dist.FileStore(asked.store, n))  # type: ignore[attr-defined]
-        Worker(place, asked.plan, control, board, channel.line, channel.further).run()
+        Worker(place, asked.plan, control, board, channel.line, channel.further, channel.turn).run()
     except BaseException as e:
         channel.say(Said(error=Failure.of(e)))
         return 1

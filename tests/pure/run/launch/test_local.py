@@ -12,7 +12,7 @@ import pytest
 from collbench.core.errors import CannotRun, RunBroken
 from collbench.run.backends import _memory
 from collbench.run.launch.board import Board
-from collbench.run.launch.local import _Watch
+from collbench.run.launch.local import Watch
 from collbench.run.launch.world import Death, Failure, Listener
 from collbench.run.plan import Plan
 from collbench.suite.policy import Policy
@@ -29,7 +29,7 @@ def blamed(*errors: Failure, **deaths: Death) -> Any:
     plan = Plan(0, "shm", 2, (), Policy(), [], 30.0)
     board, fd = Board.create(2)
     reads, writes = os.pipe()
-    watch = _Watch(
+    watch = Watch(
         plan, Listener(lambda line: None), SimpleNamespace(fileno=lambda: reads), board, ""
     )  # type: ignore[arg-type]
     watch._pids = {0: 70, 1: 71}

@@ -24,6 +24,7 @@ from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, nothin
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from tests.helpers.steps import without_pause
 
 LAUNCH = 5_000  # ns of the host for each thing it issues
 ALONE = Control(0, 1)
@@ -159,7 +160,8 @@ def test_no_call_is_sampled_on_an_input_that_a_call_has_overwritten(stream: Fake
 def measured(
     stream: FakeStream, make: Callable[[int], Sampler], mode: str, policy: Policy = POLICY
 ) -> Measured:
-    found, _ = Protocol(policy, ALONE, aligned(stream), make, mode).run(60_000, nothing)
+    protocol = Protocol(policy, ALONE, aligned(stream), make, mode)
+    found, _ = without_pause(protocol.run(60_000, nothing))
     assert found is not None
     return found
 
@@ -314,7 +316,7 @@ def tried(
     settled = Policy(warmup=2, batch=5, **{"iters": 4} | policy).resolved(False)
     backend: Any = FakeGpu(stream)
     bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
-    (fields,) = Trial(bench, Job(case, 3, "cold")).run()
+    (fields,) = without_pause(Trial(bench, Job(case, 3, "cold")).run())
     return fields
 
 
@@ -408,9 +410,10 @@ def guarded(stream: FakeStream, pauses: list[float], *readings: bool) -> Measure
     watch: Any = Hot(False, *readings)
     guard = Guard(watch, pauses.append)
     sampler = DeviceSampler(stream, [(call(stream, 60_000), (0,))], 1, ALONE, nothing)
-    found, _ = Protocol(
+    protocol = Protocol(
         POLICY, ALONE, aligned(stream), lambda inner: sampler, "isolated", None, guard
-    ).run(0, nothing)
+    )
+    found, _ = without_pause(protocol.run(0, nothing))
     assert found is not None
     return found
 

@@ -1,0 +1,134 @@
+"""Rows of an experiment: cases of both sides, matched by all but what the sides differ in, and what
+both can run alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from collbench.core.errors import UsageError
+from collbench.records.types import ONE_SIDED, Record, stripped
+from collbench.run import session
+from collbench.run.backends import why_never, why_not_here, why_not_so
+from collbench.run.plan import Job
+from collbench.run.variants import Name, Variant, applied
+from collbench.suite.case import Skip
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Suite, why_not
+
+SIDES: tuple[Name, Name] = ("base", "head")
+
+
+WARM_SECONDS = 0.1
+
+
+class Row(NamedTuple):
+    """A row of the experiment: what it is joined on, and each side's job."""
+
+    key: str
+    jobs: dict[Name, Job]
+
+
+def by_world(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows by the worlds they need: on either side, one of each group."""
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        needs = tuple(
+            (case.backend, case.n, case.env) for case in (row.jobs[name].case for name in SIDES)
+        )
+        groups.setdefault(needs, []).append(row)
+    return list(groups.values())
+
+
+def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
+    """Jobs with the samples, calls a sample and warm-up that the pilots found enough, the same on
+    both sides."""
+    streaming = pilots[0].case.mode == "streaming"
+    inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
+    samples = None if streaming else policy.iters
+    slowest = max(
+        float(np.median(record.times_ns)) / (1 if streaming else record.inner) for record in pilots
+    )
+    warmup = min(
+        max(record.warmup for record in pilots), max(5, math.ceil(WARM_SECONDS * 1e9 / slowest))
+    )
+    fixed = {
+        "samples": samples or max(20, min(len(record.times_ns) for record in pilots)),
+        "warmup": warmup if policy.warmup is None else policy.warmup,
+        "inner": inner,
+        "control": False,  # the pilot has had one
+    }
+    return {name: msgspec.structs.replace(job, **fixed) for name, job in jobs.items()}
+
+
+def rows(
+    suite: Suite, variants: Mapping[Name, Variant]
+) -> tuple[list[Row], dict[Name, list[Skip]]]:
+    """Rows that both sides may run, and what is left out of each. Raises UsageError where rows of a
+    side would be one on the other."""
+    cases, left_out = suite.expand()
+    swept, given = (
+        {name for env in envs for name, _ in env}
+        for envs in (
+            {case.env for case in cases},
+            {variant.env for variant in variants.values()},
+        )
+    )
+    if clash := swept & given:
+        raise UsageError(
+            f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other"
+        )
+    differs = {field for variant in variants.values() for field in variant.differs}
+    jobs: dict[Name, dict[str, Job]] = {}
+    skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
+    policy = suite.policy
+    for name in SIDES:
+        mine = applied(cases, variants[name])
+        own = variants[name].python  # whose torch nobody has asked
+        absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
+        reasons = {
+            case: why_not(case)
+            or why_never(case)
+            or why_not_so(case, policy)
+            or absent.get(case.backend, "")
+            for case in mine
+        }
+        possible = [case for case in mine if not reasons[case]]
+        skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
+        fitting, no_room = session.fitted(possible, policy)
+        skips[name] += no_room
+        jobs[name] = {stripped(job.case, differs): job for job in fitting}
+        if len(jobs[name]) < len(fitting):
+            other = SIDES[1 - SIDES.index(name)]
+            raise UsageError(
+                f"--{other} sets what the suite sweeps on the side of --{name}: rows cannot be told"
+                " apart",
+                f"set it for --{name} too (backend:…, algo:…)",
+            )
+    keys = [key for key in jobs["base"] if key in jobs["head"]]
+    for name in SIDES:
+        skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
+    return [_alike(key, {name: jobs[name][key] for name in SIDES}) for key in keys], skips
+
+
+def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
+    """Raises CannotRun where there is no row that both sides may run, which names the side where
+    one alone has the reason."""
+    if not found:
+        base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
+        own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
+        raise session.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
+
+
+def _alike(key: str, jobs: dict[Name, Job]) -> Row:
+    """A row whose sides have equally many buffers taking turns."""
+    least = min(jobs.values(), key=lambda job: job.rotation)
+    even = {
+        name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
+        for name, j in jobs.items()
+    }
+    return Row(key, even)
