@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,19 +191,24 @@ def _rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.core.text import counted
     from collbench.run import plan
+    from collbench.run.experiment import FRESH
     from collbench.run.matching import SIDES, refuse_nothing, rows
     from collbench.run.rounds import BUDGET
     from collbench.show import terminal
     from collbench.show.words import clock
 
     found, skips = rows(order.suite, order.variants)
-    launches = 2 * order.rounds[0]
+    jobs = {side: [row.jobs[side] for row in found] for side in SIDES}
     policy = order.piloted
-    seconds = (
-        launches
-        * sum(plan.seconds(row.jobs[side], policy) for row in found for side in SIDES)
-        / len(SIDES)
-    )
+    loading = max(plan.loading(jobs[side], policy) for side in SIDES)  # on both at once
+
+    def took(most: bool = False) -> float:
+        """Seconds of the pilot, which settles how much is measured after it, and of the rounds."""
+        measured = sum(plan.seconds(job, policy, most) for side in SIDES for job in jobs[side])
+        met = sum(plan.meeting(jobs[side], policy) for side in SIDES)
+        return (1 + first) * (measured + met) + math.ceil(first / FRESH) * loading
+
+    first, _ = order.rounds
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
     listed = [f"  {row.key}" for row in found]
     left_out = [
@@ -211,7 +217,8 @@ def _show_plan(order: Order) -> None:
         for skip in skips[side]
     ]
     about = (
-        f"{counted(len(found), 'row')}, {order.rounds[0]} paired launches: about {clock(seconds)}"
+        f"{counted(len(found), 'row')}, {first} paired launches: about {clock(took())}"
+        f" (up to {clock(took(most=True))} where times scatter)"
     )
     budget = clock(BUDGET if order.budget is None else order.budget)
     more = f"then a second stage for what they flag, and until {budget} rows without a verdict"

@@ -65,10 +65,14 @@ def compare(
 
 
 def _runs(names: str) -> list[RunFile]:
-    """One run, or several separated by commas."""
+    """One run, or several: those of a folder, or separated by commas."""
     from collbench.records import store
 
-    several = [] if Path(names).is_file() else [name for name in names.split(",") if name]
+    if os.path.isdir(names):  # noqa: PTH112 - Path's raises for a name that is too long
+        several = [str(path) for path in sorted(Path(names).glob("*.jsonl"))]
+    else:
+        file = os.path.isfile(names)  # noqa: PTH113 - as above
+        several = [] if file else [name for name in names.split(",") if name]
     return [store.digest(store.find(name)) for name in several or [names]]
 
 

@@ -159,6 +159,12 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             help="Of the suite, only these collectives. May be repeated.",
         ),
         "max_seconds": option("max_seconds", "Longest time spent measuring one case."),
+        "launches": option(
+            "launches",
+            "Measure each suite so often, each time by ranks newly started: 10 on each side are"
+            " what `collbench compare` can judge two runs by. In place of the suite's cycles, whose"
+            " time they divide: at least 0.25s a case, unless --max-time gives each launch's.",
+        ),
         "budget": option("budget", "Fit each suite into this time, by fewer repetitions: 10m."),
         "launcher": option("launcher"),
         "address": option("address"),
@@ -216,8 +222,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "base": Argument(
             metavar="BASE",
             help=(
-                "@last~1, an id, tag or file; several, with commas, count as one; alone: a run of"
-                " an `ab`."
+                "@last~1, an id, tag or file; several, with commas or as a folder, count as one;"
+                " alone: a run of an `ab`."
             ),
         ),
         "head": Argument(metavar="HEAD", help="The run to judge against BASE."),

@@ -31,7 +31,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
     from collbench.judge import limits
-    from collbench.run import session
+    from collbench.run import plan, session
     from collbench.run.launch import join
     from collbench.run.reporter import Gathered, Several
     from collbench.show import terminal
@@ -55,7 +55,9 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
     member = join.detect(order.launcher)
     if member is None or member.rank == 0:
         prepared = session.prepare(order)
-        terminal.show(*cases.plan(session.plan_rows(prepared)))
+        policy = prepared.suite.policy
+        starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
+        terminal.show(*cases.plan(session.plan_rows(prepared), starting, policy.fresh))
         if order.resumed is None:
             session.refuse_nothing(prepared)
     return Exit.OK

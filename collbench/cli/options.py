@@ -67,6 +67,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
     wanted = _wanted(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
+    suite = _launched(suite, values["launches"], launcher, values["max_seconds"])
     backends.refuse_unknown(suite.values("backends"))
     _tell_idle(suite, collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
@@ -271,6 +272,7 @@ def changed(
     launcher: str = "auto",
     ray: Where | None = None,
     inject: str = "",
+    launches: int | None = None,
 ) -> Suite:
     """A suite with what the command line says in place of it, and filled in where it says nothing
     itself."""
@@ -306,9 +308,39 @@ def changed(
         if others
         else named.excludes,
     )
+    made = _launched(made, launches, launcher, seconds if max_time else None)
     backends.refuse_unknown(made.values("backends"))
     _tell_idle(made)
     return made
+
+
+def _launched(suite: Suite, launches: int | None, launcher: str, seconds: float | None) -> Suite:
+    """The suite in so many launches, if that is asked for, with ``seconds`` for a case in each
+    where they are told. Raises UsageError where its ranks are to stay, or cannot be started."""
+    if launches is None:
+        return suite
+    cycles = max(axes.cycles for axes in (suite.axes, *suite.includes))
+    if cycles > 1 and not suite.policy.fresh:
+        raise UsageError(
+            f"--launches {launches} starts new ranks each time, and {cycles} cycles (-N) are the"
+            " same ranks'",
+            "give one or the other",
+        )
+    if member := join.detect(launcher):
+        raise UsageError(
+            f"--launches {launches}: {member.launcher} has started these ranks, which stay the"
+            " same",
+            f"start the whole command {launches} times, each with --output FOLDER, and compare the"
+            " folders",
+        )
+    replace = msgspec.structs.replace
+    policy = suite.policy.in_launches(launches, cycles)
+    return replace(
+        suite,
+        policy=replace(policy, max_seconds=seconds or policy.max_seconds),
+        axes=replace(suite.axes, cycles=launches),
+        includes=tuple(replace(further, cycles=launches) for further in suite.includes),
+    )
 
 
 def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -18,6 +19,7 @@ def run(
     backends: str = "",
     only: list[str] | None = None,
     max_seconds: str = "",
+    launches: int | None = None,
     budget: str = "",
     launcher: str = "auto",
     address: str = "",
@@ -46,13 +48,14 @@ def run(
     from collbench.run.session import Order
     from collbench.suite import toml
 
-    changes = (ranks, backends, only, max_seconds, budget, inject, output, tag, not save)
+    said: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
+    said["launches"] = launches
+    changes = (*said.values(), only, budget, inject, output, tag, not save)
     _refuse(suites or [], resume, any(changes), launcher, output)
     ray = options.where(launcher, address, placement)
     chosen = ",".join(only or [])
-    narrowed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
-    changed = partial(narrowed, ngpus=ranks, backend=backends, max_time=max_seconds)
-    asked = [changed(toml.load(name)) for name in suites or []]
+    changed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
+    asked = [changed(toml.load(name), **said) for name in suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
     kept = partial(order, **options.kept(save, output, tag))
     orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]

@@ -331,7 +331,7 @@ def _side(chosen: Sequence[Row]) -> Side | None:
 
 def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) -> list[Aggregate]:
     """Aggregates by collective and size class, and that of all rows last; from stage 1, which has
-    every row."""
+    every row. One row is no aggregate: it speaks for itself."""
     groups: dict[tuple[str, int], list[tuple[Pair, Judged]]] = defaultdict(list)
     for pair, row in zip(pairs, rows, strict=True):
         if row.delta is not None and row.verdict not in UNTIMED:
@@ -352,7 +352,7 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
                 pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}
             ).items():
                 rounds[place].append(change)
-        if rounds:
+        if rounds and len(members) > 1:
             middle, lo, hi = paired.geomean(
                 [sum(r) for r in rounds.values()], [len(r) for r in rounds.values()]
             )

@@ -166,7 +166,6 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     that the level which confirms a change accounts for all; one that holds at 95 % only is a
     suspicion."""
     sides = [list(side.launches.values()) for side in (base, head)]
-    imported = any(launch.run.imported for side in sides for launch in side)
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest, most = sorted(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
@@ -175,10 +174,9 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
             if most == 1
             else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
         )
-        way = f"name {FEWEST_UNPAIRED} logs a side" if imported else "use collbench ab"
-        why = f"{number}: a difference between launches is no evidence; {way}"
-        if most > 1:
-            why = f"{number}, not in pairs: {FEWEST_UNPAIRED} a side are the fewest that tell"
+        fewer = f"not in pairs, and {FEWEST_UNPAIRED} a side are the fewest that tell"
+        why = "a difference between launches is no evidence" if most == 1 else fewer
+        why = f"{number}: {why}; {_more([*sides[0], *sides[1]])}"
         plain = median(logs[1]) - median(logs[0]) if fewest else None
         shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
@@ -197,6 +195,19 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
         return ruling._replace(shift=stricter, level=level)
     why = f"{ruling.way}, but not at the {level:.2%} that counts for {counted(tests, 'row')}"
     return ruling._replace(verdict="SUSPECT", why=why)
+
+
+def _more(launches: Sequence[Row]) -> str:
+    """How to come by enough launches, the way that these were made."""
+    if any(launch.run.imported for launch in launches):
+        return f"name {FEWEST_UNPAIRED} logs a side"
+    joined = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
+    if joined:  # whose ranks no command can start anew
+        return f"start the command {FEWEST_UNPAIRED} times a side, and name all of its runs"
+    return (
+        f"measure each side with --launches {FEWEST_UNPAIRED}, or better both in turns with"
+        " collbench ab"
+    )
 
 
 def _classed(shift: Shift, tau: float) -> Verdict:

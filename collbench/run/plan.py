@@ -18,6 +18,7 @@ from collbench.core.schedule import fan_in
 from collbench.core.text import counted, size
 from collbench.machine import environment
 from collbench.records.types import Cache
+from collbench.run.backends import UNDER_MPIRUN, is_predicted
 from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -36,6 +37,22 @@ GUESS_ALPHA = 60e-6
 
 
 GUESS_RATE = 0.7e9
+
+
+# and seconds, as seen on two cores of a server's CPU with torch 2.13 and Gloo: until Python has
+# loaded torch, for each set of processes; until forked ranks have met, for each world; what is done
+# with each case beside warming up and samples (buffers, checks, counted bytes, the other cadence);
+# and until ranks start a call together
+GUESS_LOAD = 2.0
+
+
+GUESS_WORLD = 0.1
+
+
+GUESS_CASE = 0.1
+
+
+GUESS_ALIGN = 300e-6
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -181,16 +198,40 @@ def memory_per_rank(job: Job, policy: Policy) -> int:
     return RANK_BYTES + scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
 
 
-def seconds(job: Job, policy: Policy) -> float:
-    """A rough guess of what a job takes, as --dry-run shows it; measuring corrects it."""
-    call = call_seconds(job.case)
-    most = policy.resolved(_crowding(job.case) > 1).max_seconds or 0.0
-    if policy.iters is not None:
-        measuring = policy.iters * call * 1.3
-    else:
-        measuring = min(most, max(policy.min_seconds, 150 * call))
-    warming = policy.warmup * call if policy.warmup is not None else min(2.0, max(0.05, 30 * call))
+def seconds(job: Job, policy: Policy, most: bool = False) -> float:
+    """A rough guess of what a job takes, as --dry-run shows it; measuring corrects it. At ``most``:
+    where times scatter so much that all the time allowed is spent."""
+    if is_predicted(job.case.backend):
+        return 0.0
+    call = call_seconds(job.case) + GUESS_ALIGN * (job.case.mode == "isolated")
+    limits = policy.resolved(_crowding(job.case) > 1)
+    longest = limits.max_seconds or 0.0
+    adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * call))
+    measuring = adaptive if policy.iters is None else policy.iters * call * 1.3
+    settling = max(0.05, min(2.0, longest / 4, longest if most else 30 * call))
+    warming = settling if policy.warmup is None else policy.warmup * call
     return fixed_seconds(job, policy) + warming + measuring
+
+
+def loading(jobs: Sequence[Job], policy: Policy) -> float:
+    """A rough guess of what it takes to load torch before ranks are forked: for each setting of the
+    environment, and in each launch."""
+    forked = [
+        job.case
+        for job in jobs
+        if not (is_predicted(job.case.backend) or job.case.backend in UNDER_MPIRUN)
+    ]
+    return GUESS_LOAD * len({(case.env, policy.fresh and case.cycle) for case in forked})
+
+
+def meeting(jobs: Sequence[Job], policy: Policy) -> float:
+    """A rough guess of what it takes until the ranks of these jobs' worlds have met: forked ones,
+    and those that mpirun starts, which load torch themselves."""
+    measured = [job for job in jobs if not is_predicted(job.case.backend)]
+    return sum(
+        (GUESS_WORLD + GUESS_LOAD * (world.backend in UNDER_MPIRUN)) * _crowding(world.jobs[0].case)
+        for world in worlds(measured, policy)
+    )
 
 
 def call_seconds(case: Case) -> float:
@@ -203,7 +244,7 @@ def call_seconds(case: Case) -> float:
 def fixed_seconds(job: Job, policy: Policy) -> float:
     """A rough guess of what a job takes beside warming up and measuring."""
     filled = job.rotation * buffer_bytes(job.case, policy) / 2e9 * _crowding(job.case)
-    return 0.02 + call_seconds(job.case) + (4 * filled if policy.check else 0.0)
+    return GUESS_CASE + call_seconds(job.case) + (4 * filled if policy.check else 0.0)
 
 
 def _crowding(case: Case) -> float:

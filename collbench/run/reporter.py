@@ -13,8 +13,8 @@ from collbench.suite.case import Case, Skip
 
 class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     """A case that would run: memory of each rank, bytes through the busiest port per call, how many
-    pairs of buffers take turns, estimated seconds (0 for what is measured along with another); or,
-    in ``skipped``, why it would not.
+    pairs of buffers take turns, estimated seconds, and ``most`` where times scatter (0 for what is
+    measured along with another); or, in ``skipped``, why it would not.
     """
 
     case: Case
@@ -22,6 +22,7 @@ class PlanRow(msgspec.Struct, frozen=True, kw_only=True):
     moved: int = 0
     rotation: int = 0
     seconds: float = 0.0
+    most: float = 0.0
     skipped: str = ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -143,6 +144,7 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
             case=case,
             rotation=job.rotation,
             seconds=0.0 if case.group else plan.seconds(job, policy),
+            most=0.0 if case.group else plan.seconds(job, policy, most=True),
             bytes_per_rank=plan.memory_per_rank(job, policy),
             moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
@@ -314,8 +316,9 @@ class _Session:
             self._prepared.suite.policy,
             bool(self._order.further),
         )
+        launches = self._launches(plans)
         if self._pace:
-            plans = [self._pace.first(current) for current in plans]
+            launches = [[self._pace.first(current) for current in part] for part in launches]
         self._writer = (
             resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
         )
@@ -326,7 +329,10 @@ class _Session:
         problem: Exception | None = None
         try:
             with self._interrupts:
-                self._ranks.run(plans, listener)
+                for number, part in enumerate(launches):
+                    if number:
+                        self._ranks.close()
+                    self._ranks.run(part, listener)
                 self._after = self._ranks.load()
                 code, note = self.verdict(), ""
         except KeyboardInterrupt:
@@ -346,6 +352,14 @@ class _Session:
         if problem is not None:
             raise problem
         return code
+
+    def _launches(self, plans: list[Plan]) -> list[list[Plan]]:
+        """The plans in parts, between which what forks ranks is started anew where cycles are to be
+        fresh: a fork has the addresses of what it is made from."""
+        if not (self._prepared.suite.policy.fresh and isinstance(self._ranks, Launcher)):
+            return [plans]
+        parts = itertools.groupby(plans, key=lambda plan: plan.jobs[0].case.cycle)
+        return [list(part) for _, part in parts]
 
     def verdict(self) -> Exit:
         """0 or 7. Raises CannotRun when no case ran."""

@@ -151,7 +151,7 @@ class LiveTable(Status):
         return Group(*parts, super()._view())
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
-        table = views.table(mode, outcomes, self.cases, live)
+        table = views.table(mode, outcomes, self.cases, live, self.run.policy.fresh)
         return terminal.grid(table, self._console.width)
 
 

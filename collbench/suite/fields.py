@@ -205,7 +205,16 @@ FIELDS: tuple[Field, ...] = (
         "-w --warmup_iters", "Exactly this many warm-up samples. Default: until times settle."
     ),
     Field("axes", "cycles", "whole", default=1, least=1).option(
-        "-N --run_cycles", "Repeat the whole sweep so often.", free=True
+        "-N --run_cycles", "Repeat the whole sweep so often, by the same ranks.", free=True
+    ),
+    Field("command", "launches", "whole", least=1, most=1000).option(
+        "--launches",
+        (
+            "Measure the whole sweep so often, each time by ranks newly started, with other"
+            " addresses in memory: 10 on each side are what `collbench compare` can judge two runs"
+            " by. --max-time is then each launch's; default: a case's 2s divided among them, at"
+            " least 0.25s."
+        ),
     ),
     Field("policy", "agg_iters", "whole", default=1, least=1).option(
         "-m --agg_iters", "Calls issued together before waiting; times are per call."

@@ -15,6 +15,9 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
 MOST_SECONDS = 2.0  # of samples of a case, so that a sweep ends while a person watches
 
 
+LAUNCH_SECONDS = 0.25  # of samples of a case in one of several launches, at least
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a
     sample in streaming mode, ``graph`` replays of ``iters`` in graph mode. ``fresh`` cycles are
@@ -47,6 +50,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     fresh: bool = False
     bitwise: bool = False
     inject: str = ""
+
+    def in_launches(self, number: int, of: int) -> Policy:
+        """With so many launches in place of ``of``: the time of a case is divided among them, but
+        each has LAUNCH_SECONDS where so much was allowed before."""
+        most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
+        each = (
+            self.max_seconds if self.iters else min(most, max(LAUNCH_SECONDS, most * of / number))
+        )
+        return msgspec.structs.replace(self, fresh=True, max_seconds=each)
 
     def resolved(self, crowded: bool) -> Policy:
         """With the defaults that depend on whether there are too few cores for all threads that

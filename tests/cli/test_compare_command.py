@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -197,12 +198,18 @@ def test_wrong_results_of_head_are_7(bare) -> None:
     assert done.returncode == 7 and "wrong" in done.stderr and 'errors="1"' in done.stdout
 
 
-def test_several_runs_of_a_side_count_as_one(inside) -> None:
+def test_several_runs_of_a_side_count_as_one(inside, tmp_path: Path) -> None:
     bases = [str(stored("base", experiment=name, paired=False)) for name in "ab"]
     heads = [str(stored("head", 1.15, experiment=name, paired=False)) for name in "ab"]
     done = inside("compare", ",".join(bases), ",".join(heads), "--format", "json")
     assert done.returncode == 0
     assert {row["base"]["launches"] for row in json.loads(done.stdout)["rows"]} == {16, 40}
+    folder = tmp_path / "bases"
+    folder.mkdir()
+    for name in bases:
+        shutil.copy(name, folder)
+    alike = inside("compare", str(folder), ",".join(heads), "--format", "json")
+    assert json.loads(alike.stdout)["rows"] == json.loads(done.stdout)["rows"]
     again = inside("compare", f"{bases[0]},{bases[0]}", heads[0])
     assert again.returncode == 2 and "named twice" in again.stderr
 

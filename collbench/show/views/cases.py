@@ -21,7 +21,6 @@ from collbench.show.flags import doubts, legend
 from collbench.show.words import (
     AXES,
     LEFT,
-    PLACES,
     along,
     axes,
     by_mode,
@@ -75,11 +74,10 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
     for name in varying:
         values = list(dict.fromkeys(along(case)[name] for case in cases))
         words = [v for v in values if v and name != "place"]
-        what.append(
-            ", ".join(words[:4])
-            + (" …" if len(words) > 4 else "")
-            + (" ranks" if name == "ranks" else "")
-        )
+        few = ", ".join(words[:4]) + (" …" if len(words) > 4 else "")
+        cycles = counted(len(words), "launch" if run.policy.fresh else "cycle")
+        told = {"ranks": f"{few} ranks", "root": f"roots {few}", "cycle": cycles}
+        what.append(told.get(name, few))
     policy = run.policy
     limits = policy.resolved(any(world.cramped for world in worlds.values()))
     precision = f"precision ±{limits.precision:.0%}"
@@ -120,11 +118,16 @@ def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
 
 
 def table(
-    mode: str, outcomes: Sequence[Outcome], cases: Sequence[Case], live: bool = False
+    mode: str,
+    outcomes: Sequence[Outcome],
+    cases: Sequence[Case],
+    live: bool = False,
+    fresh: bool = False,
 ) -> Table:
     """A line per case of ``mode``. Axes along which ``cases``, the plan, do not vary have no column
     (the header names them), nor has what no line says anything of (words.OPTIONAL); what else does
-    not fit goes in the order of DROPPED, but never a count of wrong elements."""
+    not fit goes in the order of DROPPED, but never a count of wrong elements. Cycles of ``fresh``
+    ranks are launches."""
     planned = [case for case in cases if case.mode == mode]
     varying, constant = axes(planned or [record.case for record, _ in outcomes])
     lines = [cells(*outcome) for outcome in outcomes]
@@ -138,7 +141,7 @@ def table(
     wrong = any(record.wrong for record, _ in outcomes)
     return Table(
         title=f"{mode}: {constant}" if several else "",
-        heads=tuple(HEADS.get(name, name) for name in names),
+        heads=tuple("launch" if fresh and n == "cycle" else HEADS.get(n, n) for n in names),
         lines=[
             _line(record, [line[name] for name in names], change and ruled, live)
             for (record, _), line, change in zip(outcomes, lines, changes, strict=True)
@@ -186,14 +189,28 @@ def _exit(code: int) -> str:
 MOST_PLANNED = 1000  # lines of --dry-run
 
 
-def plan(rows: Sequence[PlanRow]) -> list[Block]:
+PLANNED = (
+    "moved/call: what the busiest rank sends or receives in a call",
+    "memory/rank: buffers, and 256 MiB for Python and libraries",
+    "buffers: pairs, to send from and to receive into, that take turns lest caches hold them",
+)
+
+
+def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) -> list[Block]:
     """Blocks of --dry-run: what all cases share, each with the memory and time it will take, then
-    the sum."""
-    varying, constant = axes([row.case for row in rows]) if rows else ([], "")
+    the sum, with the seconds that ``starting`` ranks takes. Cycles, launches where ranks are
+    ``fresh``, that are all alike are listed once."""
+    cycle, run = "launch" if fresh else "cycle", [row for row in rows if not row.skipped]
+    cycles = Counter(row.case.cycle for row in rows)
+    alike = len(cycles) > 1 == len({*cycles.values()})
+    listed = [row for row in rows if row.case.cycle == 0] if alike else rows
+    varying, constant = axes([row.case for row in listed]) if rows else ([], "")
+    constant += f"; each of {counted(len(cycles), cycle)}" * alike
     lines = []
-    for row in rows[:MOST_PLANNED]:
-        values = along(row.case)
-        words = [PLACES.get(values[name], values[name]) for name in varying if values[name]]
+    for row in listed[:MOST_PLANNED]:
+        values = worded(row.case)
+        values["cycle"] = f"{cycle} {row.case.cycle + 1}"
+        words = [values[name] for name in varying if values[name]]
         label = plain(", ".join([*words, row.case.mode]))
         if row.skipped:
             why = toned(label) + toned(f": {plain(row.skipped)}", "notice")
@@ -202,14 +219,19 @@ def plan(rows: Sequence[PlanRow]) -> list[Block]:
             memory = (size(row.case.size), size(row.moved), size(row.bytes_per_rank))
             time = duration(row.seconds * 1e9 or None)
             lines.append(Line((label, *memory, str(row.rotation), time)))
-    heads = ("case", "size", "moved", "memory/rank", "pairs", "time")
-    run = [row for row in rows if not row.skipped]
-    total = f"{counted(len(run), 'case')}, about {clock(sum(row.seconds for row in run))}"
+    heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
+    about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
+    total = f"{counted(len(run), 'case')}, about {clock(starting + about)}"
+    if starting:
+        total += f", {clock(starting)} of it to start ranks"
+    if longest > about:
+        total += f" (up to {clock(starting + longest)} where times scatter)"
     most = size(max((row.bytes_per_rank for row in run), default=0))
     return [
         toned(plain(constant), strong=True),
         Table(heads=heads, lines=lines, align="w"),
-        *([f"and {len(rows) - MOST_PLANNED:,} more"] if len(rows) > MOST_PLANNED else []),
+        *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
+        *(toned(words, "quiet") for words in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
     ]
 

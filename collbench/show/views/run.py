@@ -203,15 +203,15 @@ SECTIONS: tuple[Callable[[View], Section | None], ...] = (
 def document(files: Sequence[RunFile], comparison: Readable | None = None) -> Document:
     """A report on ``files``, which may be none; with ``comparison``, on that first of all."""
     view = rows.view(files, comparison)
-    verdict, weight = _verdict(view)
+    verdict, tone = _verdict(view)
     if told := busy.of_files(files):
         verdict = f"{verdict} {told[0].upper()}{told[1:]}."
-        weight = "notice" if weight == "good" and not comparison else weight
+        tone = "notice" if tone == "good" and not comparison else tone
     found = [section for make in SECTIONS if (section := make(view)) is not None]
     return Document(
         title=_title(view),
         verdict=verdict,
-        weight=weight,
+        weight=tone,
         runs=[_run(view, i) for i in range(len(files))],
         sections=found,
         data=_data(view),
@@ -229,8 +229,7 @@ def _verdict(view: View) -> tuple[str, Weight]:
         ]
         return f"{' and '.join(parts)}.", "bad"
     if view.comparison is not None:
-        reason = headline(view.comparison)
-        return f"{reason}.", weight(view.comparison.comparison)
+        return f"{headline(view.comparison)}.", weight(view.comparison.comparison)
     if not view.points:
         return (
             "No case was measured: all were skipped."

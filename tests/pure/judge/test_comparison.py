@@ -700,7 +700,26 @@ def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     assert judged(head, base).verdict == "IMPROVED"  # type: ignore[arg-type]
     few = judged(base, head[:9])  # type: ignore[arg-type]
     assert (few.verdict, few.lo) == ("INCONCLUSIVE", None)
-    assert few.why == "10 and 9 launches, not in pairs: 10 a side are the fewest that tell"
+    assert few.why.startswith(
+        "10 and 9 launches: not in pairs, and 10 a side are the fewest that tell; "
+    )
+
+
+ENOUGH = "measure each side with --launches 10, or better both in turns with collbench ab"
+JOINED = {"launcher": "srun"}
+
+
+@pytest.mark.parametrize(
+    ("launched", "way"),
+    [
+        ({}, ENOUGH),
+        ({"launcher": "ray"}, ENOUGH),
+        (JOINED, "start the command 10 times a side, and name all of its runs"),
+    ],
+)
+def test_too_few_launches_say_how_to_come_by_enough(launched: dict[str, str], way: str) -> None:
+    side = stored({ROW: 1e6}, worlds=[world(**launched)])
+    assert only(compare(side, stored({ROW: 1.5e6}), Rules())).why.endswith(f"; {way}")
 
 
 def test_many_unpaired_rows_are_confirmed_at_a_stricter_level() -> None:
@@ -824,6 +843,7 @@ def test_aggregates_are_of_rows_that_compare_by_collective_and_size() -> None:
     small, gather = case(1024), case(1 << 20, collective="all_gather")
     rows = {
         small: spread(0.10, width=0),
+        case(512): spread(0.10, width=0),
         ROW: spread(0, width=0),
         OTHER: spread(0.21, width=0),
         gather: spread(0),
@@ -833,16 +853,19 @@ def test_aggregates_are_of_rows_that_compare_by_collective_and_size() -> None:
     )  # which spoils ROW
     sizes = [(a.collective, a.sizes, a.rows) for a in found.aggregates]
     assert sizes == [
-        ("all_gather", "from 1 MiB", 1),
-        ("all_reduce", "under 32 KiB", 1),
-        ("all_reduce", "from 1 MiB", 1),
-        ("", "", 3),
+        ("all_reduce", "under 32 KiB", 2),
+        ("", "", 4),
     ]
     whole = found.aggregates[-1]
-    assert whole.delta == pytest.approx((1.10 * 1.21) ** (1 / 3) - 1, abs=1e-3)
+    assert whole.delta == pytest.approx((1.10 * 1.10 * 1.21) ** (1 / 4) - 1, abs=1e-3)
     assert whole.lo < whole.delta < whole.hi and whole.worst == OTHER.key
-    alone = compare(stored({ROW: 1e6}), stored({ROW: 1.1e6}), Rules()).aggregates[-1]
+    two = [stored({ROW: time, OTHER: time}) for time in (1e6, 1.1e6)]
+    alone = compare(*two, Rules()).aggregates[-1]
     assert (round(alone.delta, 6), alone.lo, alone.hi) == (0.1, -math.inf, math.inf)
+
+
+def test_one_row_has_no_mean() -> None:
+    assert compare(stored({ROW: 1e6}), stored({ROW: 1.1e6}), Rules()).aggregates == []
 
 
 def test_two_alike_sides_tell_how_many_alarms_were_false() -> None:

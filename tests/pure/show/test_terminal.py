@@ -763,12 +763,39 @@ def test_plans_show_memory_time_and_what_will_not_run() -> None:
     ]
     text = printed(*cases_.plan(rows), width=80)
     (line,) = [x for x in text.splitlines() if "61.0 s" in x]
-    assert line.endswith("1 MiB  1.5 MiB        3 MiB      5  61.0 s") and line.startswith(
-        "isolated"
-    )
+    figures = ["1", "MiB", "1.5", "MiB", "3", "MiB", "5", "61.0", "s"]
+    assert line.split() == ["isolated", *figures]
     assert text.splitlines()[0] == "all_reduce, 4 ranks, gloo, float, sum, out of place"
     assert "needs [b]9[/] GiB" in text
     assert text.splitlines()[-1] == "1 case, about 1:01, at most 3 MiB a rank; 1 skipped"
+
+
+def test_plans_say_what_their_columns_and_numbers_are() -> None:
+    cases = [a_case(collective="broadcast", op="none", root=root, cycle=1) for root in (0, 3)]
+    rows = [PlanRow(case=case, seconds=1.0, most=3.0) for case in [*cases, a_case()]]
+    text = printed(*cases_.plan(rows, 20.0, fresh=True))
+    for words in ("root 3, launch 2, ", "moved/call: ", "memory/rank: ", "buffers: "):
+        assert words in text
+    assert "about 0:23, 0:20 of it to start ranks (up to 0:29 where times scatter)" in text
+
+
+@pytest.mark.parametrize(("fresh", "words"), [(True, "2 launches"), (False, "2 cycles")])
+def test_plans_list_alike_cycles_once(fresh: bool, words: str) -> None:
+    rows = [PlanRow(case=a_case(cycle=cycle), seconds=1.0) for cycle in (0, 1)]
+    lines = printed(*cases_.plan(rows, fresh=fresh)).splitlines()
+    assert lines[0].endswith(f"; each of {words}")
+    assert sum(line.startswith("isolated") for line in lines) == 1
+    assert lines[-1].startswith("2 cases, about 0:02")
+
+
+def test_a_header_counts_launches_and_names_roots() -> None:
+    swept = [
+        a_case(collective="broadcast", op="none", root=root, cycle=cycle)
+        for root in (0, 1)
+        for cycle in (0, 1, 2)
+    ]
+    first = str(cases_.header(a_run(policy=Policy(fresh=True)), swept, {})[0])
+    assert "roots 0, 1" in first and "3 launches" in first
 
 
 def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(

@@ -3,6 +3,7 @@ hand-made comparisons."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -15,14 +16,16 @@ import junit
 import msgspec
 import pytest
 from markdown_it import MarkdownIt
+from rich.console import Console
 
 from collbench.core.errors import Exit
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison, Rules
 from collbench.judge.verdict import Judged, Side
 from collbench.records.types import Pairing, Run
-from collbench.show import markdown, programs, terminal
-from collbench.show.document import Figure
+from collbench.show import html, markdown, programs, terminal
+from collbench.show.document import Document, Figure
+from collbench.show.views import run as whole
 from collbench.show.views import verdicts
 from collbench.show.views.comparison import document, section
 from collbench.suite.case import Case
@@ -358,6 +361,43 @@ def test_the_first_line_says_whether_to_look_and_at_what(
     first = markdown.text(document(view)).splitlines()[1].replace("\\", "")
     assert first.startswith(f"### collbench: {words}")
     assert first.endswith("; none of them may fail this") == ((code, verdict) == (0, "REGRESSED"))
+
+
+def unsure() -> Document:
+    """A comparison without a verdict on one of its rows, which ends with 0."""
+    return document(comparison([judged("SAME", case=sized(8)), judged("INCONCLUSIVE", 0.3, 0.5)]))
+
+
+def test_no_comment_ticks_what_is_inconclusive() -> None:
+    text = markdown.text(unsure())
+    assert "INCONCLUSIVE" in text and not set("✅✓✔") & set(text)
+
+
+def test_no_terminal_paints_what_is_inconclusive_green() -> None:
+    console = Console(force_terminal=True, width=120, file=io.StringIO(), highlight=False)
+    for block in unsure().brief:
+        console.print(terminal.rendered(block, 120))
+    (line,) = [x for x in console.file.getvalue().splitlines() if "INCONCLUSIVE" in x]  # type: ignore[attr-defined]
+    assert "\x1b[33m" in line and "\x1b[32m" not in line
+
+
+def test_no_page_weighs_what_is_inconclusive_as_good() -> None:
+    view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)])
+    _, _, page = html.page(whole.document([], view), "cdn").partition("<body")
+    assert 'data-weight="notice"' in page and 'data-weight="good"' not in page
+
+
+def test_a_report_of_what_is_inconclusive_is_not_ticked() -> None:
+    view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)])
+    assert "**! 1 inconclusive.**" in markdown.text(whole.document([], view))
+
+
+def test_what_is_inconclusive_has_not_passed() -> None:
+    assert [case.outcome for case in unsure().cases] == ["skipped", "passed"]
+
+
+def test_no_annotation_says_that_what_is_inconclusive_is_fine() -> None:
+    assert programs.commands(unsure().cases) == []
 
 
 def hostile(verdict: str = "REGRESSED", rows: int = 5000) -> Comparison:

@@ -1,0 +1,60 @@
+"""What a plan says that it will take: samples, and the start of ranks."""
+
+from __future__ import annotations
+
+import factories
+import pytest
+
+from collbench.run import plan
+from collbench.run.plan import GUESS_LOAD, GUESS_WORLD, Job
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+CYCLES = [factories.case(1024, n=2, cycle=cycle) for cycle in range(3)]
+SETTINGS = [factories.case(1024, n=2, env=(("X", value),)) for value in "ab"]
+BY_MPIRUN = [factories.case(1024, n=2, backend="mpi", cycle=cycle) for cycle in range(3)]
+PREDICTED = [factories.case(1024, n=2, backend="model", cycle=cycle) for cycle in range(3)]
+
+
+def jobs(cases: list[Case]) -> list[Job]:
+    return [Job(case, 1, "") for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("cases", "fresh", "loads", "worlds"),
+    [
+        (CYCLES, False, 1, 1),
+        (CYCLES, True, 3, 3),
+        (SETTINGS, False, 2, 2),
+        (PREDICTED, True, 0, 0),
+    ],
+)
+def test_each_launch_loads_torch_and_each_world_meets(
+    cases: list[Case],
+    fresh: bool,
+    loads: int,
+    worlds: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan.environment, "core_count", lambda: 2)
+    policy = Policy(fresh=fresh)
+    assert plan.loading(jobs(cases), policy) == pytest.approx(loads * GUESS_LOAD)
+    assert plan.meeting(jobs(cases), policy) == pytest.approx(worlds * GUESS_WORLD)
+
+
+def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan.environment, "core_count", lambda: 1)
+    policy = Policy(fresh=True)
+    assert plan.loading(jobs(BY_MPIRUN), policy) == 0.0
+    both = GUESS_WORLD + GUESS_LOAD
+    assert plan.meeting(jobs(BY_MPIRUN), policy) == pytest.approx(3 * 2 * both)
+
+
+def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
+    (job, *_), policy = jobs(CYCLES), Policy(max_seconds=2.0)
+    guess, most = plan.seconds(job, policy), plan.seconds(job, policy, most=True)
+    assert plan.fixed_seconds(job, policy) < guess < most
+
+
+def test_what_is_predicted_takes_no_time() -> None:
+    assert plan.seconds(jobs(PREDICTED)[0], Policy(), most=True) == 0.0
