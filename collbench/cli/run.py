@@ -49,13 +49,12 @@ def run(
     from collbench.suite import toml
 
     said: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
-    said["launches"] = launches
-    changes = (*said.values(), only, budget, inject, output, tag, not save)
+    changes = (*said.values(), launches, only, budget, inject, output, tag, not save)
     _refuse(suites or [], resume, any(changes), launcher, output)
     ray = options.where(launcher, address, placement)
     chosen = ",".join(only or [])
     changed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
-    asked = [changed(toml.load(name), **said) for name in suites or []]
+    asked = [changed(toml.load(name), **said, launches=launches) for name in suites or []]
     order = partial(Order, command=sys.argv, launcher=launcher, ray=ray)
     kept = partial(order, **options.kept(save, output, tag))
     orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]

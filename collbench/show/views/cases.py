@@ -222,10 +222,8 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
     heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
     about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
     total = f"{counted(len(run), 'case')}, about {clock(starting + about)}"
-    if starting:
-        total += f", {clock(starting)} of it to start ranks"
-    if longest > about:
-        total += f" (up to {clock(starting + longest)} where times scatter)"
+    total += f", {clock(starting)} of it to start ranks" * (starting > 0)
+    total += f" (up to {clock(starting + longest)} where times scatter)" * (longest > about)
     most = size(max((row.bytes_per_rank for row in run), default=0))
     return [
         toned(plain(constant), strong=True),
