@@ -212,7 +212,9 @@ def test_dry_run_shows_all_groups_and_their_time_once() -> None:
     assert done.returncode == 0, done.stderr
     assert "1 rank, 4 groups by rail" in done.stdout and "8 cases, about" in done.stdout
     assert [
-        line.split()[-1] for line in done.stdout.splitlines() if line.startswith(("1,", "2,", "3,"))
+        line.split()[-1]
+        for line in done.stdout.splitlines()
+        if line.startswith(("group 1,", "group 2,", "group 3,"))
     ] == ["-"] * 6
 
 
