@@ -23,9 +23,9 @@ LAYERS = {
     "suite": 810,  # what is asked for
     "records": 2_460,  # what came out
     "run": 7_750,  # how it is measured
-    "judge": 3_420,  # what it means
-    "show": 3_950,  # how it is told
-    "cli": 2_120,  # how it is asked for
+    "judge": 3_480,  # what it means
+    "show": 4_060,  # how it is told
+    "cli": 2_150,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
     "torch": {"run", "cli.doctor"},

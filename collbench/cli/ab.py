@@ -231,6 +231,7 @@ def _execute(
 ) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench.cli import compare as judge
+    from collbench.judge import alarms
     from collbench.judge import comparison as compare
     from collbench.run.experiment import Experiment
     from collbench.show.live import Watch
@@ -263,7 +264,12 @@ def _execute(
     except CollbenchError as e:
         problem = problem or e
     if comparison is not None:
-        judge.tell(comparison, views.document(comparison), output_format, out)
+        judge.tell(
+            comparison,
+            views.document(comparison, alarms=alarms.stored(comparison)),
+            output_format,
+            out,
+        )
     if problem is not None:
         raise problem
     return code

@@ -25,36 +25,21 @@ from collbench.run.rank.gpu import Guard, Stream
 from collbench.suite.policy import Policy
 
 CONTROL_CALLS, CONTROL_SHARE = 20, 0.05  # in the other cadence, and of the samples taken
-
 CONTROL_SETTLES = 3  # calls of the control that are not counted
-
 CONTROL_MOST = 0.25  # of the time a case took: where it does not suffice for a few, there is none
-
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
-
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
-
 WARM_SHARE = 0.25  # of the time a case may be measured
-
 MAX_LATE = 0.25
-
 BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
-
 TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first
 # calls, which are not counted: they find what the others left in the caches
-
 MOST_SETTLE = 3  # such calls
-
 clock = time.perf_counter_ns
-
 Action = Callable[[], object]
-
 Stop = Literal["", "converged", "max_n", "budget", "fixed"]
-
 STOPS: tuple[Stop, ...] = ("", "converged", "max_n", "budget", "fixed")
-
 T = TypeVar("T")
-
 Steps = Generator[None, None, T]  # work that pauses where others may have the machine
 
 
