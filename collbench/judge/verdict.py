@@ -137,7 +137,7 @@ def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
         return first._replace(
             verdict="SUSPECT", why=f"{first.way} in stage 1, {few or 'not measured again'}"
         )
-    return first._replace(why=few)
+    return first._replace(why=few or first.why)
 
 
 def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float) -> Ruling | None:
@@ -147,9 +147,12 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
     values = list(ratios.values())
     sides = [[side.launches[place] for place in ratios] for side in (base, head)]
     shift = paired.shift(values, level)
+    verdict = _classed(shift, tau)
+    more = paired.enough(values, tau, level) - len(values) if verdict == "INCONCLUSIVE" else 0
+    seconds = sum(row.record.seconds for side in sides for row in side) / len(values)
     return Ruling(
-        _classed(shift, tau),
-        "",
+        verdict,
+        _would_take(more, seconds),
         sides[0],
         sides[1],
         shift,
@@ -159,6 +162,14 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
         len(values),
         stage,
     )
+
+
+def _would_take(pairs: float, seconds: float) -> str:
+    """What a verdict would take, in pairs of launches of so many seconds each."""
+    if not 0 < pairs < math.inf:
+        return ""
+    took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
+    return f"about {counted(int(pairs), 'more pair')} would tell{took}"
 
 
 def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:

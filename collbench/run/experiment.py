@@ -252,7 +252,7 @@ class Experiment:
         for row in self._all:
             both = {name: found[name][row.jobs[name].case] for name in SIDES}
             if all(record.status in ("ok", "predicted") for record in both.values()):
-                jobs = matching.fixed(row.jobs, list(both.values()), self._order.suite.policy)
+                jobs = matching.fixed(row.jobs, list(both.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
                 self._ledger.guess(row.key, sum(record.seconds for record in both.values()))
             else:

@@ -26,6 +26,12 @@ SIDES: tuple[Name, Name] = ("base", "head")
 WARM_SECONDS = 0.1
 
 
+FEWEST_SAMPLES, MOST_SAMPLES = 20, 1000  # of a launch
+
+
+BETWEEN = 60e-6  # seconds from a sample to the next, about
+
+
 class Row(NamedTuple):
     """A row of the experiment: what it is joined on, and each side's job."""
 
@@ -45,8 +51,9 @@ def by_world(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
-    """Jobs with the samples, calls a sample and warm-up that the pilots found enough, the same on
-    both sides."""
+    """Jobs with the calls a sample and warm-up that the pilots found enough, and as many samples as
+    the time of a case allows, the same on both sides: a launch that costs a tenth of a second
+    before its first sample is no place to save samples."""
     streaming = pilots[0].case.mode == "streaming"
     inner = None if streaming else max(record.inner for record in pilots) // policy.agg_iters
     samples = None if streaming else policy.iters
@@ -56,8 +63,10 @@ def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> di
     warmup = min(
         max(record.warmup for record in pilots), max(5, math.ceil(WARM_SECONDS * 1e9 / slowest))
     )
+    sample = max(float(np.median(record.times_ns)) for record in pilots) / 1e9 + BETWEEN
+    most = min(MOST_SAMPLES, math.ceil((policy.max_seconds or 0.0) / sample))
     fixed = {
-        "samples": samples or max(20, min(len(record.times_ns) for record in pilots)),
+        "samples": samples or max(FEWEST_SAMPLES, most),
         "warmup": warmup if policy.warmup is None else policy.warmup,
         "inner": inner,
         "control": False,  # the pilot has had one
