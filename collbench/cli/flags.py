@@ -201,7 +201,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--rounds", help="Fewest paired launches: of all rows, and again of those flagged."
         ),
         "budget": option(
-            "budget", "Be done within this; rows without a verdict get all of it. Default 5m, soft."
+            "budget",
+            "Be done by then: 5m. Undecided rows get what time is left; none of it with 0.",
         ),
         "ranks": option("ranks", "Ranks instead of the suite's; a list."),
         "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),

@@ -55,8 +55,8 @@ FRESH = (
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment as asked for. ``rounds`` are the fewest of both stages; more follow for rows
-    without a verdict until ``budget`` seconds are over, or BUDGET where nobody names one. ``aa``
-    compares base with itself."""
+    without a verdict until ``budget`` seconds are over, BUDGET where nobody names any, and none
+    where it is 0. ``aa`` compares base with itself."""
 
     suite: Suite
     variants: dict[Name, Variant]
@@ -270,13 +270,13 @@ class Experiment:
         the others are recorded as left out. Raises CannotRun where it suffices for none."""
         number, left = self._order.rounds[0], self._left()
         kept = list(rows)
-        while self._order.budget is not None and kept:
+        while self._order.budget and kept:
             if number * self._ledger.seconds([row.key for row in kept]) < left:
                 break
             dropped = max(kept, key=lambda row: self._ledger.seconds([row.key]))
             kept.remove(dropped)
             for name, side in self._sides.items():
-                note = f"{NO_TIME_LEFT} for {counted(number, 'paired launch')}"
+                note = f"{NO_TIME_LEFT}: too short for {counted(number, 'paired launch')}"
                 side.keep(Record(case=dropped.jobs[name].case, status="skipped", note=note))
         if rows and not kept:
             raise session.nothing_runs([NO_TIME_LEFT])

@@ -26,10 +26,10 @@ SIDES: tuple[Name, Name] = ("base", "head")
 WARM_SECONDS = 0.1
 
 
-FEWEST_SAMPLES, MOST_SAMPLES = 20, 1000  # of a launch
+FEWEST_SAMPLES, MOST_SAMPLES = 20, 400  # of a launch
 
 
-BETWEEN = 60e-6  # seconds from a sample to the next, about
+BETWEEN = 2.5e-4  # seconds from a sample to the next, about
 
 
 class Row(NamedTuple):

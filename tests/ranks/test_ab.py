@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -19,7 +20,7 @@ from paths import before
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
-from collbench.records.types import RunFile
+from collbench.records.types import Record, RunFile
 
 PLUGINS = str(Path(__file__).parent / "plugins")
 SUITE = """
@@ -76,6 +77,8 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
         "X=2",
         "--rounds",
         "6,6",
+        "--budget",
+        "0",
         "--tag",
         "t",
         "--tau",
@@ -128,6 +131,8 @@ def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) ->
         "SLOWER=65536:15,1048576:20",
         "--rounds",
         "8,8",
+        "--budget",
+        "0",
         "--format",
         "json",
         PYTHONPATH=before(PLUGINS),
@@ -176,6 +181,63 @@ def test_sides_may_be_two_algorithms(cli, suite) -> None:
     base, head = sides()
     assert {r.case.label for r in base.records} == {"model"}
     assert {r.case.label for r in head.records} == {"ring@model"}
+
+
+def aa(cli, suite: str, *args: str, **env: str):
+    """An A/A experiment of 6 rounds, in JSON."""
+    options = ("--suite", suite, "--aa", "--rounds", "6,6", "--format", "json", *args)
+    return cli("ab", *options, timeout=200, **env)
+
+
+def ended(record: Record) -> datetime:
+    return datetime.fromisoformat(record.started) + timedelta(seconds=record.seconds)
+
+
+def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> None:
+    done = aa(cli, suite(iters=400), "--budget", "0")
+    base, head = sides()
+    assert {world.together for file in (base, head) for world in file.worlds} == {"turns"}
+    assert all(
+        a.ranks[0].pid != b.ranks[0].pid for a, b in zip(base.worlds, head.worlds, strict=True)
+    )
+    pairs = list(zip(base.records, head.records, strict=True))
+    assert len(pairs) == 6, done.stderr
+    for one, other in pairs:
+        assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
+
+
+def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> None:
+    algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
+    path = suite('"4K"')
+    cli("ab", "--suite", path, *algorithms, "--rounds", "6,6", "--budget", "0", timeout=200)
+    base, head = sides()
+    assert {world.together for world in base.worlds} == {"world"}
+    assert [w.ranks[1].pid for w in base.worlds] == [w.ranks[1].pid for w in head.worlds]
+    assert {r.case.algorithm for r in base.records} == {"ring"}
+    assert {r.case.algorithm for r in head.records} == {"recursive_doubling"}
+    assert len(base.records) == len(head.records) >= 6
+
+
+def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
+    """By a made-up clock with 1 % of scatter, against which 0.8 % matter."""
+    aa(cli, suite('"64K"', "timed"), "--tau", "0.8%", "--budget", "60s", PYTHONPATH=before(PLUGINS))
+    base, _ = sides()
+    rounds = launches(base, 1)
+    assert rounds == list(range(len(rounds))) and len(rounds) > 6
+
+
+def test_rows_for_which_a_budget_does_not_suffice_are_dropped_and_named(cli, suite) -> None:
+    done = aa(cli, suite('"1K", "64M"', iters=200), "--budget", "8s")
+    base, head = sides()
+    dropped = [
+        (record.case.nbytes, record.note)
+        for file in (base, head)
+        for record in file.records
+        if record.status == "skipped"
+    ]
+    assert dropped == [(64 << 20, "dropped for --budget: too short for 6 paired launches")] * 2, (
+        done.stderr
+    )
 
 
 def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
@@ -254,6 +316,8 @@ def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
         "backend:shm",
         "--rounds",
         "6,6",
+        "--budget",
+        "0",
         "--tau",
         "99%",
         "--format",
@@ -283,6 +347,8 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
         "SABOTAGE=corrupt:1:1",
         "--rounds",
         "6,6",
+        "--budget",
+        "0",
         PYTHONPATH=before(PLUGINS),
         timeout=200,
     )

@@ -404,8 +404,8 @@ class Protocol:
     def _measure(self, sampler: Sampler, typical_ns: float) -> Steps[tuple[Samples | None, Stop]]:
         begun = time.perf_counter()
         kept: Samples | None = None
-        long = 1e9 * (TURN_S if self._in_turns else BLOCK_S)
-        most = max(1, int(long / max(typical_ns, 1)))
+        long, between = (TURN_S, WINDOW_NS) if self._in_turns else (BLOCK_S, 0)
+        most = max(1, int(1e9 * long / max(typical_ns + between, 1)))
         settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
         block = self._iters or min(10, most)
         stop = 0
