@@ -268,19 +268,19 @@ class Experiment:
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first;
         the others are recorded as left out. Raises CannotRun where it suffices for none."""
-        number, left = self._order.rounds[0], self._left()
-        kept = list(rows)
-        while self._order.budget and kept:
-            if number * self._ledger.seconds([row.key for row in kept]) < left:
-                break
-            dropped = max(kept, key=lambda row: self._ledger.seconds([row.key]))
-            kept.remove(dropped)
+        if not self._order.budget:
+            return list(rows)
+        number = self._order.rounds[0]
+        keys = self._ledger.affordable([row.key for row in rows], number, self._left())
+        note = f"{NO_TIME_LEFT}: too short for {counted(number, 'paired launch')}"
+        for row in rows:
             for name, side in self._sides.items():
-                note = f"{NO_TIME_LEFT}: too short for {counted(number, 'paired launch')}"
-                side.keep(Record(case=dropped.jobs[name].case, status="skipped", note=note))
-        if rows and not kept:
-            raise session.nothing_runs([NO_TIME_LEFT])
-        return kept
+                if row.key not in keys:
+                    case = row.jobs[name].case
+                    side.keep(Record(case=case, status="skipped", note=note))
+        if rows and not keys:
+            raise session.nothing_runs([note])
+        return [row for row in rows if row.key in keys]
 
     def _rounds(
         self, stage: int, rows: Sequence[Row], number: int, worth: Collection[str] = ()

@@ -82,6 +82,14 @@ class Ledger:
         """What a round of these rows takes, as the last ones did."""
         return self._beside + sum(self._seconds.get(key, 0.0) for key in keys)
 
+    def affordable(self, keys: Sequence[str], rounds: int, left: float) -> Sequence[str]:
+        """Those of the rows for which so many rounds end in the time that is left: the dearest go
+        first."""
+        kept = sorted(keys, key=lambda key: self._seconds.get(key, 0.0))
+        while kept and rounds * self.seconds(kept) >= left:
+            kept.pop()
+        return kept
+
     def missing(self, stage: int, key: str, tau: float, level: float) -> float:
         """Pairs that a row lacks for a verdict, should it go on scattering so."""
         changes = self._changes[stage, key]

@@ -74,7 +74,7 @@ def connect(place: Place, store: Any) -> Control:
     share, to spin for a lock that it holds.
     """
     torch.set_num_threads(1)
-    # sums that several calls of a sample make in place may outgrow their type, before they are put back
+    # sums that several calls of a sample make in place may outgrow their type
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)

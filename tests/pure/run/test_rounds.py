@@ -99,3 +99,13 @@ def test_a_pair_whose_side_has_no_times_tells_nothing() -> None:
 @pytest.mark.parametrize("left", [0.0, -5.0])
 def test_nothing_is_begun_when_time_is_over(left: float) -> None:
     assert ledger(loose=0.08).worth(1, {"loose": TAU}, 0.95, left) == []
+
+
+def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all() -> None:
+    rows = Ledger()
+    for key, seconds in {"dear": 4.0, "cheap": 1.0, "cheaper": 0.5}.items():
+        rows.guess(key, seconds)
+    keys = ["dear", "cheap", "cheaper"]
+    assert set(rows.affordable(keys, 6, 100.0)) == set(keys)
+    assert rows.affordable(keys, 6, 10.0) == ["cheaper", "cheap"]
+    assert rows.affordable(keys, 6, 2.0) == []
