@@ -12,7 +12,7 @@ import msgspec
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import counted
 from collbench.judge import sides
-from collbench.judge.sides import Pair
+from collbench.judge.sides import CaseRows, Pair
 from collbench.judge.verdict import (
     CHANGED,
     FEWEST_UNPAIRED,
@@ -140,15 +140,6 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         reason=reason,
         notes=_notes(terms, kept, rows, left_out, apart),
     )
-
-
-def suspects(base: RunFile, head: RunFile, rules: Rules) -> list[str]:
-    """Keys of the rows that stage 1 flags, slower or faster, to be measured again in stage 2."""
-    return [
-        row.key
-        for row in compare(base, head, rules, under_way=True).rows
-        if row.verdict == "SUSPECT"
-    ]
 
 
 class _Terms(NamedTuple):
@@ -396,6 +387,24 @@ def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
     return row.verdict == "INCOMPARABLE" or (terms.rules.strict and row.verdict == "INCONCLUSIVE")
 
 
+def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
+    """A note of rounds in which the two sides were not alive at once, where any was measured."""
+    worlds = {
+        (row.run.id, row.launch.world): row.world.together
+        for sides_ in both
+        for side in sides_
+        for row in side.timed
+        if row.world and row.record.status == "ok"
+    }
+    apart = sum(not together for together in worlds.values())
+    if not apart:
+        return []
+    what = (
+        f"{apart:,} of {counted(len(worlds), 'launch')} had no other side beside to take turns with"
+    )
+    return [f"{what}: what disturbs the machine may meet one side alone"]
+
+
 def _notes(
     terms: _Terms,
     pairs: Sequence[Pair],
@@ -433,6 +442,7 @@ def _notes(
         notes.append(
             f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways"
         )
+    notes += _one_after_the_other(both)
     if terms.in_pairs and terms.tests:
         level = paired.bonferroni(terms.tests)
         again = counted(terms.tests, "row")

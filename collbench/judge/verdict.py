@@ -164,12 +164,15 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
     )
 
 
+TELLS = "would tell"
+
+
 def _would_take(pairs: float, seconds: float) -> str:
     """What a verdict would take, in pairs of launches of so many seconds each."""
     if not 0 < pairs < math.inf:
         return ""
     took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
-    return f"about {counted(int(pairs), 'more pair')} would tell{took}"
+    return f"about {counted(int(pairs), 'more pair')} {TELLS}{took}"
 
 
 def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:

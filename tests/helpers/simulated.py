@@ -15,8 +15,9 @@ import numpy as np
 from factories import experiment, sized
 from scipy.stats import mannwhitneyu
 
-from collbench.judge.comparison import Rules, compare, suspects
+from collbench.judge.comparison import Rules, compare
 from collbench.records import paired
+from collbench.records.types import RunFile
 
 SIGMA, NOISE, RHO, DRIFT, SAMPLES = 0.01, 0.02, 0.3, 0.003, 50
 Scatter = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
@@ -40,6 +41,12 @@ def launches(rng: np.random.Generator, number: int) -> np.ndarray:
         noise[:, i] = RHO * noise[:, i - 1] + math.sqrt(1 - RHO**2) * rng.normal(size=number)
     walk = np.cumsum(rng.normal(0, DRIFT, number))
     return (SIGMA * rng.normal(size=number) + walk)[:, None] + NOISE * noise
+
+
+def suspects(files: tuple[RunFile, RunFile], rules: Rules) -> list[str]:
+    """Keys of the rows that are flagged by the first stage of an experiment under way."""
+    judged = compare(*files, rules, under_way=True).rows
+    return [row.key for row in judged if row.verdict == "SUSPECT"]
 
 
 def false_positives(runs: int, rounds: int, seed: int = 1) -> dict[str, float]:
@@ -108,7 +115,7 @@ def pull_request(
         }
 
     first, rules = rounds(8), Rules(tau=0.05)
-    flagged = set(suspects(*experiment(first), rules))
+    flagged = set(suspects(experiment(first), rules))
     judged = compare(
         *experiment(first, {case: r for case, r in rounds(12).items() if case.key in flagged}),
         rules,

@@ -23,6 +23,7 @@ from collbench.run.rank.clocks import Links
 from collbench.show.views import run
 
 PLUGINS = Path(__file__).parent / "plugins"
+HELPERS = Path(__file__).parents[1] / "helpers"  # of this file where it is a rank's program
 NEVER, ALWAYS = "0", str(10**12)  # limits that no model keeps, and that each does
 
 
@@ -119,7 +120,7 @@ def test_the_common_clock_is_true_to_its_word(tmp_path: Path) -> None:
         subprocess.Popen(
             [sys.executable, __file__, str(rank), str(tmp_path / "store")],
             stdout=subprocess.PIPE,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": before(HELPERS)},
             text=True,
         )
         for rank in range(4)

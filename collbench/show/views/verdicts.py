@@ -14,7 +14,7 @@ from collbench.core.errors import Exit
 from collbench.core.text import counted, duration, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison
-from collbench.judge.verdict import Judged, Side, Verdict
+from collbench.judge.verdict import TELLS, Judged, Side, Verdict
 from collbench.records.types import Run
 from collbench.show.document import Weight
 from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
@@ -259,19 +259,21 @@ def decided(view: Readable) -> str:
 
 
 def undecided(view: Readable) -> dict[str, list[str]]:
-    """Names of the rows without a verdict by the reason; reasons that differ in figures only are
-    one, told as of the first row."""
+    """Names of the rows without a verdict, and what one would take, by the reason; reasons that
+    differ in figures only are one, told as of the first row."""
     found: dict[str, tuple[str, list[str]]] = {}
     for row in view.having(*UNDECIDED):
-        why = _open(row.verdict, row.judged.why if row.judged else "")
-        found.setdefault(re.sub(r"[\d.,]*\d", "", why), (why, []))[1].append(row.row)
+        why = row.judged.why if row.judged else ""
+        told, more = _open(row.verdict, why), why.partition("; ")[0]
+        name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
+        found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
     return dict(found.values())
 
 
 def _open(verdict: str, why: str) -> str:
     """Why a row has no verdict: scatter, where judge says no more than what that hides."""
     first = why.partition("; ")[0]
-    scattered = not first or first.endswith(": fails nothing")
+    scattered = not first or first.endswith(": fails nothing") or TELLS in first
     words = "launches scatter too much" if scattered else first
     return words if verdict == "INCONCLUSIVE" else f"{verdict.lower()}: {why}"
 

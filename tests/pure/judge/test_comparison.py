@@ -4,6 +4,7 @@ verdicts."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -30,7 +31,7 @@ from factories import (
 from collbench.core.errors import Exit, UsageError
 from collbench.judge import comparison as comparing
 from collbench.judge import sides
-from collbench.judge.comparison import Comparison, Rules, compare, suspects
+from collbench.judge.comparison import Comparison, Rules, compare
 from collbench.judge.verdict import Judged
 from collbench.records.types import RankInfo, Record, RunFile, ToolTime, World, joined, stripped
 from collbench.suite.case import Case
@@ -94,7 +95,7 @@ def test_a_slower_row_is_suspect_until_fresh_launches_confirm_it() -> None:
     assert "slower in stage 1, not measured again" in found.rows[0].why
     assert (found.exit, found.stages) == (Exit.OK, (8, 0))
     assert "1 suspect" in found.reason
-    assert suspects(*experiment(first), Rules()) == [ROW.key]
+    assert simulated.suspects(experiment(first), Rules()) == [ROW.key]
     found = compare(*experiment(first, {ROW: spread(0.11, 12)}), Rules())
     row = found.rows[0]
     assert (row.verdict, row.stage, row.pairs, row.gates) == ("REGRESSED", 2, 12, True)
@@ -109,7 +110,7 @@ def test_a_slower_row_is_suspect_until_fresh_launches_confirm_it() -> None:
 
 def test_a_faster_row_is_the_mirror_image() -> None:
     first, second = {ROW: spread(-0.12)}, {ROW: spread(-0.12, 12)}
-    assert suspects(*experiment(first), Rules()) == [ROW.key]
+    assert simulated.suspects(experiment(first), Rules()) == [ROW.key]
     assert judged(*experiment(first)).verdict == "SUSPECT"
     found = compare(*experiment(first, second), Rules())
     assert only(found).verdict == "IMPROVED"
@@ -901,3 +902,33 @@ def test_pull_requests_find_what_is_slower_and_nothing_else() -> None:
     assert sum(pr["found"] for pr in found) >= 0.96 * len(found)
     assert sum(pr["same"] for pr in found) >= 0.88 * len(found)
     assert sum(pr["uncorrected"] for pr in found) >= 2
+
+
+def test_a_row_without_a_verdict_says_what_one_would_take() -> None:
+    """Eight pairs that scatter by a fifth, of two launches of half a second each."""
+    changes = [1.0, 1.2, 0.8, 1.25, 0.75, 1.1, 0.9, 1.3]
+    rounds = [(1e6, 1e6 * change) for change in changes]
+    files = experiment({case(1024): rounds}, change=lambda side, world, made: seconds(made, 15))
+    (row,) = compare(*files, Rules(tau=0.1)).rows
+    assert row.verdict == "INCONCLUSIVE"
+    more = re.search(r"about ([\d,]+) more pairs would tell, (\d+) min", row.why)
+    assert more, row.why
+    pairs, minutes = (int(found.replace(",", "")) for found in more.groups())
+    assert pairs > 8 and minutes == round(pairs * 30 / 60)
+
+
+def seconds(made: Record, took: float) -> Record:
+    return msgspec.structs.replace(made, seconds=took)
+
+
+@pytest.mark.parametrize(("together", "told"), [("turns", False), ("world", False), ("", True)])
+def test_launches_that_followed_each_other_are_told_of(together: str, told: bool) -> None:
+    base, head = experiment({case(1024): [(1e6, 1e6)] * 8})
+    files = [
+        msgspec.structs.replace(
+            file, worlds=[msgspec.structs.replace(w, together=together) for w in file.worlds]
+        )
+        for file in (base, head)
+    ]
+    notes = compare(*files, Rules(tau=0.1)).notes
+    assert any("had no other side beside" in note for note in notes) == told

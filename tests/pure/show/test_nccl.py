@@ -730,7 +730,7 @@ def test_flags_stand_below_their_line_and_are_explained_below_the_table() -> Non
         " bimodal (1)",
         " late (1)",
     ]
-    assert "; allow more (--max-time 5s) or ask for less (--precision 5%)" in told[0]
+    assert "; allow more (--max-time 5s without -n) or ask for less (--precision 5%)" in told[0]
     assert [row["size"] for row in scraped(text)] == [8, 16]
 
 

@@ -1,0 +1,197 @@
+"""How often an experiment errs, what it finds and how long it takes, with the scatter and cost that
+experiments had here: the real ``Experiment`` and the real judge over made-up launches and a made-up
+clock.
+
+``python tests/perf/rounds.py --like BASE.jsonl ... [--experiments 300] [--budget 300]``
+
+``--like`` names base runs of recorded ``ab --aa``; their heads lie beside. A made-up change is one
+of that row's recorded ones about their middle, turned around as often as not; a launch costs what
+it did. ``--budget 0`` is the design with fixed rounds. Three rows of the suite, drawn for each
+experiment, are slower by ``--planted``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collbench.judge import sides
+from collbench.judge.comparison import Rules, compare
+from collbench.records import paired, store
+from collbench.records.rows import by, table
+from collbench.records.types import Record, World, joined
+from collbench.run import experiment
+from collbench.run.variants import Home, Variant
+from collbench.suite import toml
+from collbench.suite.case import Case
+
+WORLD_SECONDS = 0.5  # of a pair of worlds, beside its rows
+MACHINE = {"product": "KVM", "cpu": {"cores": 2, "physical": 2}, "container": {}}
+
+
+class Known(NamedTuple):
+    """A row as it was: its typical call (ns), changes in log time about their middle, and what a
+    launch of it costs (s)."""
+
+    call: float
+    changes: list[float]
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    verdicts: dict[str, str]
+    planted: set[str]
+    seconds: float
+    mde: float
+
+
+def known(paths: Sequence[Path]) -> dict[str, Known]:
+    """By row, from all these experiments."""
+    changes: defaultdict[str, list[float]] = defaultdict(list)
+    calls: defaultdict[str, list[float]] = defaultdict(list)
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    for path in paths:
+        pair = [store.read(path), store.read(Path(str(path).replace("-base", "-head")))]
+        base, head = (sides.gather([file], True, joined) for file in pair)
+        for key in base.keys() & head.keys():
+            found = list(sides.changes(base[key], head[key], 1).values())
+            if len(found) >= paired.FEWEST:
+                changes[key] += [value - paired.shift(found).estimate for value in found]
+        for key, rows in by(table(pair), lambda row: joined(row.run, row.case)).items():
+            calls[key] += [row.median for row in rows if row.ran]
+            seconds[key] += [row.record.seconds for row in rows if row.ran]
+    return {
+        key: Known(float(np.median(calls[key])), found, float(np.mean(seconds[key])))
+        for key, found in changes.items()
+    }
+
+
+class MadeUp:
+    """Launches of both sides, drawn, on a clock of their own."""
+
+    def __init__(self, rows: dict[str, Known], planted: dict[str, float], seed: int) -> None:
+        self.now, self._rows, self._planted = 0.0, rows, planted
+        self._rng = np.random.default_rng(seed)
+
+    def play(self, players: Sequence[Any], lots: object) -> None:
+        self.now += WORLD_SECONDS
+        for player in players:
+            self.launch(player.plan, player.listener.line, player.name)
+
+    def launch(self, plan: Any, hear: Any, side: str) -> None:
+        hear(world(plan))
+        for job in plan.jobs:
+            row = self._rows[job.case.key]
+            time = row.call
+            if side == "head":
+                drawn = self._rng.choice(row.changes) * self._rng.choice((-1, 1))
+                time *= float(np.exp(drawn)) * (1 + self._planted.get(job.case.key, 0.0))
+            self.now += row.seconds
+            hear(record(job.case, time, row.seconds))
+
+
+def world(plan: Any) -> World:
+    about = {"ranks": [], "oversubscribed": False, "same_clock": True, "launcher": "local"}
+    return World(index=0, backend=plan.backend, n=plan.n, env=plan.env, **about)
+
+
+def record(case: Case, time: float, seconds: float) -> Record:
+    times = [max(1, round(64 * time))] * 7
+    about = {"sync": "window", "cache": "cold", "inner": 64, "seconds": seconds}
+    return Record(case=case, status="ok", times_ns=times, **about)
+
+
+def one(
+    rows: dict[str, Known],
+    suite: str,
+    share: float,
+    rounds: tuple[int, int],
+    budget: float,
+    seed: int,
+) -> Outcome:
+    """An experiment from its pilot to its verdicts."""
+    drawn = np.random.default_rng(seed).permutation(sorted(rows))[: 3 if share else 0]
+    planted = dict.fromkeys(map(str, drawn), share)
+    made = MadeUp(rows, planted, seed)
+    alike = Variant(text="")
+    home = Home(python=sys.executable, settings={}, described=MACHINE)
+    order = experiment.Order(
+        suite=toml.load(suite),
+        variants={"base": alike, "head": alike},
+        command=[],
+        rounds=rounds,
+        judge=lambda base, head: compare(base, head, Rules(), under_way=True).rows,
+        budget=budget,
+        homes={"base": home, "head": home},
+    )
+    names = iter(experiment.SIDES * 1000)
+    experiment.time = SimpleNamespace(monotonic=lambda: made.now)  # type: ignore[assignment]
+    experiment.duet.play = made.play  # type: ignore[assignment]
+    experiment.session.write = lambda writer, line: None  # type: ignore[assignment]
+    experiment.store.opened = lambda run, output: SimpleNamespace(path=Path("made-up"))  # type: ignore[assignment, return-value]
+    experiment.Launcher = lambda *_: SimpleNamespace(  # type: ignore[assignment, misc, return-value]
+        run=lambda plans, listener: made.launch(plans[0], listener.line, next(names)),
+        warm=lambda *_: None,
+        close=lambda: None,
+    )
+    # of the suite's rows those that were recorded
+    expand = type(order.suite).expand
+    type(order.suite).expand = lambda self: (  # type: ignore[method-assign]
+        [case for case in expand(self)[0] if case.key in rows],
+        [],
+    )
+    try:
+        trial = experiment.Experiment(order, lambda step: None)
+    finally:
+        type(order.suite).expand = expand  # type: ignore[method-assign]
+    trial.run()
+    judged = compare(*trial.files, Rules(), under_way=True).rows
+    mdes = [row.mde for row in judged if row.mde is not None]
+    verdicts = {row.key: row.verdict for row in judged}
+    return Outcome(verdicts, set(planted), made.now, float(np.median(mdes)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--like", type=Path, nargs="+", required=True)
+    parser.add_argument("--suite", default="pr")
+    parser.add_argument("--experiments", type=int, default=300)
+    parser.add_argument("--planted", type=float, default=0.15)
+    parser.add_argument("--budget", type=float, default=300.0)
+    parser.add_argument("--rounds", default="8,12")
+    asked = parser.parse_args()
+    rows = known(asked.like)
+    first, second = map(int, asked.rounds.split(","))
+    trial = partial(one, rows, asked.suite, asked.planted, (first, second), asked.budget)
+    with ProcessPoolExecutor() as pool:
+        outcomes = list(pool.map(trial, range(1, asked.experiments + 1), chunksize=4))
+    alike: Counter[str] = Counter()
+    slower: Counter[str] = Counter()
+    false = 0
+    for outcome in outcomes:
+        wrong = 0
+        for key, verdict in outcome.verdicts.items():
+            (slower if key in outcome.planted else alike)[verdict] += 1
+            wrong += key not in outcome.planted and verdict in ("REGRESSED", "IMPROVED")
+        false += wrong > 0
+    print(f"{len(outcomes)} experiments, {len(rows)} rows, budget {asked.budget:g} s")
+    print(f"with a false row: {false}")
+    print(f"rows alike: {dict(alike)}")
+    if asked.planted:
+        print(f"rows slower by {asked.planted:.0%}: {dict(slower)}")
+    mde = np.median([outcome.mde for outcome in outcomes])
+    seconds = np.median([outcome.seconds for outcome in outcomes])
+    print(f"median MDE {mde:.1%}; median time {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
