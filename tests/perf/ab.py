@@ -1,11 +1,12 @@
 """How often `collbench ab` is wrong here, and whether it finds what is planted. Writes a report of
 both.
 
-python tests/perf/ab.py --home FOLDER --repetitions 20 --output reports/ab.md
+python tests/perf/ab.py --home FOLDER --output reports/ab.md [--repetitions 20] [--planted 10]
 
-Repetitions of `ab --suite pr --aa`, then one experiment in which calls of three of eight sizes take
-15 % longer (a backend of tests/ranks/plugins, $DRAG). Experiments already in FOLDER count, so that
-it can be gone on with.
+Repetitions of `ab --suite pr --aa --budget 5m`, then as many experiments of each share as
+`--planted` says, in which calls of three of eight sizes take 15 % or 8 % longer (a backend of
+tests/ranks/plugins, $DRAG; 8 % against `--tau 5%`). Experiments already in FOLDER count, so that it
+can be gone on with.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collbench.machine import environment
 from collbench.records import store
 from collbench.records.derive import derive
 from collbench.records.types import RunFile
-from collbench.suite.grammar import parse_size
+from collbench.suite.grammar import parse_share, parse_size
 
 PLUGINS = Path(__file__).parents[1] / "ranks" / "plugins"
 IMPORTED = {
@@ -33,7 +34,8 @@ IMPORTED = {
 }
 SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
 SLOWED = ("256K", "1M", "4M")
-SHARE = 0.15
+SHARES = {"15%": "10%", "8%": "5%"}  # what is planted, and what matters then
+BUDGET = "5m"
 SUITE = f"""
 description = "Eight sizes, three of which head slows down."
 [axes]
@@ -75,17 +77,18 @@ def experiments(home: Path, tag: str) -> list[tuple[RunFile, RunFile]]:
     ]
 
 
-def plant(home: Path, rounds: str) -> None:
-    """Times of base, measured first, say how many microseconds 15 % are."""
+def plant(home: Path, share: str, number: int) -> None:
+    """Times of base, measured first, say how many microseconds a share is."""
     suite = home / "planted.toml"
     suite.write_text(SUITE)
     run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
     before = store.read(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
     medians = {r.case.nbytes: row.median for r in before.records if (row := derive(r))}
     slowed = [parse_size(size) for size in SLOWED]
-    drag = ",".join(f"{size}:{SHARE * medians[size] / 1000:.3f}" for size in slowed)
-    sides = "--suite", str(suite), "--head", f"DRAG={drag}", "--rounds", rounds
-    run(home, "ab", *sides, "--tag", "planted", **IMPORTED)
+    more = {size: parse_share(share) * medians[size] / 1000 for size in slowed}
+    drag = ",".join(f"{size}:{us:.3f}" for size, us in more.items())
+    sides = "--suite", str(suite), "--head", f"DRAG={drag}", "--tau", SHARES[share]
+    run(home, "ab", *sides, "--budget", BUDGET, "--tag", f"planted-{share}-{number}", **IMPORTED)
 
 
 def main() -> None:
@@ -94,25 +97,25 @@ def main() -> None:
     )
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument(
-        "--rounds", default="40,60", help="of the planted slowdown: one launch in eight is odd here"
-    )
+    parser.add_argument("--planted", type=int, default=10)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     args.home.mkdir(parents=True, exist_ok=True)
-    while len(experiments(args.home, "aa")) < args.repetitions:
-        run(
-            args.home,
-            "ab",
-            "--suite",
-            "pr",
-            "--aa",
-            "--tag",
-            f"aa{len(experiments(args.home, 'aa')) + 1}",
-        )
-    if not experiments(args.home, "planted"):
-        plant(args.home, args.rounds)
-    args.output.write_text("\n".join(lines(args.home)) + "\n")
+    for number in range(len(experiments(args.home, "aa")), args.repetitions):
+        same = "--suite", "pr", "--aa", "--budget", BUDGET, "--tag", f"aa{number + 1}"
+        run(args.home, "ab", *same)
+        args.output.write_text("\n".join(lines(args.home)) + "\n")
+    for share in SHARES:
+        for number in range(len(experiments(args.home, f"planted-{share}")), args.planted):
+            plant(args.home, share, number + 1)
+            args.output.write_text("\n".join(lines(args.home)) + "\n")
+
+
+def took(pair: tuple[RunFile, RunFile]) -> float:
+    """Minutes of an experiment."""
+    end = max(file.end.ended for file in pair if file.end)
+    began = datetime.fromisoformat(pair[0].run.started)
+    return (datetime.fromisoformat(end) - began).total_seconds() / 60
 
 
 def lines(home: Path) -> list[str]:
@@ -126,14 +129,14 @@ def lines(home: Path) -> list[str]:
         ),
         f"torch {torch}, {day:%Y-%m-%d}. Made by `python tests/perf/ab.py`.",
         "",
-        "## Both sides the same (`collbench ab --suite pr --aa`)",
+        f"## Both sides the same (`collbench ab --suite pr --aa --budget {BUDGET}`)",
         "",
-        "| experiment | rows | could have failed | verdicts | median MDE | exit |",
-        "|---|--:|--:|---|--:|--:|",
+        "| experiment | rows | could have failed | verdicts | median MDE | minutes | exit |",
+        "|---|--:|--:|---|--:|--:|--:|",
     ]
     total: Counter[str] = Counter()
-    for number, (base, head) in enumerate(experiments(home, "aa"), 1):
-        judged = comparison.compare(base, head, comparison.Rules())
+    for number, pair in enumerate(experiments(home, "aa"), 1):
+        judged = comparison.compare(*pair, comparison.Rules())
         verdicts = Counter(row.verdict for row in judged.rows)
         total.update(verdicts)
         middle = sorted(row.mde or 0.0 for row in judged.rows)[len(judged.rows) // 2]
@@ -141,37 +144,39 @@ def lines(home: Path) -> list[str]:
         gates = sum(row.gates for row in judged.rows)
         total["could have failed"] += gates
         found.append(
-            f"| {number} | {len(judged.rows)} | {gates} | {words} | {middle:.0%} | {judged.exit} |"
+            f"| {number} | {len(judged.rows)} | {gates} | {words} | {middle:.1%} |"
+            f" {took(pair):.1f} | {judged.exit} |"
         )
-    found += [
-        "",
-        "All together: "
-        + ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
-        + ".",
-        "",
-    ]
-    for base, head in experiments(home, "planted")[-1:]:
-        judged = comparison.compare(base, head, comparison.Rules())
-        slowed = judged.head.pairing.variant if judged.head.pairing else ""
-        found += [
-            f"## {SHARE:.0%} planted at {', '.join(SLOWED)} (`ab --head {slowed}`)",
-            "",
-            "| size | base | change [interval] | MDE | verdict | pairs |",
-            "|--:|--:|---|--:|---|--:|",
-        ]
-        for row in judged.rows:
-            change = (
-                f"{row.delta:+.1%} [{row.lo:+.1%}, {row.hi:+.1%}]"
-                if row.delta is not None and row.lo is not None
-                else "-"
-            )
-            base_us = f"{row.base.median / 1000:.1f} us" if row.base else "-"
-            found.append(
-                f"| {row.case.nbytes} | {base_us} | {change} | {row.mde or 0:.0%} | {row.verdict} |"
-                f" {row.pairs} |"
-            )
-        found += ["", f"Exit code {judged.exit}: {judged.reason}."]
+    together = ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
+    found += ["", f"All together: {together}.", ""]
+    for share in SHARES:
+        found += planted_lines(share, experiments(home, f"planted-{share}"))
     return found
+
+
+def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
+    """A table of the experiments in which that share was planted."""
+    tau = parse_share(SHARES[share])
+    found = [
+        f"## {share} planted at {', '.join(SLOWED)}, of eight sizes (`--tau {SHARES[share]}`)",
+        "",
+        "| experiment | slowed sizes found | others called changed | changes found | minutes |",
+        "|---|--:|--:|---|--:|",
+    ]
+    slowed = {parse_size(size) for size in SLOWED}
+    whole = 0
+    for number, pair in enumerate(pairs, 1):
+        rows = comparison.compare(*pair, comparison.Rules(tau=tau)).rows
+        hit = [r for r in rows if r.case.nbytes in slowed and r.verdict == "REGRESSED"]
+        wrong = [
+            r
+            for r in rows
+            if r.case.nbytes not in slowed and r.verdict in ("REGRESSED", "IMPROVED")
+        ]
+        whole += len(hit) == len(slowed) and not wrong
+        changes = ", ".join(f"{r.delta or 0:+.1%}" for r in rows if r.case.nbytes in slowed)
+        found.append(f"| {number} | {len(hit)} | {len(wrong)} | {changes} | {took(pair):.1f} |")
+    return [*found, "", f"Exactly these rows in {whole} of {len(pairs)}.", ""]
 
 
 if __name__ == "__main__":
