@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import sys
 import traceback
@@ -217,6 +218,10 @@ def _root(
     """
 
 
+# as Python, the loader of libraries and the kernel say it
+NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
+
+
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -244,15 +249,15 @@ def _ended() -> int:
         code = e.code if isinstance(e.code, int) else int(bool(e.code))
         told = getattr(e.__context__, "format_message", None)  # of an error in the command line
         return _refused(told(), code) if told else code
-    except MemoryError:
-        tell(
-            "there is not enough memory",
-            "free some, raise ulimit -v, or give fewer or smaller runs",
-        )
-        return Exit.CANNOT_RUN
     except Exception as e:
         if "--debug" in sys.argv:
             raise
+        if NO_MEMORY.search(f"{type(e).__name__}: {e}"):
+            tell(
+                "there is not enough memory",
+                "free some, raise ulimit -v, or give fewer or smaller runs",
+            )
+            return Exit.CANNOT_RUN
         kept = _kept(traceback.format_exc())
         tell(
             f"{type(e).__name__}, {first_line(e)}",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from collbench.cli import main as main_
+from collbench.core.errors import Exit
 from collbench.core.collectives import COLLECTIVES
 from collbench.records import store
 
@@ -305,6 +306,28 @@ def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(
     kept = Path(said.split("its traceback is in ")[1].strip())
     assert "raise ZeroDivisionError" in kept.read_text()
     kept.unlink()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libfoo.so: failed to map segment from shared object"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["Python", "a library", "the kernel"],
+)
+def test_a_want_of_memory_is_no_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def starved() -> None:
+        raise error
+
+    monkeypatch.setattr(main_, "app", starved)
+    with pytest.raises(SystemExit) as ended:
+        main_.main()
+    assert ended.value.code == Exit.CANNOT_RUN
+    assert capsys.readouterr().err.startswith("collbench: there is not enough memory\n  hint: ")
 
 
 def test_a_saved_run_goes_on_without_its_reader(tmp_path: Path) -> None:
