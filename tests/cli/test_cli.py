@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from collbench.cli import main as main_
-from collbench.core.errors import Exit
 from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import Exit
 from collbench.records import store
 
 MODEL = ("--backend", "model", "-g", "4")
