@@ -4,6 +4,7 @@ import atexit
 import os
 import signal
 import sys
+from contextlib import suppress
 
 INTERRUPTED = 130  # core.errors' Exit.INTERRUPTED, before anything is imported
 
@@ -21,9 +22,10 @@ def main() -> None:
     except KeyboardInterrupt:
         # sys.exit would not do: Python ends by SIGINT all the same where the signal came while it
         # evaluated a string, as modules do when they make a class
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):  # nobody reads on
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(INTERRUPTED)
 
 

@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.records import paired, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
-from collbench.run import matching, plan, session
+from collbench.run import matching, memory, plan, session
 from collbench.run.backends import is_predicted
 from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
@@ -329,7 +329,8 @@ class Experiment:
         ]
         pairs = [
             timed(
-                row.key, *(of[row.jobs[name].case] for name, of in zip(SIDES, found, strict=True))
+                row.key,
+                *(of.get(row.jobs[name].case) for name, of in zip(SIDES, found, strict=True)),
             )
             for row in rows
         ]
@@ -357,7 +358,10 @@ class Experiment:
             return ""
         if not duet.fit(plans.values()):
             return ""
-        return "world" if self._order.in_one_world else "turns"
+        base, head = plans.values()
+        alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
+        alone = alike or base.backend in memory.ON_GPUS  # which hold the buffers of one case
+        return "world" if self._order.in_one_world and not alone else "turns"
 
     def _aligned(self, current: Plan) -> Plan:
         """With the way of starting together that the pilot found to work, so that it never changes

@@ -50,9 +50,9 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def timed(key: str, base: Record, head: Record) -> Timed | None:
+def timed(key: str, base: Record | None, head: Record | None) -> Timed | None:
     """None where a side has no times."""
-    if not (base.times_ns and head.times_ns):
+    if not (base and head and base.times_ns and head.times_ns):
         return None
     before, after = (float(np.median(r.times_ns)) / r.inner for r in (base, head))
     return Timed(key, math.log(max(after, 1) / max(before, 1)), base.seconds + head.seconds)
@@ -93,7 +93,10 @@ class Ledger:
     def missing(self, stage: int, key: str, tau: float, level: float) -> float:
         """Pairs that a row lacks for a verdict, should it go on scattering so."""
         changes = self._changes[stage, key]
-        return max(0.0, paired.enough(changes, tau, level) - len(changes))
+        wanted = paired.enough(changes, tau, level)
+        if changes and math.isinf(wanted):  # too few for that level, whatever they scatter
+            wanted = paired.fewest_rounds(round(0.05 / (1 - level)))
+        return max(0.0, wanted - len(changes))
 
     def worth(
         self, stage: int, taus: Mapping[str, float], level: float, left: float

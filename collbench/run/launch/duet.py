@@ -91,7 +91,7 @@ def share(players: Sequence[Player]) -> None:
     """Run both plans, which differ in nothing but their cases, with the ranks of the first: each
     job beside the other's like of it, block by block. Both hear of the world."""
     ours, theirs = players
-    cases = {job.case for job in theirs.plan.jobs}
+    cases = {each for job in theirs.plan.jobs for each in job.case.siblings}
     jobs = [
         msgspec.structs.replace(job, beside=beside)
         for job, beside in zip(ours.plan.jobs, theirs.plan.jobs, strict=True)

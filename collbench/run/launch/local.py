@@ -330,6 +330,8 @@ class Watch(RankWatch):
         return bool(data)
 
     def answer(self, rank: int, text: bytes) -> None:
+        if self._channels[rank] not in self._selector.get_map():
+            return  # it has ended, as is told in a moment
         self._unsent[rank] = memoryview(bytes(self._unsent[rank]) + text + b"\n")
         self._selector.modify(self._channels[rank], _BOTH, rank)
 

@@ -241,7 +241,7 @@ class RankWatch:
 
     @property
     def waiting(self) -> bool:
-        return self.waits_at >= 0
+        return self.waits_at >= 0 and not (self.deaths or self.errors)
 
     @property
     def finished(self) -> bool:

@@ -77,7 +77,12 @@ def test_a_stricter_level_takes_more_pairs() -> None:
 
 def test_too_few_pairs_bound_nothing_yet() -> None:
     assert paired.enough([0.1] * 5, TAU) == np.inf
-    assert ledger(pairs=5, loose=WIDE).worth(1, {"loose": TAU}, 0.95, 1e6) == []
+
+
+def test_a_row_with_too_few_pairs_for_a_stricter_level_gets_them() -> None:
+    rows = ledger(pairs=6, loose=NARROW)
+    assert rows.missing(1, "loose", TAU, 0.95) == 0
+    assert rows.missing(1, "loose", TAU, 0.975) == 1
 
 
 def test_as_many_pairs_as_are_said_to_be_enough_are() -> None:
