@@ -354,9 +354,8 @@ class Experiment:
     def _together(self, plans: Mapping[Name, Plan]) -> Together:
         """How the two sides of a pair take turns: within one world, as two that are alive at once,
         or launch by launch ("")."""
-        if any(is_predicted(current.backend) for current in plans.values()):
-            return ""
-        if not duet.fit(plans.values()):
+        predicted = any(is_predicted(current.backend) for current in plans.values())
+        if predicted or not duet.fit(plans.values()):
             return ""
         base, head = plans.values()
         alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}

@@ -109,10 +109,11 @@ class Ledger:
             for key, tau in taus.items()
             if 0 < (missing := self.missing(stage, key, tau, level)) < math.inf
         }
+        costs = {key: missing * self._seconds[key] for key, missing in lacking.items()}
         chosen: list[str] = []
         spent = most = 0.0
-        for key in sorted(lacking, key=lambda key: lacking[key] * self._seconds[key]):
-            spent += lacking[key] * self._seconds[key]
+        for key in sorted(costs, key=costs.__getitem__):
+            spent += costs[key]
             most = max(most, lacking[key])
             if spent + most * self._beside > left * (1.0 if chosen else HOPE):
                 break
