@@ -55,7 +55,7 @@ TIMEOUT = 10  # -T
 LIMIT = TIMEOUT + 20  # seconds from the fault to the end of every process
 UP = 90.0  # seconds for a world to come to its phase
 SIZES = ("4K", "64K", "1M")
-SWEEP = ["all_reduce", "--sizes", ",".join(SIZES), "-n", "1000", "--place", "out", "-T"]
+SWEEP = ["all_reduce", "--sizes", ",".join(SIZES), "-n", "300", "--place", "out", "-T"]
 SWEEP += [str(TIMEOUT), "--order", "size", "--format", "nccl"]
 LAUNCH = "collbench.run.launch."
 COLLBENCH = [sys.executable, "-m", "collbench"]
@@ -268,7 +268,7 @@ class Trial:
             if self._lines("record") >= wanted:
                 with suppress(psutil.Error):
                     victim = self._victim()
-            time.sleep(0.005)
+            time.sleep(0.02)
         early = (0.3, 3.0) if self._cell.fault in SIGNALS and self._cell.local else (0.0, 0.5)
         spread = {"starting": early, "measuring": (0.0, 0.5), "leaving": (0.1, 0.4)}[phase]
         time.sleep(self._random.uniform(*spread))
