@@ -20,7 +20,7 @@ from collbench.suite import arrivals, fields
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 
-MOST_CASES = 100_000  # of a suite
+MOST_CASES = 50_000  # of a suite
 
 
 MOST_STEPPED = 4096  # ranks of a reference algorithm: its moves are their square

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import factories
@@ -22,7 +23,7 @@ from collbench.judge.health import expectations
 from collbench.machine import environment
 from collbench.records import importers, store
 from collbench.records.importers import text
-from collbench.records.types import Record, Run
+from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
 from collbench.suite.grammar import expand_envs
 from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold, expand, why_not
@@ -70,6 +71,17 @@ def test_more_lines_than_any_runs_are_refused_before_they_are_in_memory(
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 1 << 20
+
+
+@pytest.mark.parametrize("read", [store.read, store.digest])
+def test_what_records_do_not_hold_takes_no_room_in_each(
+    read: Callable[[Path], RunFile], tmp_path: Path
+) -> None:
+    records = [factories.record(factories.case(4 * (i + 1))) for i in range(2)]
+    first, second = read(factories.write(factories.run_file(records), tmp_path)).records
+    empty = [name for name in store.NOTHING if not getattr(first, name)]
+    assert {"sent", "load", "starts_ns"} <= {*empty}
+    assert all(getattr(first, name) is getattr(second, name) for name in empty)
 
 
 def test_what_is_compared_or_fitted_holds_no_times_of_single_ranks(
@@ -210,7 +222,7 @@ def test_settings_are_no_more_than_worlds_can_be_started() -> None:
 
 def test_rounds_of_pairs_are_counted_while_they_are_made() -> None:
     axes = Axes(collectives=("all_reduce",), sizes=(8,), ranks=(4096,), groups="pairs")
-    with pytest.raises(UsageError, match="more than 100000 cases"):
+    with pytest.raises(UsageError, match="more than 50000 cases"):
         expand(axes)
     assert groups.members.cache_info().currsize <= 128
 

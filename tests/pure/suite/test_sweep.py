@@ -153,10 +153,10 @@ def test_splits_read_files_only_and_of_bearable_size(
 @pytest.mark.parametrize(
     ("axes", "words"),
     [
-        ({"cycles": 10**9}, "more than 100000 cases"),
+        ({"cycles": 10**9}, "more than 50000 cases"),
         (
             {"collectives": ("broadcast",), "ranks": (1 << 20,), "roots": (-1,)},
-            "more than 100000 cases",
+            "more than 50000 cases",
         ),
         ({"ranks": (10**8,)}, "100000000 ranks are more"),
     ],
