@@ -19,7 +19,9 @@ def main() -> None:
         from collbench.cli.main import main as command
 
         command()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
         # sys.exit would not do: Python ends by SIGINT all the same where the signal came while it
         # evaluated a string, as modules do when they make a class
         with suppress(OSError):  # nobody reads on

@@ -483,3 +483,31 @@ def test_algorithms_that_do_not_exist_or_do_not_fit_say_so(bare) -> None:
     )
     assert done.returncode == 0
     assert "swing: needs a power of two, and 6 ranks are none" in done.stdout
+
+
+@pytest.mark.parametrize("within", ["raise", "sys.exit(130)"])  # what the command makes of it
+def test_a_signal_while_python_evaluates_a_string_ends_as_any_other(
+    tmp_path: Path, within: str
+) -> None:
+    """As when modules make named tuples; Python ends by SIGINT then, whoever has caught it."""
+    (tmp_path / "program.py").write_text(f"""
+import sys
+from collbench import __main__
+from collbench.cli import main
+
+def stopped():
+    raise KeyboardInterrupt
+
+def command():
+    try:
+        eval("stopped()")
+    except KeyboardInterrupt:
+        {within}
+
+main.main = command
+__main__.main()
+""")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "program"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    assert done.returncode == 130
