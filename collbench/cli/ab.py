@@ -191,9 +191,8 @@ def _rounds(text: str) -> tuple[int, int]:
 def _show_plan(order: Order) -> None:
     from collbench.core.text import counted
     from collbench.run import plan
-    from collbench.run.experiment import FRESH
     from collbench.run.matching import SIDES, refuse_nothing, rows
-    from collbench.run.rounds import BUDGET
+    from collbench.run.rounds import BUDGET, FRESH
     from collbench.show import terminal
     from collbench.show.words import clock
 

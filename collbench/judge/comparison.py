@@ -262,15 +262,14 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
 def _ruled(row: Judged, ruling: Ruling) -> Judged:
     """The row with its ruling, and whether that may fail the comparison."""
     verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
+    mde = None if ruling.mde is None else _relative(ruling.mde)
     flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
     reasons = list(dict.fromkeys(flags))
     clear = shift is not None and (
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
-    if (
-        ruling.mde is not None and ruling.mde > 2 * row.tau and not clear
-    ):  # else scatter has hidden nothing
-        reasons.append(f"scatter hides changes under {ruling.mde:.1%}")
+    if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
+        reasons.append(f"scatter hides changes under {mde:.1%}")
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
@@ -284,18 +283,17 @@ def _ruled(row: Judged, ruling: Ruling) -> Judged:
         why=why,
         base=_side(ruling.base),
         head=_side(ruling.head),
-        mde=ruling.mde,
+        mde=mde,
         p=ruling.p,
         pairs=ruling.pairs,
         stage=ruling.stage,
+        lacking=0.0 if verdict in UNTIMED else ruling.lacking,
         level=ruling.level,
         gates=gates,
     )
     if shift is None:
         return row
-    bounds = [
-        _relative(bound) if ruling.mde is not None else None for bound in (shift.lo, shift.hi)
-    ]
+    bounds = [_relative(bound) if mde is not None else None for bound in (shift.lo, shift.hi)]
     return msgspec.structs.replace(row, delta=_relative(shift.estimate), lo=bounds[0], hi=bounds[1])
 
 

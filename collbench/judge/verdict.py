@@ -48,8 +48,8 @@ FEWEST_UNPAIRED = 10  # launches a side
 
 class Ruling(NamedTuple):
     """A verdict and what it rests on: launches of base and head, the shift in log time with its
-    interval at ``level``, the smallest change that their scatter lets be found, and the p of the
-    exact test."""
+    interval at ``level``, the smallest change that their scatter lets be found, the p of the exact
+    test, and how many more pairs a verdict lacks, as far as scatter tells."""
 
     verdict: Verdict
     why: str = ""
@@ -61,6 +61,7 @@ class Ruling(NamedTuple):
     p: float | None = None
     pairs: int = 0
     stage: int = 0
+    lacking: float = 0.0
 
     @property
     def bounded(self) -> bool:
@@ -114,6 +115,12 @@ def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
     """
     first = _paired(base, head, tau, 1, 0.95)
     second = _paired(base, head, tau, 2, paired.bonferroni(tests))
+    last = second or first
+    return _weighed(first, second)._replace(lacking=last.lacking if last else 0.0)
+
+
+def _weighed(first: Ruling | None, second: Ruling | None) -> Ruling:
+    """Both stages' rulings as one."""
     few = (
         f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
         if second
@@ -148,11 +155,12 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
     sides = [[side.launches[place] for place in ratios] for side in (base, head)]
     shift = paired.shift(values, level)
     verdict = _classed(shift, tau)
-    more = paired.enough(values, tau, level) - len(values) if verdict == "INCONCLUSIVE" else 0
+    lacking = paired.lacking(values, tau, level)
+    open_ = verdict == "INCONCLUSIVE" and math.isfinite(shift.lo)
     seconds = sum(row.record.seconds for side in sides for row in side) / len(values)
     return Ruling(
         verdict,
-        _would_take(more, seconds),
+        _would_take(lacking, seconds) if open_ else "",
         sides[0],
         sides[1],
         shift,
@@ -161,6 +169,7 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
         paired.signed_rank_p(values),
         len(values),
         stage,
+        lacking,
     )
 
 
@@ -169,7 +178,7 @@ TELLS = "would tell"
 
 def _would_take(pairs: float, seconds: float) -> str:
     """What a verdict would take, in pairs of launches of so many seconds each."""
-    if not 0 < pairs < math.inf:
+    if not pairs:
         return ""
     took = f", {max(1, round(pairs * seconds / 60))} min" if seconds else ""
     return f"about {counted(int(pairs), 'more pair')} {TELLS}{took}"
@@ -259,8 +268,9 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
     interval at ``level``; ``mde`` the smallest change found with 80 % chance; ``p`` of the exact
     test; ``pairs`` the paired launches behind the verdict and ``stage`` where they come from (0:
-    not paired). ``why`` explains the verdict where the figures do not; ``gates`` says whether this
-    row may fail a comparison."""
+    not paired); ``lacking``, how many more a verdict takes, should they scatter alike. ``why``
+    explains the verdict where the figures do not; ``gates`` says whether this row may fail a
+    comparison."""
 
     key: str
     case: Case
@@ -276,6 +286,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     tau: float = 0.0
     pairs: int = 0
     stage: int = 0
+    lacking: float = 0.0
     why: str = ""
     gates: bool = False
 

@@ -202,6 +202,14 @@ def enough(changes: Values, tau: float, level: float = 0.95) -> float:
     return n if half <= wanted else math.ceil(n * (half / wanted) ** 2) if half < np.inf else np.inf
 
 
+def lacking(changes: Values, tau: float, level: float = 0.95) -> float:
+    """How many more pairs are ``enough``; where these bound nothing yet, how many more can."""
+    wanted = enough(changes, tau, level)
+    if math.isinf(wanted):
+        wanted = fewest_rounds(round(0.05 / (1 - level)))
+    return max(0.0, wanted - len(changes))
+
+
 def bonferroni(tests: int) -> float:
     """The level at which each of so many intervals must hold so that all do with 95 %."""
     return 1 - 0.05 / max(1, tests)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,23 +34,17 @@ from collbench.run.launch.world import Hear, Listener
 from collbench.run.matching import SIDES, Row
 from collbench.run.plan import Plan
 from collbench.run.reporter import Step
-from collbench.run.rounds import AHEAD, BUDGET, Judge, Ledger, timed
+from collbench.run.rounds import AHEAD, BUDGET, FRESH, Judge, Judged, Ledger
 from collbench.run.variants import Home, Name, Variant
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
 
-PILOT_SECONDS = (
-    0.25  # of samples of a case and launch, unless the suite says so: more launches tell more
-)
+# Of samples of a case and launch, unless the suite says so: more launches tell more.
+PILOT_SECONDS = 0.25
 
 
 LATE = 0.05  # share of late starts above which a common deadline is not relied upon
-
-
-FRESH = (
-    4  # rounds after which ranks come from newly started processes, with other addresses in memory
-)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,32 +184,54 @@ class Experiment:
     def _decide(self, rows: Sequence[Row]) -> None:
         """Measure again what stage 1 flags, and go on with rows that are worth it, as long as there
         are any of either kind."""
+        suspected: list[Row] = []
         again: list[Row] = []
         while True:
             judged = {row.key: row for row in self._order.judge(*self.files)}
+            found = {row.key: [judged[key] for key in row.judged if key in judged] for row in rows}
             flagged = [
                 row
                 for row in rows
-                if row not in again and row.key in judged and judged[row.key].verdict == "SUSPECT"
+                if row not in suspected
+                and any(each.verdict == "SUSPECT" for each in found[row.key])
             ]
-            again += flagged
-            fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again)))
+            suspected += flagged
+            fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
+            if flagged and self._order.budget:
+                flagged = self._within(flagged, fewest)
             if flagged:
+                again += flagged
                 self._rounds(2, flagged, fewest)
-            taus = [
-                {row.key: judged[row.key].tau for row in some if row.key in judged}
-                for some in (again, [row for row in rows if row not in again])
-            ]
-            # what a row still to be flagged would take is kept
-            spare = fewest * max(map(self._ledger.seconds, ([key] for key in taus[1])), default=0.0)
-            left = self._left()
-            worth = self._ledger.worth(2, taus[0], paired.bonferroni(len(again)), left)
-            stage = 2 if worth else 1
-            worth = worth or self._ledger.worth(1, taus[1], 0.95, left - spare)
-            if worth:
-                self._rounds(stage, [row for row in rows if row.key in worth], AHEAD, worth)
-            elif not flagged:
+                continue
+            others = [row for row in rows if row not in suspected]
+            if not self._go_on(again, others, found, fewest):
                 return
+
+    def _go_on(
+        self,
+        again: Sequence[Row],
+        others: Sequence[Row],
+        judged: Mapping[str, Sequence[Judged]],
+        fewest: int,
+    ) -> bool:
+        """A few rounds more of the rows of the second stage that are worth it, else of the others,
+        of which one might yet be flagged. Returns whether there were any."""
+        spare = max((self._ledger.seconds([row.key]) for row in others), default=0.0)
+        for stage, some, kept in ((2, again, 0.0), (1, others, fewest * spare)):
+            lacking = {
+                row.key: max((each.lacking for each in judged[row.key]), default=0.0)
+                for row in some
+            }
+            keys = self._ledger.worth(lacking, self._left() - kept)
+            if keys:
+                self._rounds(stage, [row for row in some if row.key in keys], AHEAD, beyond=True)
+                return True
+        return False
+
+    def _within(self, rows: Sequence[Row], rounds: int) -> list[Row]:
+        """Those of the rows for which so many rounds end within the budget."""
+        keys = self._ledger.affordable((row.key for row in rows), rounds, self._left())
+        return [row for row in rows if row.key in keys]
 
     def _left(self) -> float:
         return self._budget - (time.monotonic() - self._began)
@@ -233,30 +249,27 @@ class Experiment:
         """One launch of each side, which settles how many samples a row gets; rows that both sides
         can run."""
         found: dict[Name, dict[Case, Record]] = {name: {} for name in SIDES}
-        worlds = matching.by_world(self._all)
-        for place, members in enumerate(worlds):
+        worlds = matching.by_world(self._all, self._order.piloted)
+        for place, (world, members) in enumerate(worlds.items()):
+            began = time.monotonic()
             for name in SIDES:
-
-                def note(line: World | Record, known: dict[Case, Record] = found[name]) -> None:
-                    if isinstance(line, Record):
-                        known[line.case] = line
-                        if line.sync == "barrier" or sum(line.invalid.values()) > LATE * len(
-                            line.times_ns
-                        ):
-                            self._barrier.add(_ranks(line.case))
-
                 (current,) = plan.worlds([row.jobs[name] for row in members], self._order.piloted)
-                launch = _Launch(self._sides[name], current, note)
+                launch = _Launch(self._sides[name], current, partial(self._settle, found[name]))
                 self._launch(launch, Step(0, 0, 1, name, place, len(worlds)))
+            both = {
+                row.key: [found[name][row.jobs[name].case] for name in SIDES] for row in members
+            }
+            seconds = {key: sum(record.seconds for record in of) for key, of in both.items()}
+            beside = time.monotonic() - began - sum(seconds.values())  # most of it loads torch
+            self._ledger.note(world, seconds, sum(seconds.values()) + beside / FRESH)
         rows = []
         for row in self._all:
-            both = {name: found[name][row.jobs[name].case] for name in SIDES}
-            if all(record.status in ("ok", "predicted") for record in both.values()):
-                jobs = matching.fixed(row.jobs, list(both.values()), self._order.piloted)
+            ran = {name: found[name][row.jobs[name].case] for name in SIDES}
+            if all(record.status in ("ok", "predicted") for record in ran.values()):
+                jobs = matching.fixed(row.jobs, list(ran.values()), self._order.piloted)
                 rows.append(row._replace(jobs=jobs))
-                self._ledger.guess(row.key, sum(record.seconds for record in both.values()))
             else:
-                for name, record in both.items():
+                for name, record in ran.items():
                     self._sides[name].keep(msgspec.structs.replace(record, world=-1))
         outcomes = [record for name in SIDES for record in found[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
@@ -265,40 +278,49 @@ class Experiment:
             )
         return rows
 
+    def _settle(self, known: dict[Case, Record], line: World | Record) -> None:
+        """Take in what a side's pilot tells."""
+        if isinstance(line, Record):
+            known[line.case] = line
+            late = sum(line.invalid.values()) > LATE * len(line.times_ns)
+            if line.sync == "barrier" or late:
+                self._barrier.add(_ranks(line.case))
+
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first;
         the others are recorded as left out. Raises CannotRun where it suffices for none."""
         if not self._order.budget:
             return list(rows)
         number = self._order.rounds[0]
-        keys = self._ledger.affordable([row.key for row in rows], number, self._left())
+        kept = self._within(rows, number)
         note = f"{NO_TIME_LEFT}: too short for {counted(number, 'paired launch')}"
         for row in rows:
             for name, side in self._sides.items():
-                if row.key not in keys:
+                if row not in kept:
                     case = row.jobs[name].case
                     side.keep(Record(case=case, status="skipped", note=note))
-        if rows and not keys:
+        if rows and not kept:
             raise session.nothing_runs([note])
-        return [row for row in rows if row.key in keys]
+        return kept
 
-    def _rounds(
-        self, stage: int, rows: Sequence[Row], number: int, worth: Collection[str] = ()
-    ) -> None:
-        """So many rounds more of these rows. Those beyond the fewest (``worth`` are their keys) end
-        where time would not suffice for another. Within a round both sides of a world go through
-        the same cases in the same order."""
-        worlds, done = matching.by_world(rows), self._done[stage]
+    def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
+        """So many rounds more of these rows. Those ``beyond`` the fewest end where time would not
+        suffice for another. Within a round both sides of a world go through the same cases in the
+        same order."""
+        worlds = list(matching.by_world(rows, self._order.suite.policy).items())
+        done = self._done[stage]
         for at in range(done, done + number):
-            if worth and self._left() < self._ledger.seconds(worth):
+            if beyond and self._left() < self._ledger.seconds(row.key for row in rows):
                 return
             if at % FRESH == 0 and (stage, at) != (1, 0):  # the pilot has just begun with new ones
                 self._renew()
-            for place, world in enumerate(self._lots.permutation(len(worlds))):
-                self._pair(worlds[world], Step(stage, at, done + number, "", place, len(worlds)))
+            for place, lot in enumerate(self._lots.permutation(len(worlds))):
+                step = Step(stage, at, done + number, "", place, len(worlds))
+                world, members = worlds[lot]
+                self._pair(world, members, step)
             self._done[stage] = at + 1
 
-    def _pair(self, rows: Sequence[Row], step: Step) -> None:
+    def _pair(self, world: object, rows: Sequence[Row], step: Step) -> None:
         """A launch of both sides; of two rounds, base begins in one that is drawn by lot."""
         began = time.monotonic()
         policy = self._order.suite.policy
@@ -318,23 +340,22 @@ class Experiment:
             )
             for name, side in self._sides.items()
         }
-        lot = np.random.default_rng([self._seed, step.stage, step.round // 2, len(rows)])
+        lot = np.random.default_rng(
+            [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
+        )
         first = lot.integers(2) + step.round
         before = {name: len(side.records) for name, side in self._sides.items()}
         self._play([launches[name] for name in SIDES[:: -1 if first % 2 else 1]], together, step)
-        seconds = time.monotonic() - began
-        found = [
-            {record.case: record for record in self._sides[name].records[before[name] :]}
-            for name in SIDES
-        ]
-        pairs = [
-            timed(
-                row.key,
-                *(of.get(row.jobs[name].case) for name, of in zip(SIDES, found, strict=True)),
-            )
+        took = {
+            (name, record.case): record.seconds
+            for name, side in self._sides.items()
+            for record in side.records[before[name] :]
+        }
+        seconds = {
+            row.key: sum(took.get((name, row.jobs[name].case), 0.0) for name in SIDES)
             for row in rows
-        ]
-        self._ledger.note(step.stage, filter(None, pairs), seconds)
+        }
+        self._ledger.note(world, seconds, time.monotonic() - began)
 
     def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
         if not together:
@@ -347,7 +368,7 @@ class Experiment:
             for side, current, hear in launches
         ]
         if together == "world":
-            duet.share(players)
+            duet.share(sorted(players, key=lambda player: SIDES.index(player.name)))
         else:
             duet.play(players, self._lots)
 
@@ -355,12 +376,13 @@ class Experiment:
         """How the two sides of a pair take turns: within one world, as two that are alive at once,
         or launch by launch ("")."""
         predicted = any(is_predicted(current.backend) for current in plans.values())
-        if predicted or not duet.fit(plans.values()):
-            return ""
         base, head = plans.values()
         alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
         alone = alike or base.backend in memory.ON_GPUS  # which hold the buffers of one case
-        return "world" if self._order.in_one_world and not alone else "turns"
+        shared = self._order.in_one_world and not alone
+        if predicted or not duet.fit(plans.values(), shared):
+            return ""
+        return "world" if shared else "turns"
 
     def _aligned(self, current: Plan) -> Plan:
         """With the way of starting together that the pilot found to work, so that it never changes

@@ -4,7 +4,7 @@ both can run alike."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +14,7 @@ from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
 from collbench.run import session
 from collbench.run.backends import why_never, why_not_here, why_not_so
-from collbench.run.plan import Job
+from collbench.run.plan import Job, needs
 from collbench.run.variants import Name, Variant, applied
 from collbench.suite.case import Skip
 from collbench.suite.policy import Policy
@@ -33,21 +33,21 @@ BETWEEN = 2.5e-4  # seconds from a sample to the next, about
 
 
 class Row(NamedTuple):
-    """A row of the experiment: what it is joined on, and each side's job."""
+    """A row of the experiment: what it is joined on, each side's job, and under which names it is
+    judged, one for each group of ranks that measures it at once."""
 
     key: str
     jobs: dict[Name, Job]
+    judged: Sequence[str]
 
 
-def by_world(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows by the worlds they need: on either side, one of each group."""
-    groups: dict[object, list[Row]] = {}
+def by_world(rows: Sequence[Row], policy: Policy) -> dict[object, list[Row]]:
+    """Rows by what they need of a world on either side."""
+    worlds: dict[object, list[Row]] = {}
     for row in rows:
-        needs = tuple(
-            (case.backend, case.n, case.env) for case in (row.jobs[name].case for name in SIDES)
-        )
-        groups.setdefault(needs, []).append(row)
-    return list(groups.values())
+        both = tuple(needs(row.jobs[name].case, policy) for name in SIDES)
+        worlds.setdefault(both, []).append(row)
+    return worlds
 
 
 def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
@@ -121,7 +121,7 @@ def rows(
     keys = [key for key in jobs["base"] if key in jobs["head"]]
     for name in SIDES:
         skips[name] += [Skip(j.case, ONE_SIDED) for k, j in jobs[name].items() if k not in keys]
-    return [_alike(key, {name: jobs[name][key] for name in SIDES}) for key in keys], skips
+    return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
 
 
 def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
@@ -133,11 +133,11 @@ def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -
         raise session.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
 
 
-def _alike(key: str, jobs: dict[Name, Job]) -> Row:
+def _alike(key: str, jobs: dict[Name, Job], differs: Collection[str]) -> Row:
     """A row whose sides have equally many buffers taking turns."""
     least = min(jobs.values(), key=lambda job: job.rotation)
     even = {
         name: msgspec.structs.replace(j, rotation=least.rotation, cache=least.cache)
         for name, j in jobs.items()
     }
-    return Row(key, even)
+    return Row(key, even, [stripped(each, differs) for each in least.case.siblings])

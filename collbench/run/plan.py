@@ -251,17 +251,23 @@ def _crowding(case: Case) -> float:
     return max(1.0, case.world / max(1, environment.core_count()))
 
 
+Needs = tuple[str, int, tuple[tuple[str, str], ...], str, int]
+
+
+def needs(case: Case, policy: Policy) -> Needs:
+    """What a case needs of its world: (backend, ranks, env, groups), and the cycle where each is to
+    be fresh. Groups that are placed among ranks need no world of their own."""
+    divided = "" if groups.placed(case.groups) else case.groups
+    return case.backend, case.world, case.env, divided, case.cycle if policy.fresh else 0
+
+
 def worlds(jobs: Sequence[Job], policy: Policy) -> list[Plan]:
-    """One plan per (backend, ranks, env, groups), and per cycle where each is to be fresh, in the
-    order the sweep names them; jobs in the order they run. Groups that are placed among ranks need
-    no world of their own.
-    """
+    """One plan for all that need the same, in the order the sweep names them; jobs in the order
+    they run."""
     plans = []
-    alike: dict[tuple[str, int, tuple[tuple[str, str], ...], str, int], list[Job]] = {}
+    alike: dict[Needs, list[Job]] = {}
     for job in jobs:
-        case, cycle = job.case, job.case.cycle if policy.fresh else 0
-        divided = "" if groups.placed(case.groups) else case.groups
-        alike.setdefault((case.backend, case.world, case.env, divided, cycle), []).append(job)
+        alike.setdefault(needs(job.case, policy), []).append(job)
     for index, ((backend, n, env, divided, _), members) in enumerate(alike.items()):
         ordered = ordering(members, policy, index)
         plans.append(Plan(index, backend, n, env, policy, ordered, limit(ordered, policy), divided))

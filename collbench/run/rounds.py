@@ -8,16 +8,16 @@ who goes on until a difference looks right finds differences where there are non
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from collbench.records import paired
-from collbench.records.types import Record, RunFile
+from collbench.records.types import RunFile
 
 BUDGET = 300.0  # seconds after which no more rounds are begun than were asked for
+
+
+FRESH = 4  # rounds after which ranks come from new processes, with other addresses in memory
 
 
 AHEAD = 4  # rounds between two looks at what is worth while
@@ -27,95 +27,69 @@ HOPE = 1.5  # of the time that is left a row may seem to need, for what few roun
 
 
 class Judged(Protocol):
-    """A row as it is judged so far."""
+    """A row as it is judged so far, and how many pairs it lacks for a verdict, should it go on
+    scattering as it does: inf where nothing tells."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def tau(self) -> float: ...
+    def verdict(self) -> str: ...
 
     @property
-    def verdict(self) -> str: ...
+    def lacking(self) -> float: ...
 
 
 Judge = Callable[[RunFile, RunFile], Sequence[Judged]]
 
 
-class Timed(NamedTuple):
-    """A pair of launches of one row: the change in log time, and what both took in seconds."""
-
-    key: str
-    change: float
-    seconds: float
-
-
-def timed(key: str, base: Record | None, head: Record | None) -> Timed | None:
-    """None where a side has no times."""
-    if not (base and head and base.times_ns and head.times_ns):
-        return None
-    before, after = (float(np.median(r.times_ns)) / r.inner for r in (base, head))
-    return Timed(key, math.log(max(after, 1) / max(before, 1)), base.seconds + head.seconds)
-
-
 class Ledger:
-    """Account of what rounds have told of every row so far, and cost."""
+    """Account of what rounds cost: of every row, and beside the rows of every world."""
 
     def __init__(self) -> None:
-        self._changes: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
         self._seconds: dict[str, float] = {}
-        self._beside = 0.0  # of a pair of launches, beside its rows
+        self._worlds: dict[str, object] = {}
+        # the processes that load torch are renewed once in so many
+        self._beside: defaultdict[object, deque[float]] = defaultdict(lambda: deque(maxlen=FRESH))
 
-    def guess(self, key: str, seconds: float) -> None:
-        """What a pair of launches of a row may take, before there was any."""
-        self._seconds[key] = seconds
+    def note(self, world: object, rows: Mapping[str, float], seconds: float) -> None:
+        """What a pair of launches took in all, and each of its rows."""
+        self._seconds.update(rows)
+        self._worlds.update(dict.fromkeys(rows, world))
+        self._beside[world].append(max(0.0, seconds - sum(rows.values())))
 
-    def note(self, stage: int, pairs: Iterable[Timed], seconds: float) -> None:
-        """A pair of launches that took so many seconds in all."""
-        for key, change, took in pairs:
-            self._changes[stage, key].append(change)
-            self._seconds[key] = took
-            seconds -= took
-        self._beside = max(seconds, 0.0)
-
-    def seconds(self, keys: Collection[str]) -> float:
+    def seconds(self, keys: Iterable[str]) -> float:
         """What a round of these rows takes, as the last ones did."""
-        return self._beside + sum(self._seconds.get(key, 0.0) for key in keys)
+        return self._cost(dict.fromkeys(keys, 1.0))
 
-    def affordable(self, keys: Sequence[str], rounds: int, left: float) -> Sequence[str]:
+    def _cost(self, pairs: Mapping[str, float]) -> float:
+        """Seconds of so many pairs of each row: a world has as many as the row that has most."""
+        most: defaultdict[object, float] = defaultdict(float)
+        for key, number in pairs.items():
+            most[self._worlds[key]] = max(most[self._worlds[key]], number)
+        beside = sum(
+            number * sum(self._beside[world]) / len(self._beside[world])
+            for world, number in most.items()
+        )
+        return beside + sum(number * self._seconds[key] for key, number in pairs.items())
+
+    def affordable(self, keys: Iterable[str], rounds: int, left: float) -> Sequence[str]:
         """Those of the rows for which so many rounds end in the time that is left: the dearest go
         first."""
-        kept = sorted(keys, key=lambda key: self._seconds.get(key, 0.0))
+        kept = sorted(keys, key=lambda key: self.seconds([key]))
         while kept and rounds * self.seconds(kept) >= left:
             kept.pop()
         return kept
 
-    def missing(self, stage: int, key: str, tau: float, level: float) -> float:
-        """Pairs that a row lacks for a verdict, should it go on scattering so."""
-        changes = self._changes[stage, key]
-        wanted = paired.enough(changes, tau, level)
-        if changes and math.isinf(wanted):  # too few for that level, whatever they scatter
-            wanted = paired.fewest_rounds(round(0.05 / (1 - level)))
-        return max(0.0, wanted - len(changes))
-
-    def worth(
-        self, stage: int, taus: Mapping[str, float], level: float, left: float
-    ) -> Sequence[str]:
-        """Rows to go on with, of those given with the change that matters in each: as many as can
-        come to a verdict in the time that is ``left``, cheapest first. A single one may seem to
-        need HOPE times as much. Those that nothing bounds yet are left out."""
-        lacking = {
-            key: missing
-            for key, tau in taus.items()
-            if 0 < (missing := self.missing(stage, key, tau, level)) < math.inf
-        }
-        costs = {key: missing * self._seconds[key] for key, missing in lacking.items()}
-        chosen: list[str] = []
-        spent = most = 0.0
-        for key in sorted(costs, key=costs.__getitem__):
-            spent += costs[key]
-            most = max(most, lacking[key])
-            if spent + most * self._beside > left * (1.0 if chosen else HOPE):
+    def worth(self, lacking: Mapping[str, float], left: float) -> Collection[str]:
+        """Rows to go on with, of those given with the pairs that each lacks: as many as can come to
+        a verdict in the time that is ``left``, cheapest first. A single one may seem to need HOPE
+        times as much. Those that nothing bounds yet are left out."""
+        open_ = {key: number for key, number in lacking.items() if 0 < number < math.inf}
+        chosen: dict[str, float] = {}
+        for key in sorted(open_, key=lambda key: self._cost({key: open_[key]})):
+            more = {**chosen, key: open_[key]}
+            if self._cost(more) > left * (1.0 if chosen else HOPE):
                 break
-            chosen.append(key)
-        return chosen if self.seconds(chosen) < left else []
+            chosen = more
+        return chosen if self.seconds(chosen) < left else ()

@@ -208,7 +208,7 @@ def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> N
 
 def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> None:
     algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
-    path = suite('"4K"')
+    path = suite('"4K"', iters=150)
     cli("ab", "--suite", path, *algorithms, "--rounds", "6,6", "--budget", "0", timeout=200)
     base, head = sides()
     assert {world.together for world in base.worlds} == {"world"}
@@ -216,6 +216,19 @@ def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> N
     assert {r.case.algorithm for r in base.records} == {"ring"}
     assert {r.case.algorithm for r in head.records} == {"recursive_doubling"}
     assert len(base.records) == len(head.records) >= 6
+    for one, other in zip(base.records, head.records, strict=True):
+        assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
+        assert one.load == other.load  # of the time that both took
+
+
+def test_who_breaks_a_shared_world_fails_both_sides(suite) -> None:
+    algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
+    path = suite('"4M"', "gloo", "ring", 60)
+    with started("--suite", path, *algorithms, "--rounds", "30,6") as process:
+        os.kill(head_after(process, 3).worlds[-1].ranks[1].pid, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert "both sides: rank 1" in err, err
+    assert [file.records[-1].status for file in sides()] == ["failed"] * 2
 
 
 def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
@@ -266,17 +279,18 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
         time.sleep(0.02)
 
 
-def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite) -> None:
+@pytest.mark.parametrize("rank", [0, 1])  # waiting for its turn, or not
+def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite, rank: int) -> None:
     with started(
         "--suite", suite('"4M"', "gloo", "native", 60), "--aa", "--rounds", "30,6"
     ) as process:
-        victim = head_after(process, 3).worlds[-1].ranks[1].pid
+        victim = head_after(process, 3).worlds[-1].ranks[rank].pid
         os.kill(victim, signal.SIGKILL)
         _, err = process.communicate(timeout=60)
     assert process.returncode == Exit.TIMEOUT, err
-    assert "head: rank 1" in err and "SIGKILL" in err, err
+    assert f"head: rank {rank}" in err and "SIGKILL" in err, err
     base, head = sides()
-    assert head.records[-1].status == "failed" and "head: rank 1" in head.end.note
+    assert head.records[-1].status == "failed" and f"head: rank {rank}" in head.end.note
     assert head.end.exit == base.end.exit == Exit.TIMEOUT
     assert [r.status for r in head.records[:2]] == ["ok"] * 2
 

@@ -57,15 +57,17 @@ class Player(NamedTuple):
 Seat = tuple[Player, Watch]
 
 
-def fit(plans: Iterable[Plan]) -> bool:
-    """Whether there is memory for the worlds of all these plans at once."""
-    needed, available = 0, math.inf
+def fit(plans: Iterable[Plan], shared: bool = False) -> bool:
+    """Whether there is memory for the worlds of all these plans at once; ``shared``: for one that
+    has the buffers of all."""
+    needed, available, base = 0, math.inf, 0
     for current in plans:
         room = memory.room(current.backend, current.n, current.policy)
         largest = max(plan.memory_per_rank(job, current.policy) for job in current.jobs)
-        needed += room.sharers * (room.base + largest - memory.RANK_BYTES)
+        base = room.sharers * room.base + (0 if shared else base)
+        needed += room.sharers * (largest - memory.RANK_BYTES)
         available = min(available, room.available)
-    return needed < available
+    return base + needed < available
 
 
 def play(players: Sequence[Player], lots: np.random.Generator) -> None:
@@ -89,7 +91,7 @@ def play(players: Sequence[Player], lots: np.random.Generator) -> None:
 
 def share(players: Sequence[Player]) -> None:
     """Run both plans, which differ in nothing but their cases, with the ranks of the first: each
-    job beside the other's like of it, block by block. Both hear of the world."""
+    job beside the other's like of it, block by block. Both hear of the world, and of its loss."""
     ours, theirs = players
     cases = {each for job in theirs.plan.jobs for each in job.case.siblings}
     jobs = [
@@ -103,9 +105,13 @@ def share(players: Sequence[Player]) -> None:
         if isinstance(line, World) or line.case in cases:
             theirs.listener.line(line)
 
+    def lost(plan: Plan, error: RunBroken) -> None:
+        for player in players:
+            player.listener.lost(player.plan, error)
+
     with blamed("both sides"):
         shared = msgspec.structs.replace(ours.plan, jobs=jobs)
-        ours.launcher.run([shared], ours.listener._replace(line=hear))
+        ours.launcher.run([shared], ours.listener._replace(line=hear, lost=lost))
 
 
 @contextmanager

@@ -344,10 +344,11 @@ class Worker:
                 spent[place] += time.perf_counter() - began
                 if place in left:
                     self._wait_for_turn()
+        load = self._others.since()  # of all of it: jobs that take turns have no time of their own
         return [
             record
             if record.status == "skipped"
-            else msgspec.structs.replace(record, seconds=seconds)
+            else msgspec.structs.replace(record, seconds=seconds, load=load)
             for seconds, records in zip(spent, outcomes, strict=True)
             for record in records
         ]
@@ -356,6 +357,7 @@ class Worker:
         """Until it is this world's, all its ranks asleep."""
         if not self._plan.in_turns:
             return
+        self._control.barrier()  # before the other world begins, all have ended
         self._others.pause()
         if self.place.rank == 0:
             self._turn(self._at)
@@ -377,7 +379,6 @@ class Worker:
                 "copies_first": self._backend.copies_first(case),
             }
             outcomes = yield from Trial(bench, job).run()
-            took["load"] = self._others.since()
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
             return []

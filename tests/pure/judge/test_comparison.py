@@ -904,6 +904,19 @@ def test_pull_requests_find_what_is_slower_and_nothing_else() -> None:
     assert sum(pr["uncorrected"] for pr in found) >= 2
 
 
+def test_sides_that_do_not_compare_lack_no_pairs() -> None:
+    """However they scatter: no further round would tell."""
+    rounds = [(1e6, 1e6 * change) for change in (1.0, 1.2, 0.8, 1.25, 0.75, 1.1)]
+    apart = changed("head", cache="hot")
+    wide, unlike = (
+        compare(*experiment({ROW: rounds}, **how), Rules(tau=0.1)).rows[0]
+        for how in ({}, {"change": apart})
+    )
+    assert (wide.verdict, unlike.verdict) == ("INCONCLUSIVE", "INCOMPARABLE")
+    assert wide.lacking > 0
+    assert unlike.lacking == 0
+
+
 def test_a_row_without_a_verdict_says_what_one_would_take() -> None:
     """Eight pairs that scatter by a fifth, of two launches of half a second each."""
     changes = [1.0, 1.2, 0.8, 1.25, 0.75, 1.1, 0.9, 1.3]

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
-from factories import case, record
 
 from collbench.records import paired
-from collbench.run.rounds import Ledger, timed
+from collbench.run.rounds import FRESH, Ledger
 
 TAU = 0.1
 NARROW, WIDE = 0.02, 0.2  # standard deviations of a change in log time
 
 
-def ledger(seconds: float = 1.0, pairs: int = 8, **scatter: float) -> Ledger:
-    """After so many pairs of each row, scattering so; a row's pair takes ``seconds``, and as much
-    is beside all."""
-    found, rng = Ledger(), np.random.default_rng(3)
-    changes = {key: paired_off(rng, pairs, sigma) for key, sigma in scatter.items()}
-    for place in range(pairs):
-        told = [
-            timed(
-                key,
-                record(case(1024), times_ns=[1_000_000] * 5, seconds=seconds / 2),
-                record(
-                    case(1024),
-                    times_ns=[round(1e6 * np.exp(of[place]))] * 5,
-                    seconds=seconds / 2,
-                ),
-            )
-            for key, of in changes.items()
-        ]
-        found.note(1, filter(None, told), (len(scatter) + 1) * seconds)
+def ledger(seconds: Mapping[str, float], beside: float = 1.0) -> Ledger:
+    """After a pair of launches of a world of these rows."""
+    found = Ledger()
+    found.note("a world", seconds, sum(seconds.values()) + beside)
     return found
 
 
@@ -41,28 +27,56 @@ def paired_off(rng: np.random.Generator, pairs: int, sigma: float) -> np.ndarray
     return sigma * (drawn - drawn.mean()) / drawn.std()
 
 
-def test_a_row_that_hardly_scatters_has_had_enough() -> None:
-    assert ledger(steady=NARROW).worth(1, {"steady": TAU}, 0.95, 1000.0) == []
+def test_a_row_that_lacks_nothing_gets_none() -> None:
+    assert not ledger({"steady": 1.0}).worth({"steady": 0.0}, 1000.0)
 
 
-def test_a_row_that_scatters_goes_on_where_time_suffices() -> None:
-    rows = ledger(steady=NARROW, loose=WIDE)
-    taus = {"steady": TAU, "loose": TAU}
-    missing = rows.missing(1, "loose", TAU, 0.95)
-    assert missing > 8
-    assert rows.worth(1, taus, 0.95, 3 * missing) == ["loose"]
+def test_a_row_that_lacks_pairs_goes_on_where_time_suffices() -> None:
+    rows = ledger({"steady": 1.0, "loose": 1.0})
+    assert set(rows.worth({"steady": 0.0, "loose": 10}, 21.0)) == {"loose"}
 
 
 def test_a_row_that_no_time_suffices_for_gets_none() -> None:
-    rows = ledger(loose=WIDE)
-    needed = 2 * rows.missing(1, "loose", TAU, 0.95)  # a second for the row, one beside
-    assert rows.worth(1, {"loose": TAU}, 0.95, needed / 2) == []
+    rows = ledger({"loose": 1.0})  # a second for the row, one beside
+    assert not rows.worth({"loose": 10}, 20 / 2)
+
+
+def test_a_single_row_may_seem_to_need_more_time_than_there_is() -> None:
+    assert set(ledger({"loose": 1.0}).worth({"loose": 10}, 20 / 1.4)) == {"loose"}
+
+
+def test_a_row_that_nothing_bounds_gets_none() -> None:
+    assert not ledger({"loose": 1.0}).worth({"loose": np.inf}, 1000.0)
 
 
 def test_the_cheaper_of_two_rows_goes_first_where_time_does_not_suffice_for_both() -> None:
-    rows = ledger(loose=0.08, looser=WIDE)
-    needed = 2 * rows.missing(1, "loose", TAU, 0.95)
-    assert rows.worth(1, {"loose": TAU, "looser": TAU}, 0.95, needed + 1) == ["loose"]
+    rows = ledger({"dear": 2.0, "cheap": 1.0})
+    assert set(rows.worth({"dear": 10, "cheap": 10}, 21.0)) == {"cheap"}
+
+
+def test_what_a_world_costs_beside_decides_who_is_cheaper() -> None:
+    rows = Ledger()
+    rows.note("slow to start", {"cheap": 1.0}, 6.0)
+    rows.note("quick to start", {"dear": 2.0}, 2.5)
+    assert set(rows.worth({"cheap": 10, "dear": 10}, 26.0)) == {"dear"}
+
+
+def test_rows_of_one_world_share_what_that_costs_beside() -> None:
+    rows = ledger({"a": 1.0, "b": 1.0}, beside=5.0)
+    assert rows.seconds(["a"]) + rows.seconds(["b"]) - rows.seconds(["a", "b"]) == 5.0
+
+
+def test_every_world_costs_what_is_beside_its_rows() -> None:
+    rows = ledger({"a": 1.0}, beside=5.0)
+    rows.note("another", {"b": 1.0}, 4.0)
+    assert rows.seconds(["a", "b"]) == 10.0
+
+
+def test_new_processes_every_few_rounds_are_part_of_the_cost() -> None:
+    rows = Ledger()
+    for place in range(2 * FRESH):
+        rows.note("a world", {"a": 1.0}, 2.0 + (4.0 if place % FRESH == 0 else 0.0))
+    assert rows.seconds(["a"]) == 2.0 + 4.0 / FRESH
 
 
 def test_a_change_however_large_is_no_reason_to_go_on_or_stop() -> None:
@@ -79,10 +93,15 @@ def test_too_few_pairs_bound_nothing_yet() -> None:
     assert paired.enough([0.1] * 5, TAU) == np.inf
 
 
-def test_a_row_with_too_few_pairs_for_a_stricter_level_gets_them() -> None:
-    rows = ledger(pairs=6, loose=NARROW)
-    assert rows.missing(1, "loose", TAU, 0.95) == 0
-    assert rows.missing(1, "loose", TAU, 0.975) == 1
+def test_too_few_pairs_lack_as_many_as_the_level_takes() -> None:
+    changes = paired_off(np.random.default_rng(3), 6, NARROW)
+    assert paired.lacking(changes, TAU, 0.95) == 0
+    assert paired.lacking(changes, TAU, 0.975) == 1
+
+
+def test_wide_scatter_lacks_pairs() -> None:
+    changes = paired_off(np.random.default_rng(3), 8, WIDE)
+    assert paired.lacking(changes, TAU) > 8
 
 
 def test_as_many_pairs_as_are_said_to_be_enough_are() -> None:
@@ -97,20 +116,17 @@ def test_as_many_pairs_as_are_said_to_be_enough_are() -> None:
     assert same / 300 > 0.75
 
 
-def test_a_pair_whose_side_has_no_times_tells_nothing() -> None:
-    assert timed("row", record(case(1024), times_ns=[]), record(case(1024), times_ns=[5])) is None
-
-
 @pytest.mark.parametrize("left", [0.0, -5.0])
 def test_nothing_is_begun_when_time_is_over(left: float) -> None:
-    assert ledger(loose=0.08).worth(1, {"loose": TAU}, 0.95, left) == []
+    assert not ledger({"loose": 0.08}).worth({"loose": 5}, left)
 
 
-def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all() -> None:
-    rows = Ledger()
-    for key, seconds in {"dear": 4.0, "cheap": 1.0, "cheaper": 0.5}.items():
-        rows.guess(key, seconds)
-    keys = ["dear", "cheap", "cheaper"]
-    assert set(rows.affordable(keys, 6, 100.0)) == set(keys)
-    assert rows.affordable(keys, 6, 10.0) == ["cheaper", "cheap"]
-    assert rows.affordable(keys, 6, 2.0) == []
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [(100.0, {"dear", "cheap", "cheaper"}), (10.0, {"cheaper", "cheap"}), (2.0, set())],
+)
+def test_the_dearest_rows_are_dropped_where_time_does_not_suffice_for_all(
+    left: float, kept: set[str]
+) -> None:
+    rows = ledger({"dear": 4.0, "cheap": 1.0, "cheaper": 0.5}, beside=0.0)
+    assert set(rows.affordable(["dear", "cheap", "cheaper"], 6, left)) == kept

@@ -1,0 +1,62 @@
+"""How the two sides of a pair take turns: in one world, in two that are alive at once, or launch by
+launch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from factories import case
+
+from collbench.run import memory, plan
+from collbench.run.experiment import Experiment
+from collbench.run.launch import duet
+from collbench.run.plan import Job, Plan
+from collbench.suite.policy import Policy
+
+MIB = 1 << 20
+
+
+def one(backend: str, algorithm: str) -> Plan:
+    row = case(MIB, backend=backend, algorithm=algorithm)
+    (found,) = plan.worlds([Job(case=row, rotation=1, cache="hot")], Policy())
+    return found
+
+
+def together(backend: str, *algorithms: str, alone: bool = True) -> str:
+    order = SimpleNamespace(in_one_world=alone)
+    plans = {name: one(backend, of) for name, of in zip(("base", "head"), algorithms, strict=True)}
+    return Experiment._together(SimpleNamespace(_order=order), plans)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("backend", "algorithms", "alone", "how"),
+    [
+        ("gloo", ("ring", "tree"), True, "world"),
+        ("gloo", ("ring", "ring"), True, "turns"),  # one case on both sides
+        ("gloo", ("ring", "tree"), False, "turns"),  # more differs than the algorithm
+        ("symm", ("ring", "one_shot"), True, "turns"),  # whose buffers are of one case
+        ("model", ("ring", "tree"), True, ""),  # has no ranks
+    ],
+)
+def test_sides_share_a_world_where_one_can_be_both(
+    backend: str,
+    algorithms: tuple[str, str],
+    alone: bool,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plenty = memory.Room("", 1 << 40, 0, 2, MIB)
+    monkeypatch.setattr(memory, "room", lambda *of: plenty)
+    assert together(backend, *algorithms, alone=alone) == how
+
+
+@pytest.mark.parametrize(("shared", "fits"), [(False, False), (True, True)])
+def test_one_world_takes_less_than_two(
+    shared: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank takes 1 GiB beside its buffers, and there are 3 GiB for two of them."""
+    base = memory.RANK_BYTES + (1 << 30)
+    room = memory.Room("", 3 << 30, 0, 2, base)
+    monkeypatch.setattr(memory, "room", lambda *of: room)
+    assert duet.fit([one("gloo", "ring"), one("gloo", "tree")], shared) == fits

@@ -1,0 +1,41 @@
+"""Rows of an experiment, by the worlds that they need."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from factories import case
+
+from collbench.run import plan
+from collbench.run.matching import SIDES, Row, by_world
+from collbench.run.plan import Job
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+
+def row(of: Case) -> Row:
+    return Row(
+        of.key,
+        {name: Job(case=of, rotation=1, cache="hot") for name in SIDES},
+        [each.key for each in of.siblings],
+    )
+
+
+@pytest.mark.parametrize(
+    ("cases", "worlds"),
+    [
+        ([case(8), case(16)], 1),
+        ([case(8, cycle=0), case(8, cycle=1)], 2),  # each cycle is fresh here
+        ([case(8), case(8, groups="mod:2", of=2)], 2),
+        ([case(8), msgspec.structs.replace(case(8), env=(("X", "1"),))], 2),
+    ],
+)
+def test_rows_are_of_one_world_where_their_cases_are(cases: list[Case], worlds: int) -> None:
+    policy = Policy(fresh=True)
+    found = by_world([row(each) for each in cases], policy)
+    made = [plan.worlds([each.jobs["base"] for each in rows], policy) for rows in found.values()]
+    assert [len(each) for each in made] == [1] * worlds
+
+
+def test_what_groups_measure_at_once_is_judged_for_each() -> None:
+    assert len(row(case(8, groups="mod:2", of=2)).judged) == 2
