@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from collbench.core.collectives import COLLECTIVES
@@ -120,9 +121,11 @@ def hosted(n: int = 4, per_host: int = 1, device: str = "cpu") -> list[RankInfo]
 
 
 def world(index: int = 0, **fields: Any) -> World:
+    """A world; ranks are processes of its own."""
     given = {"backend": "gloo", "n": 4, "env": (), "launcher": "local", "ranks": []}
     given |= {"oversubscribed": False, "same_clock": True, **fields}
-    return World(index=index, **given)
+    own = [msgspec.structs.replace(rank, pid=rank.pid + 10_000 * index) for rank in given["ranks"]]
+    return World(index=index, **{**given, "ranks": own})
 
 
 def suite(

@@ -158,6 +158,7 @@ def table(files: Sequence[RunFile]) -> list[Row]:
     rows: list[Row] = []
     for number, file in enumerate(files):
         worlds = {world.index: world for world in file.worlds}
+        launches = _launches(file.worlds)
         together: dict[tuple[Case, Launch, bool], list[Cycle]] = {}
         begun: dict[tuple[Case, int, int], int] = {}
         for place, record in enumerate(file.records):
@@ -166,7 +167,7 @@ def table(files: Sequence[RunFile]) -> list[Row]:
             case = record.case
             if case.cycle:
                 case = msgspec.structs.replace(case, cycle=0)
-            launch = Launch(file.run.id, record.world, 0, 0)
+            launch = Launch(file.run.id, launches.get(record.world, record.world), 0, 0)
             if world and world.stage:
                 first = begun.setdefault((case, world.stage, world.round), record.world)
                 launch = Launch(file.run.id, first, world.stage, world.round)
@@ -178,6 +179,18 @@ def table(files: Sequence[RunFile]) -> list[Row]:
             for (case, launch, _), cycles in together.items()
         ]
     return rows
+
+
+def _launches(worlds: Sequence[World]) -> dict[int, int]:
+    """By a world's index that of the first with the same processes: a launcher's ranks, which make
+    worlds anew, are not newly started, and have the same addresses in memory."""
+    first: dict[object, int] = {}
+    return {
+        world.index: first.setdefault(
+            tuple((rank.host, rank.pid) for rank in world.ranks) or world.index, world.index
+        )
+        for world in worlds
+    }
 
 
 def _unfit(record: Record, derived: derive.Derived | None) -> str:

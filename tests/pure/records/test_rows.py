@@ -6,13 +6,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from factories import case, experiment, record, run, world
 
 from collbench.records import paired, rows, stats
 from collbench.records.rows import Row
-from collbench.records.types import End, Record, RunFile, ToolTime, World
+from collbench.records.types import End, RankInfo, Record, RunFile, ToolTime, World
 
 INVALID = {"late start": 9}  # beside seven samples that stayed
 
@@ -44,6 +45,15 @@ def test_a_world_is_a_launch_and_cycles_are_within_it() -> None:
     assert [row.launch for row in table] == [("a", 0, 0, 0), ("a", 1, 0, 0)]
     assert [[one.number for one in row.cycles] for row in table] == [[0, 1, 2], [3, 4, 5]]
     assert {row.case for row in table} == {case()}
+
+
+@pytest.mark.parametrize(("pid", "launches"), [(1, 1), (2, 2)])
+def test_worlds_of_the_same_processes_are_one_launch(pid: int, launches: int) -> None:
+    """As under a launcher, whose ranks no world starts anew."""
+    ranks = [[RankInfo(rank=0, host="h", pid=one, cpus=[])] for one in (1, pid)]
+    worlds = [msgspec.structs.replace(world(i), ranks=of) for i, of in enumerate(ranks)]
+    table = rows.table([file(*(cycle(i, world=i) for i in range(2)), worlds=worlds)])
+    assert len(table) == launches
 
 
 def test_runs_of_one_name_are_kept_apart() -> None:
