@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 
 from collbench.judge import sides
 from collbench.judge.comparison import Rules, compare
+from collbench.judge.verdict import Judged
 from collbench.records import paired, store
 from collbench.records.rows import by, table
 from collbench.records.types import Record, World, joined
@@ -48,10 +49,11 @@ class Known(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    verdicts: dict[str, str]
+    """Rows as they were judged, which of them were slower, and what it all took (s)."""
+
+    rows: list[Judged]
     planted: set[str]
     seconds: float
-    mde: float
 
 
 def known(paths: Sequence[Path]) -> dict[str, Known]:
@@ -155,9 +157,7 @@ def one(
         type(order.suite).expand = expand  # type: ignore[method-assign]
     trial.run()
     judged = compare(*trial.files, Rules(), under_way=True).rows
-    mdes = [row.mde for row in judged if row.mde is not None]
-    verdicts = {row.key: row.verdict for row in judged}
-    return Outcome(verdicts, set(planted), made.now, float(np.median(mdes)))
+    return Outcome(judged, set(planted), made.now)
 
 
 def main() -> None:
@@ -176,21 +176,45 @@ def main() -> None:
         outcomes = list(pool.map(trial, range(1, asked.experiments + 1), chunksize=4))
     alike: Counter[str] = Counter()
     slower: Counter[str] = Counter()
-    false = 0
     for outcome in outcomes:
-        wrong = 0
-        for key, verdict in outcome.verdicts.items():
-            (slower if key in outcome.planted else alike)[verdict] += 1
-            wrong += key not in outcome.planted and verdict in ("REGRESSED", "IMPROVED")
-        false += wrong > 0
+        for row in outcome.rows:
+            (slower if row.key in outcome.planted else alike)[row.verdict] += 1
+    false = sum(
+        any(
+            row.verdict in ("REGRESSED", "IMPROVED") and row.key not in outcome.planted
+            for row in outcome.rows
+        )
+        for outcome in outcomes
+    )
     print(f"{len(outcomes)} experiments, {len(rows)} rows, budget {asked.budget:g} s")
     print(f"with a false row: {false}")
     print(f"rows alike: {dict(alike)}")
     if asked.planted:
         print(f"rows slower by {asked.planted:.0%}: {dict(slower)}")
-    mde = np.median([outcome.mde for outcome in outcomes])
-    seconds = np.median([outcome.seconds for outcome in outcomes])
-    print(f"median MDE {mde:.1%}; median time {seconds:.0f} s")
+    print(f"rows alike that stage 2 measured: {sum(flagged(outcomes)):.0f}")
+    print("intervals that hold the truth, by stage:", *held(outcomes, asked.planted))
+    mdes = [row.mde for outcome in outcomes for row in outcome.rows if row.mde is not None]
+    seconds = [outcome.seconds for outcome in outcomes]
+    print(f"median MDE {np.median(mdes):.1%}; median time {np.median(seconds):.0f} s")
+
+
+def flagged(outcomes: Sequence[Outcome]) -> Iterator[bool]:
+    """Of every row that is alike on both sides, whether stage 1 took it for changed."""
+    for outcome in outcomes:
+        yield from (row.stage == 2 for row in outcome.rows if row.key not in outcome.planted)
+
+
+def held(outcomes: Sequence[Outcome], share: float) -> Iterator[str]:
+    """How often an interval held the change there was: 95 % of those of stage 1, and more of those
+    of stage 2, are to."""
+    for stage in (1, 2):
+        found = [
+            row.lo <= (share if row.key in outcome.planted else 0.0) <= row.hi
+            for outcome in outcomes
+            for row in outcome.rows
+            if row.stage == stage and row.lo is not None and row.hi is not None
+        ]
+        yield f"{stage}: {np.mean(found):.1%} of {len(found)}" if found else f"{stage}: none"
 
 
 if __name__ == "__main__":
