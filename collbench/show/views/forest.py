@@ -60,8 +60,7 @@ def figure(view: Readable) -> Figure | None:
     across = log_axis("head / base - 1 (to the right: slower)", ends, _change)
     across["range"] = [math.log10(0.95 * min(ends)), math.log10(1.05 * max(ends))]
     down = {"range": [len(drawn) - 1 + BELOW, BELOW - 1], "visible": False}
-    at = {"xref": "paper", "x": 0, "xanchor": "left", "showarrow": False}
-    names = [f"<b>{safe(short(row.row, NAME))}</b>  {safe(row.change)}" for row in drawn]
+    names = {"overlaying": "x", "range": [0, 1], "visible": False, "fixedrange": True}
     return Figure(
         name="changes",
         title=f"Change from base to head{left}",
@@ -77,7 +76,7 @@ def figure(view: Readable) -> Figure | None:
             "xaxis": across,
             "yaxis": down,
             "shapes": _shapes(drawn),
-            "annotations": [{**at, "y": place, "text": name} for place, name in enumerate(names)],
+            "xaxis2": names,
             "hovermode": "closest",
         },
     )
@@ -127,9 +126,7 @@ def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
         if row.judged:
             verdict = row.judged.verdict
             kind = "open" if verdict in UNDECIDED else WEIGHTS[verdict]
-            data += _drawn(
-                row, row.judged, place + MIDDLE, kind, about(comparison, row.judged.case)
-            )
+            data += _drawn(row, row.judged, place, kind, about(comparison, row.judged.case))
             verdicts.setdefault(kind, {})[verdict.lower()] = None
     for look, names in verdicts.items():
         data.append(_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True})
@@ -137,16 +134,34 @@ def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
     return [*data, _bar(None, None, None, "open", 10, {}) | words]
 
 
-def _drawn(row: Shown, judged: Judged, y: float, kind: str, same: Meta) -> list[Trace]:
-    """A row's pale bar, interval and mark."""
-    missed = judged.mde or 0.0
+def _drawn(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
+    """A row's name, pale bar, interval and mark."""
+    missed, y = judged.mde or 0.0, place + MIDDLE
     lines = [row.row, f"base {row.base}, head {row.head}", row.change, f"MDE {row.mde}", row.why]
     words = {"hovertext": hover(lines), "hoverinfo": "text"}
+    name = f"<b>{safe(short(row.row, NAME))}</b>  {safe(row.change)}"
     return [
+        _name(name, place, same),
         _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 10, same) | {"opacity": PALE},
         _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 2, same),
         _mark(_ratio(judged.delta), y, kind, same) | words,
     ]
+
+
+def _name(name: str, y: float, same: Meta) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "xaxis": "x2",
+        "x": [0],
+        "y": [y],
+        "text": [name],
+        "textposition": "middle right",
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "meta": same,
+    }
 
 
 def _mark(x: float | None, y: float | None, kind: str, same: Meta) -> Trace:
