@@ -321,7 +321,7 @@ class Experiment:
             self._done[stage] = at + 1
 
     def _pair(self, world: object, rows: Sequence[Row], step: Step) -> None:
-        """A launch of both sides; of two rounds, base begins in one that is drawn by lot."""
+        """A launch of both sides."""
         began = time.monotonic()
         policy = self._order.suite.policy
         shuffled = msgspec.structs.replace(
@@ -340,12 +340,8 @@ class Experiment:
             )
             for name, side in self._sides.items()
         }
-        lot = np.random.default_rng(
-            [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
-        )
-        first = lot.integers(2) + step.round
         before = {name: len(side.records) for name, side in self._sides.items()}
-        self._play([launches[name] for name in SIDES[:: -1 if first % 2 else 1]], together, step)
+        self._play([launches[name] for name in self._in_order(world, step)], together, step)
         took = {
             (name, record.case): record.seconds
             for name, side in self._sides.items()
@@ -356,6 +352,12 @@ class Experiment:
             for row in rows
         }
         self._ledger.note(world, seconds, time.monotonic() - began)
+
+    def _in_order(self, world: object, step: Step) -> Sequence[Name]:
+        """Sides as they begin: of two rounds, base does in one that is drawn by lot."""
+        of = [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
+        first = np.random.default_rng(of).integers(2) + step.round
+        return SIDES[:: -1 if first % 2 else 1]
 
     def _play(self, launches: Sequence[_Launch], together: Together, step: Step) -> None:
         if not together:

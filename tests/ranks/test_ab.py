@@ -107,12 +107,10 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
         for side, f in (("base", base), ("head", head))
         for r in f.records
     )
-    firsts = [next(side for _, side, w in turns if w == world) for world in range(6)]
     assert {world for _, _, world in turns} == set(range(6))
     assert [world for _, _, world in turns] == sorted(
         world for _, _, world in turns
     )  # a round ends before the next
-    assert sorted(firsts) == ["base"] * 3 + ["head"] * 3
     rows = json.loads(done.stdout)["rows"]
     assert len(rows) == 2
     assert all(0 < row["pairs"] <= 6 for row in rows)  # a disturbed launch decides nothing

@@ -3,6 +3,7 @@ launch."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from collbench.run import memory, plan
 from collbench.run.experiment import Experiment
 from collbench.run.launch import duet
 from collbench.run.plan import Job, Plan
+from collbench.run.reporter import Step
 from collbench.suite.policy import Policy
 
 MIB = 1 << 20
@@ -49,6 +51,20 @@ def test_sides_share_a_world_where_one_can_be_both(
     plenty = memory.Room("", 1 << 40, 0, 2, MIB)
     monkeypatch.setattr(memory, "room", lambda *of: plenty)
     assert together(backend, *algorithms, alone=alone) == how
+
+
+def test_of_two_rounds_base_begins_in_one() -> None:
+    """Which of them is drawn for each two, and for each world."""
+    drawn = {}
+    for seed in range(8):
+        steps = [Step(1, place, 12, "", 0, 1) for place in range(12)]
+        order = partial(Experiment._in_order, SimpleNamespace(_seed=seed), "a world")
+        firsts = [order(step)[0] for step in steps]  # type: ignore[arg-type]
+        assert {frozenset(two) for two in zip(firsts[::2], firsts[1::2], strict=True)} == {
+            frozenset(("base", "head"))
+        }
+        drawn[tuple(firsts)] = seed
+    assert len(drawn) > 1
 
 
 @pytest.mark.parametrize(("shared", "fits"), [(False, False), (True, True)])
