@@ -91,9 +91,9 @@ def stored(
     )
     path.unlink(missing_ok=True)
     writer = store.Writer(path, run)
-    ranks = [RankInfo(rank=rank, host="h", pid=rank, cpus=[rank]) for rank in range(2)]
     launches = [(1, i) for i in range(8)] + [(2, i) for i in range(12)]
     for index, (stage, launch) in enumerate(launches):
+        ranks = [RankInfo(rank=r, host="h", pid=2 * index + r, cpus=[r]) for r in range(2)]
         at = {"stage": stage, "round": launch} if paired else {}
         writer.write(
             World(
