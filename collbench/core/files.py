@@ -4,13 +4,19 @@ and for their owner alone where they may describe a machine."""
 from __future__ import annotations
 
 import os
+import re
 import stat
+import tomllib
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from collbench.core.errors import CannotRun, UsageError
+
+DEEP = re.compile(  # a key of many parts, which takes the square of their number to read
+    r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
+)
 
 
 def private(path: Path, how: int = 0) -> TextIO:
@@ -27,6 +33,15 @@ def read(path: Path, most: int) -> bytes:
         if len(data := f.read(most + 1)) > most:
             raise ValueError(f"it is larger than {most >> 10:,} KiB")
     return data
+
+
+def toml(path: Path, most: int) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and what it says. Raises as ``read``, and ValueError for what is
+    none."""
+    text = read(path, most).decode("utf-8-sig")
+    if DEEP.search(text):
+        raise ValueError("its keys are too deep")
+    return text, tomllib.loads(text)
 
 
 def make(folder: Path) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -282,10 +281,10 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path, option: str = "--topology") -> dict[str, str]:
     """Raises UsageError where the file is none, too large, or says something else."""
     try:
-        text = files.read(path, MOST_BYTES).decode()
-        found = msgspec.convert(
-            msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text), _File
-        )
+        if path.suffix == ".json":
+            found = msgspec.json.decode(files.read(path, MOST_BYTES), type=_File)
+        else:
+            found = msgspec.convert(files.toml(path, MOST_BYTES)[1], _File)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as e:
         raise UsageError(f"{option}: cannot read {path}: {e}", HINT) from e
     if not found.hosts or not all(

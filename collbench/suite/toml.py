@@ -6,7 +6,6 @@ Whatever a file says wrongly is a UsageError that names file, table, key and wha
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -65,11 +64,6 @@ MOST_VALUES = 10_000  # in a list
 MOST_INCLUDES = 100
 
 
-DEEP = re.compile(  # a key of many parts, which takes the square of their number to read
-    r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
-)
-
-
 KEYS = {"envs": "env"}  # where a file has another name for a field
 
 
@@ -105,18 +99,9 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in paths}
 
 
-def parsed(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of a TOML file, and what it says. Raises OSError, and ValueError for what is too
-    large or deep."""
-    text = files.read(path, MOST_BYTES).decode("utf-8-sig")
-    if DEEP.search(text):
-        raise ValueError("its keys are too deep")
-    return text, tomllib.loads(text)
-
-
 def _read(path: Path) -> Suite:
     try:
-        _, document = parsed(path)
+        _, document = files.toml(path, MOST_BYTES)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))

@@ -20,7 +20,7 @@ from collbench.core import groups, splits
 from collbench.core.errors import Exit, UsageError
 from collbench.judge import fit
 from collbench.judge.health import expectations
-from collbench.machine import environment
+from collbench.machine import environment, topology
 from collbench.records import importers, store
 from collbench.records.importers import text
 from collbench.records.types import Record, Run, RunFile
@@ -307,3 +307,12 @@ def test_a_log_of_more_ranks_than_can_be_described_is_refused() -> None:
     log = "# OSU MPI Allreduce Latency Test\n# Size Avg Latency(us)\n8 1.0\n"
     with pytest.raises(UsageError, match="no machine has 100000 ranks"):
         importers.read(log, importers.Asked(name="x", ranks=100_000))
+
+
+@pytest.mark.parametrize("key", ["a." * 3000, '"a" . ' * 3000])
+def test_a_topology_of_deep_keys_is_refused_before_it_is_parsed(tmp_path: Path, key: str) -> None:
+    """A hundred thousand parts would take 40 GB."""
+    path = tmp_path / "racks.toml"
+    path.write_text(f"{key}b = 1\n")
+    with pytest.raises(UsageError, match="its keys are too deep"):
+        topology.read(path)

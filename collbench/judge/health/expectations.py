@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from collbench.core import files
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import bandwidth, size
@@ -133,7 +134,7 @@ def load(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
     hint = "each [[curve]] is as those that come with collbench; README shows one"
     try:
-        text, whole = toml.parsed(path)
+        text, whole = files.toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
         raise UsageError(f"{path}: {first_line(e)}", hint) from e
     said = whole.get("curve")
