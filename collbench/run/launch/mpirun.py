@@ -121,11 +121,13 @@ class Mpirun(Parent):
         return note, fds
 
     def close(self) -> None:
-        """End mpirun, and with it every rank it still has."""
-        if self._alive:
-            self.process.terminate()
-        self.end()
-        os.close(self._end)
+        """End mpirun, and with it every rank it still has; where a signal came while it was being
+        started, it ends with this process."""
+        if hasattr(self, "_end"):
+            if self._alive:
+                self.process.terminate()
+            self.end()
+            os.close(self._end)
         self._ready.close()
         self._notes.close()
 
