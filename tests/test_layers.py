@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
-    "core": 1_950,  # what a collective is, what algorithms do and cost
+    "core": 2_010,  # what a collective is, what algorithms do and cost
     "machine": 470,  # where we are
     "suite": 820,  # what is asked for
     "records": 2_460,  # what came out

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.interrupts import interrupts
 from collbench.core.text import plain
 
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
     from collbench.run.experiment import Order
-    from collbench.run.interrupts import Interrupts
     from collbench.run.reporter import Step
     from collbench.run.variants import Name, Variant
     from collbench.suite.sweep import Suite
@@ -48,7 +48,6 @@ def ab(
     machine."""
     from collbench.judge.comparison import compare
     from collbench.run.experiment import Order
-    from collbench.run.interrupts import Interrupts
     from collbench.run.launch import folders
 
     sides = _sides(base, head, aa)
@@ -69,9 +68,9 @@ def ab(
     )
     if dry_run:
         return _show_plan(order)
-    with Interrupts() as interrupts, folders.private() as folder:
+    with interrupts, folders.private() as folder:
         order = _built(order, build, rebuild, folder)
-        raise typer.Exit(_execute(order, rules, interrupts, out or [], output_format))
+        raise typer.Exit(_execute(order, rules, out or [], output_format))
 
 
 def _seconds(budget: str) -> float | None:
@@ -225,9 +224,7 @@ def _show_plan(order: Order) -> None:
     refuse_nothing(found, skips)
 
 
-def _execute(
-    order: Order, rules: Rules, interrupts: Interrupts, out: list[Path], output_format: str
-) -> Exit:
+def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench.cli import compare as judge
     from collbench.judge import alarms

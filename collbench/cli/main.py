@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
+from collbench.core.interrupts import interrupts
 from collbench.core.text import near, plain, tell
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
@@ -237,7 +238,8 @@ def main() -> None:
 def _ended() -> int:
     """Runs the command; its exit code."""
     try:
-        app()
+        with interrupts:
+            app()
     except CollbenchError as e:
         if "--debug" in sys.argv:
             raise

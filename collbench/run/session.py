@@ -20,6 +20,7 @@ from collbench.core.errors import (
     UsageError,
     first_line,
 )
+from collbench.core.interrupts import interrupts
 from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -36,7 +37,6 @@ from collbench.run.backends import (
     why_not_so,
 )
 from collbench.run.backends.model import Predicted
-from collbench.run.interrupts import Interrupts
 from collbench.run.launch import join
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
@@ -286,7 +286,6 @@ class _Session:
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._after: dict[str, Load] = {}
-        self._interrupts = Interrupts()
         self._pace = self._paced()
 
     def _paced(self) -> Passes | Budget | None:
@@ -328,7 +327,7 @@ class _Session:
         listener = Listener(self._hear, self._tick, self._go_on, self._lost, self._hung)
         problem: Exception | None = None
         try:
-            with self._interrupts:
+            with interrupts:
                 for number, part in enumerate(launches):
                     if number:
                         self._ranks.close()
@@ -378,7 +377,7 @@ class _Session:
             if heard is None:
                 return
             line = heard
-        with self._interrupts.held():
+        with interrupts.held():
             self._keep(line)
             self._tell(line)
 

@@ -8,7 +8,6 @@ plan it sends.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from collbench.core.errors import (
     first_line,
     says_peer_is_gone,
 )
+from collbench.core.interrupts import interrupts
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load
@@ -290,9 +290,7 @@ class Joined(World):
 def follow(member: Membership, seconds: float) -> None:
     """The part of a rank that has nothing to plan, print or keep. Where Joined.run raises, so does
     this."""
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a library's call does not wait for Python
-        if signal.getsignal(number) is signal.default_int_handler:
-            signal.signal(number, signal.SIG_DFL)
+    interrupts.leave_to_the_system()
     first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
 
     def hung(error: RunBroken) -> None:

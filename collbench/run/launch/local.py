@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
+from collbench.core.interrupts import interrupts
 from collbench.core.text import printable, tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
@@ -145,7 +146,8 @@ class Launcher(FreshRanks):
 
     def _server(self, env: Env) -> ForkServer:
         if env not in self._servers:
-            self._servers[env] = ForkServer(self._environment(env), self._python)
+            with interrupts.held():
+                self._servers[env] = ForkServer(self._environment(env), self._python)
         return self._servers[env]
 
     def _environment(self, env: Env) -> dict[str, str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from collbench.core.errors import CannotRun
+from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
 from collbench.run.launch.forkserver import Note, Parent, die_with_parent, leave
@@ -96,14 +97,15 @@ class Mpirun(Parent):
         mine = [str(self._place), f"/proc/{me}/fd/{board}"]
         warden = [self._python, "-m", "collbench.run.launch.mpirun", *mine]
         command = [self._python, "-I", "-S", "-c", _BECOME, str(me)]
-        self.process = subprocess.Popen(
-            [*command, self._mpirun, "-n", str(n), *warden],
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.__stderr__,
-            start_new_session=True,
-        )
-        self._end = os.pidfd_open(self.process.pid)
+        with interrupts.held():
+            self.process = subprocess.Popen(
+                [*command, self._mpirun, "-n", str(n), *warden],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__,
+                start_new_session=True,
+            )
+            self._end = os.pidfd_open(self.process.pid)
         for source in (self._notes.fileno(), self._end):
             self._ready.register(source, select.EPOLLIN)
 
@@ -121,8 +123,7 @@ class Mpirun(Parent):
         return note, fds
 
     def close(self) -> None:
-        """End mpirun, and with it every rank it still has; where a signal came while it was being
-        started, it ends with this process."""
+        """End mpirun, if there is one, and with it every rank it still has."""
         if hasattr(self, "_end"):
             if self._alive:
                 self.process.terminate()

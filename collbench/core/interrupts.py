@@ -1,0 +1,82 @@
+"""Ctrl-C and termination, from a command's first moment to its last."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from collbench.core.errors import CollbenchError
+
+AGAIN = 0.001  # seconds
+
+
+class Interrupts:
+    """Within its ``with`` blocks SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, unless they
+    are ignored (nohup): at once, or after what must not be cut in two (``held``). Where others lose
+    the exception, it is raised again: Python drops those of destructors, a library may make an
+    error of its own of it. ``asked`` is whether a signal came."""
+
+    def __init__(self) -> None:
+        self.asked = self._holding = False
+        self._before: list[tuple[list[tuple[signal.Signals, Any]], Callable[[Any], Any]]] = []
+
+    def __enter__(self) -> Interrupts:
+        handlers: list[tuple[signal.Signals, Any]] = [
+            (number, signal.signal(number, self._stop))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        self._before.append((handlers, sys.unraisablehook))
+        sys.unraisablehook = self._lost
+        self.check()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        handlers, sys.unraisablehook = self._before.pop()
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        asked, self._holding = self.asked, False
+        self.asked = asked and bool(self._before)
+        if asked and isinstance(error, Exception) and not isinstance(error, CollbenchError):
+            raise KeyboardInterrupt from error
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if not self._holding:
+            raise KeyboardInterrupt
+
+    def _lost(self, lost: Any) -> None:
+        """Has an interrupt that was dropped come again in a moment: one that is raised in here
+        would be dropped, too."""
+        if self.asked and issubclass(lost.exc_type, KeyboardInterrupt):
+            signal.signal(signal.SIGALRM, self._stop)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            self._before[0][1](lost)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What is done within is done whole, unless it fails: then no signal disturbs what cleans
+        up."""
+        self._holding = True
+        yield
+        self._holding = False
+        self.check()
+
+    def check(self) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def leave_to_the_system(self) -> None:
+        """SIGTERM and SIGHUP end this process without Python from now on: a library's call does not
+        wait for it."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == self._stop:
+                signal.signal(number, signal.SIG_DFL)
+
+
+interrupts = Interrupts()  # of this process, whose signals they are
