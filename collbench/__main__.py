@@ -21,7 +21,9 @@ def main() -> None:
     except SystemExit as end:
         if end.code != INTERRUPTED:
             raise
-    except BaseException:  # a module may have made an error of its own of the interrupt
+    except KeyboardInterrupt:
+        pass
+    except Exception:  # a module may have made an error of its own of the interrupt
         if not interrupts.asked:
             raise
     # sys.exit would not do: Python ends by SIGINT all the same where the signal came while it
