@@ -281,10 +281,8 @@ class _Tables:
         stamp = STAMP.search(text)
         tokens = STAMP.sub("", text).split()
         wide = sum(len(names) for _, names in self._layout.halves)
-        lead, rest = (
-            tokens[: len(tokens) - wide - self._layout.extra],
-            tokens[len(tokens) - wide - self._layout.extra :],
-        )
+        first = max(0, len(tokens) - wide - self._layout.extra)
+        lead, rest = tokens[:first], tokens[first:]
         whole = 3 <= len(lead) <= 5 and all(map(_is_measure, rest[:wide]))
         if not whole or (self._layout.root and not re.fullmatch(r"-1|\d{1,9}", lead[-1])):
             self._torn = (where, text)

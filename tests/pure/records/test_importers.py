@@ -314,6 +314,19 @@ def test_output_of_others_in_a_row_is_cut_out_and_what_stays_torn_is_reported() 
     assert len(seen(read(tagged))) == 2
 
 
+@pytest.mark.parametrize("cut", range(3, 11))
+def test_a_row_that_ends_early_is_reported_whatever_columns_it_lacks(cut: int) -> None:
+    head = HEAD.replace("   redop    root", "")
+    whole = row(1 << 20, 50.0, test="all_gather").split()
+    words = [*whole[:3], *whole[-8:]]
+    lines = [" ".join(words[:cut]), "node01:4121:4130 [0] NCCL INFO comm 0x55", " ".join(words)]
+    found = read(log(lines, head=head, test="all_gather"))
+    assert [us for *_, us in seen(found)] == [50.0, 49.0]
+    assert [why for _, why in found.lost] == [
+        "a row torn apart by other output, or of unknown columns"
+    ]
+
+
 def test_several_tests_in_one_log_each_with_its_ranks() -> None:
     text = log([row(4096, 9.0)]) + log(
         [row(4096, 7.0, 4, test="all_gather")], n=4, test="all_gather"
