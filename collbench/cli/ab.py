@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from collbench.core.text import plain
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
     from collbench.run.experiment import Order
+    from collbench.run.launch.places import Places
     from collbench.run.reporter import Step
     from collbench.run.variants import Name, Variant
     from collbench.suite.sweep import Suite
@@ -34,6 +36,7 @@ def ab(
     ranks: str = "",
     max_seconds: str = "",
     timeout: float | None = None,
+    launcher: str = "auto",
     tau: str = "",
     strict: bool = False,
     across_machines: bool = False,
@@ -44,33 +47,45 @@ def ab(
     dry_run: bool = False,
     debug: bool = False,
 ) -> None:
-    """Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one
-    machine."""
+    """Compare two libraries, settings or algorithms fairly: paired launches, in turns."""
     from collbench.judge.comparison import compare
     from collbench.run.experiment import Order
     from collbench.run.launch import folders
 
-    sides = _sides(base, head, aa)
-    _refuse(tag, output_format, out or [])
-    if output is not None and not dry_run:
-        _folder(output)
-    rules = _rules(tau, strict, across_machines)
-    order = Order(
-        suite=_suite(suite, ranks, max_seconds, timeout, sides),
-        variants=sides,
-        command=sys.argv,
-        rounds=_rounds(rounds),
-        judge=lambda base, head: compare(base, head, rules, under_way=True).rows,
-        budget=_seconds(budget),
-        aa=aa,
-        output=output,
-        tag=tag,
-    )
-    if dry_run:
-        return _show_plan(order)
-    with interrupts, folders.private() as folder:
-        order = _built(order, build, rebuild, folder)
+    with interrupts, folders.private() as folder, ExitStack() as held:
+        places = _joined(launcher, timeout, dry_run, folder, held)
+        sides, rules = _sides(base, head, aa), _rules(tau, strict, across_machines)
+        _refuse(tag, output_format, out or [], None if dry_run else output)
+        order = Order(
+            suite=_suite(suite, ranks, max_seconds, timeout, sides, launcher),
+            variants=sides,
+            command=sys.argv,
+            rounds=_rounds(rounds),
+            judge=lambda base, head: compare(base, head, rules, under_way=True).rows,
+            budget=_seconds(budget),
+            places=places,
+            aa=aa,
+            output=output,
+            tag=tag,
+        )
+        if dry_run:
+            return _show_plan(order)
+        order = _built(order, build, rebuild, folder, held, launcher)
         raise typer.Exit(_execute(order, rules, out or [], output_format))
+
+
+def _joined(
+    launcher: str, timeout: float | None, dry_run: bool, folder: Path, held: ExitStack
+) -> Places | None:
+    """Rank 0's places where a launcher has started this process; another rank keeps one here, and
+    then ends."""
+    from collbench.run.launch import join, launched
+
+    member = join.detect(launcher)
+    if member and member.rank:
+        raise typer.Exit(0 if dry_run else launched.serve(member, timeout))
+    gathered = launched.gathered(member, timeout, folder) if member and not dry_run else None
+    return held.enter_context(gathered) if gathered else None
 
 
 def _seconds(budget: str) -> float | None:
@@ -79,20 +94,15 @@ def _seconds(budget: str) -> float | None:
     return grammar.parse_duration(budget, "--budget") if budget else None
 
 
-def _refuse(tag: str, output_format: str, out: list[Path]) -> None:
-    """Raises UsageError for a tag that could not name a run, or what cannot be written, and
-    CannotRun where this process is a rank already."""
+def _refuse(tag: str, output_format: str, out: list[Path], output: Path | None) -> None:
+    """Raises UsageError for a tag that could not name a run, or what cannot be written."""
     from collbench.cli import compare
-    from collbench.run.launch import join
     from collbench.suite import grammar
 
     grammar.refuse_tag(tag)
     compare.check(output_format, out)
-    if member := join.detect():
-        raise CannotRun(
-            f"ab starts ranks of its own, and {member.launcher} has started this one",
-            "run it without",
-        )
+    if output is not None:
+        _folder(output)
 
 
 def _rules(tau: str, strict: bool, across_machines: bool) -> Rules:
@@ -109,6 +119,7 @@ def _suite(
     max_seconds: str,
     timeout: float | None,
     sides: Mapping[Name, Variant],
+    launcher: str,
 ) -> Suite:
     """The suite with what the command line says in place of it. Raises UsageError where a side's
     backend or algorithm is unknown."""
@@ -118,7 +129,13 @@ def _suite(
     from collbench.run import variants
     from collbench.suite import toml
 
-    suite = options.changed(toml.load(name), ngpus=ranks, max_time=max_seconds)
+    suite = options.changed(
+        toml.load(name),
+        ngpus=ranks,
+        max_time=max_seconds,
+        launcher=launcher,
+        ray=options.where(launcher, "", ""),
+    )
     for side, variant in sides.items():
         variants.refuse_unknown(variant, suite, f"--{side}")
     if timeout is None:
@@ -126,14 +143,29 @@ def _suite(
     return replace(suite, policy=replace(suite.policy, timeout=timeout))
 
 
-def _built(order: Order, build: str, rebuild: bool, folder: Path) -> Order:
-    """The order with a place for each side, built where it is a revision."""
+def _built(
+    order: Order, build: str, rebuild: bool, folder: Path, held: ExitStack, launcher: str
+) -> Order:
+    """The order with a home for each side, built where it is a revision, and looked for at all
+    places, which ``held`` gives back."""
     from msgspec.structs import replace
 
+    from collbench.cli import options
     from collbench.run import variants
+    from collbench.run.launch import join, ray
 
-    command = variants.Build(build, rebuild)
-    return replace(order, homes=variants.homes(order.variants, command, folder))
+    homes = variants.homes(order.variants, variants.Build(build, rebuild), folder)
+    where = options.where(launcher, "", "")
+    places = (
+        held.enter_context(
+            closing(ray.Cluster(where, order.suite, order.suite.policy.timeout or join.SECONDS))
+        )
+        if where
+        else order.places
+    )
+    if places:
+        homes = {name: places.settled(home, name) for name, home in homes.items()}
+    return replace(order, homes=homes, places=places)
 
 
 def _folder(output: Path) -> None:

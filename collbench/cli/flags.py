@@ -207,6 +207,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "ranks": option("ranks", "Ranks instead of the suite's; a list."),
         "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),
         "timeout": option("timeout", "Seconds without progress: hung."),
+        "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
         "tau": Option(
             "--tau", help="Smallest change that matters. Default: 3% to 10%, see README."
         ),

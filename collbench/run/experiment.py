@@ -29,7 +29,8 @@ from collbench.run import matching, memory, plan, session
 from collbench.run.backends import is_predicted
 from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
-from collbench.run.launch.local import Launcher
+from collbench.run.launch.local import FreshRanks, Launcher
+from collbench.run.launch.places import Places, SideRanks
 from collbench.run.launch.world import Hear, Listener
 from collbench.run.matching import SIDES, Row
 from collbench.run.plan import Plan
@@ -50,7 +51,8 @@ LATE = 0.05  # share of late starts above which a common deadline is not relied 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """An experiment as asked for. ``rounds`` are the fewest of both stages; more follow for rows
     without a verdict until ``budget`` seconds are over, BUDGET where nobody names any, and none
-    where it is 0. ``aa`` compares base with itself."""
+    where it is 0. ``places`` are where ranks are started, if not on this machine. ``aa`` compares
+    base with itself."""
 
     suite: Suite
     variants: dict[Name, Variant]
@@ -59,9 +61,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     judge: Judge
     budget: float | None = None
     homes: dict[Name, Home] = {}
+    places: Places | None = None
     aa: bool = False
     output: Path | None = None
     tag: str = ""
+
+    @property
+    def room(self) -> memory.Rooms:
+        return self.places.room if self.places else memory.room
 
     @property
     def piloted(self) -> Policy:
@@ -71,6 +78,13 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             asked, max_seconds=most, min_seconds=min(asked.min_seconds, most / 5)
         )
+
+    def launcher(self, name: Name) -> FreshRanks:
+        """What starts the ranks of a side."""
+        home = self.homes[name]
+        if self.places:
+            return SideRanks(self.places, home, name)
+        return Launcher(home.python, home.settings)
 
     @property
     def in_one_world(self) -> bool:
@@ -100,7 +114,7 @@ class _Side:
             ),
         )
         self.writer = store.opened(self.run, order.output)
-        self.launcher = Launcher(home.python, home.settings)
+        self.launcher = order.launcher(name)
         self.worlds: list[World] = []
         self.records: list[Record] = []
 
@@ -139,7 +153,7 @@ class Experiment:
         self._order, self._tell, self._began = order, tell, time.monotonic()
         self._budget = BUDGET if order.budget is None else order.budget
         experiment = store.new_id(order.suite.name)
-        found, skips = matching.rows(order.suite, order.variants)
+        found, skips = matching.rows(order.suite, order.variants, order.places)
         matching.refuse_nothing(found, skips)
         self._all = found
         self._barrier: set[object] = set()
@@ -164,6 +178,10 @@ class Experiment:
             if rows := self._affordable(self._pilot()):
                 self._rounds(1, rows, self._order.rounds[0])
                 self._decide(rows)
+        except (KeyboardInterrupt, RunBroken) as e:
+            if self._order.places:
+                self._order.places.broken(e)
+            raise
         finally:
             for side in self._sides.values():
                 side.launcher.close()
@@ -382,7 +400,7 @@ class Experiment:
         alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
         alone = alike or base.backend in memory.ON_GPUS  # which hold the buffers of one case
         shared = self._order.in_one_world and not alone
-        if predicted or not duet.fit(plans.values(), shared):
+        if predicted or not duet.fit(plans.values(), self._order.room, shared):
             return ""
         return "world" if shared else "turns"
 

@@ -14,6 +14,7 @@ from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
 from collbench.run import session
 from collbench.run.backends import why_never, why_not_here, why_not_so
+from collbench.run.launch.places import Places
 from collbench.run.plan import Job, needs
 from collbench.run.variants import Name, Variant, applied
 from collbench.suite.case import Skip
@@ -75,10 +76,10 @@ def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> di
 
 
 def rows(
-    suite: Suite, variants: Mapping[Name, Variant]
+    suite: Suite, variants: Mapping[Name, Variant], there: Places | None = None
 ) -> tuple[list[Row], dict[Name, list[Skip]]]:
-    """Rows that both sides may run, and what is left out of each. Raises UsageError where rows of a
-    side would be one on the other."""
+    """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
+    Raises UsageError where rows of a side would be one on the other."""
     cases, left_out = suite.expand()
     swept, given = (
         {name for env in envs for name, _ in env}
@@ -97,18 +98,19 @@ def rows(
     policy = suite.policy
     for name in SIDES:
         mine = applied(cases, variants[name])
-        own = variants[name].python  # whose torch nobody has asked
+        own = variants[name].python or there  # whose torch nobody has asked
         absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
         reasons = {
             case: why_not(case)
             or why_never(case)
             or why_not_so(case, policy)
+            or (there.why_not(case) if there else "")
             or absent.get(case.backend, "")
             for case in mine
         }
         possible = [case for case in mine if not reasons[case]]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(possible, policy)
+        fitting, no_room = session.fitted(possible, policy, there.room if there else None)
         skips[name] += no_room
         jobs[name] = {stripped(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):

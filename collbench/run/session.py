@@ -73,7 +73,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     def join_seconds(self) -> float:
         """How long the ranks of a launcher may take to come together, or places for them to be
         free."""
-        return self.suite.policy.timeout or 120.0
+        return self.suite.policy.timeout or join.SECONDS
 
 
 class Prepared(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -158,11 +159,13 @@ class Build(NamedTuple):
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
     """Where a side's ranks live: the interpreter, its whole environment, and what there is to say
-    of both."""
+    of both; of the environment the side's ``own``, and the ``tree`` it was built in, if any."""
 
     python: str
     settings: dict[str, str]
     described: dict[str, Any]
+    own: dict[str, str] = {}
+    tree: str = ""
 
 
 def homes(variants: Mapping[Name, Variant], build: Build, folder: Path) -> dict[Name, Home]:
@@ -202,20 +205,33 @@ def settle(variant: Variant, build: Build, option: str, folder: Path) -> Home:
         return text.replace("{tree}", str(tree))
 
     python = _interpreter(placed(variant.python), option) if variant.python else sys.executable
-    settings = {**os.environ, **{name: placed(value) for name, value in variant.env}}
-    alone = folder / "collbench-alone"  # the same harness on both sides, without our other packages
-    alone.mkdir(exist_ok=True)
-    if not (alone / "collbench").exists():
-        (alone / "collbench").symlink_to(Path(__file__).parents[1])
-    settings["PYTHONPATH"] = os.pathsep.join(filter(None, (str(alone), settings.get("PYTHONPATH"))))
-    settings["PYTHONSAFEPATH"] = (
-        "1"  # else the current folder, which may hold one side's library, goes before both
-    )
+    own = {name: placed(value) for name, value in variant.env}
+    settings = alone({**os.environ, **own}, folder)
+    described = environment.gather(tree or Path.cwd()) | software(python, settings, option)
     return Home(
-        python=python,
-        settings=settings,
-        described=_described(python, settings, tree or Path.cwd(), option),
+        python=python, settings=settings, described=described, own=own, tree=str(tree or "")
     )
+
+
+def alone(settings: dict[str, str], folder: Path) -> dict[str, str]:
+    """An environment in which Python finds the same harness on both sides, by a link in a private
+    folder, without our other packages."""
+    alone = folder / "collbench-alone"
+    alone.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        (alone / "collbench").symlink_to(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, (str(alone), settings.get("PYTHONPATH"))))
+    # else the current folder, which may hold one side's library, goes before both
+    return {**settings, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def refuse_absent(tree: str, option: str) -> None:
+    """Raises CannotRun on a host that does not see the tree a revision was built in."""
+    if tree and not Path(tree).is_dir():
+        raise CannotRun(
+            f"{option}: there is no {tree}, where the revision was built",
+            "COLLBENCH_HOME on a file system of all hosts is where builds are kept",
+        )
 
 
 def _interpreter(text: str, option: str) -> str:
@@ -233,8 +249,9 @@ def _interpreter(text: str, option: str) -> str:
     )  # never resolved: a virtual environment's python is a link to the system's
 
 
-def _described(python: str, settings: dict[str, str], tree: Path, option: str) -> dict[str, Any]:
-    """This machine with the interpreter, libraries and settings of a side."""
+def software(python: str, settings: dict[str, str], option: str) -> dict[str, Any]:
+    """The interpreter, libraries and settings of a side, on this machine. Raises CannotRun and
+    UsageError where no rank can be started so."""
     try:
         done = subprocess.run(
             [python, "-c", ASK, " ".join(NEEDED)],
@@ -266,7 +283,7 @@ def _described(python: str, settings: dict[str, str], tree: Path, option: str) -
         raise CannotRun(
             f"{option}: {python} has no {', '.join(missing)}", f"{python} -m pip install {names}"
         )
-    return environment.gather(tree) | told
+    return told
 
 
 def _tree(revision: str, build: Build, option: str) -> Path:

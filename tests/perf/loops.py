@@ -20,10 +20,10 @@ from collbench.machine import environment
 from collbench.run import backends
 from collbench.run.backends import torchdist
 from collbench.run.launch import join
-from collbench.run.launch.connection import Store
 from collbench.run.launch.environments import Membership
 from collbench.run.rank import worker
 from collbench.run.rank.calls import allocate
+from collbench.run.rank.control import Store
 from collbench.run.rank.measure import Sampler, Sync
 from collbench.suite.case import Case
 

@@ -41,6 +41,21 @@ ONCE = (
     "60",
 )
 SWEEP = (*ONCE, "--sizes", "4K,8K,16K", "-g", "2")
+AB = """
+description = "For tests."
+[axes]
+collectives = ["all_reduce"]
+sizes = ["4K"]
+ranks = [2]
+backends = ["gloo"]
+algorithms = ["ring"]
+in_place = [true]
+[policy]
+iters = 6
+warmup = 1
+sync = "barrier"
+cache = "hot"
+"""
 ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+) ", re.MULTILINE)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -94,7 +109,7 @@ def left(address: str) -> dict[str, Any]:
     ranks = [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if "collbench.run.launch.ray_rank" in (process.info["cmdline"] or [])
+        if "collbench.run.launch.keeper" in (process.info["cmdline"] or [])
     ]
     return {
         name: what
@@ -190,6 +205,19 @@ def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path
         len(run.worlds) == 4
         and len({info.pid for world in run.worlds for info in world.ranks}) == 6
     )
+
+
+def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path) -> None:
+    suite = tmp_path / "small.toml"
+    suite.write_text(AB)
+    sides = ("ab", "--suite", str(suite), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
+    done = cli(*sides, "--launcher", "ray", RAY_ADDRESS=cluster, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for file in map(store.read, store.saved()):
+        told = {(world.launcher, world.together) for world in file.worlds}
+        assert told == {("ray", "turns")}
+        assert [record.status for record in file.records] == ["ok"] * 6
+    assert_clean(cluster)
 
 
 def test_placement(cluster: str) -> None:

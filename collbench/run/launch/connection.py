@@ -1,7 +1,8 @@
-"""A rank's connection to where all ranks meet, and the store torch.distributed sees of it."""
+"""A rank's connection to where all ranks meet. Loads no torch."""
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -9,11 +10,9 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
-import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, RunBroken
 from collbench.core.version import __version__
@@ -50,7 +49,7 @@ class Connection:
         self, member: Membership, doors: Sequence[Door], key: bytes, seconds: float
     ) -> None:
         self._lock = threading.RLock()
-        self._key = key
+        self._key, self.rank = key, member.rank
         self._hello = Hello(
             member.rank, member.n, environment.host(), os.getpid(), member.launcher, __version__
         )
@@ -129,6 +128,31 @@ class Connection:
             except EOFError as e:
                 raise ConnectionError(f"rank 0: {e}") from e
 
+    def say(self, value: bytes = b"") -> None:
+        """Tell rank 0 what it has not asked for. Raises OSError when it is gone."""
+        with self._lock:
+            self._socket.settimeout(None)  # in this direction or the other
+            self._socket.sendall(self._seal.line(Request("say", value=value)))
+
+    def told(self) -> bytes | None:
+        """What rank 0 says next, nothing where it answers ``say``; None when it is gone."""
+        try:
+            return self._seal.opened(self._line(), Answer).value
+        except (OSError, EOFError):
+            return None
+
+    def awake(self, limit: float) -> float:
+        """Seconds that the world has had its turn (Host.awake), which rank 0 has ``limit`` seconds
+        to say; infinity where it does not."""
+        if not self._lock.acquire(timeout=limit):
+            return math.inf
+        try:
+            return self.ask(Request("awake"), limit).number / 1000
+        except (OSError, ValueError):
+            return math.inf
+        finally:
+            self._lock.release()
+
     def beat(self) -> None:
         """Say that this rank is there, unless it waits for an answer, which says as much."""
         if self._lock.acquire(blocking=False):
@@ -166,54 +190,3 @@ def _connected(door: Door) -> socket.socket:
     at.settimeout(HELLO_SECONDS)
     at.connect(str(door))
     return at
-
-
-class Store(dist.Store):  # type: ignore[name-defined, misc]
-    """A meeting as torch.distributed wants it: Gloo and NCCL tell each other their addresses here.
-
-    Who makes one holds on to it as long as there are process groups: torch does not keep Python's
-    side of it.
-    """
-
-    def __init__(self, connection: Connection, limit: timedelta = timedelta(days=1)) -> None:
-        super().__init__()
-        self._connection, self._limit = connection, limit
-
-    def set(self, key: str, value: bytes | str) -> None:
-        self._connection.ask(Request("set", [key], _bytes(value)))
-
-    def get(self, key: str) -> bytes:
-        return self._connection.ask(Request("get", [key]), self._limit.total_seconds()).value
-
-    def add(self, key: str, number: int) -> int:
-        return self._connection.ask(Request("add", [key], number=number)).number
-
-    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        return self._connection.ask(Request("swap", [key], _bytes(desired), _bytes(expected))).value
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._connection.ask(Request("check", keys)).number)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._connection.ask(Request("wait", keys), (timeout or self._limit).total_seconds())
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._connection.ask(Request("delete", [key])).number)
-
-    def num_keys(self) -> int:
-        return self._connection.ask(Request("count")).number
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._limit = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._limit
-
-    def clone(self) -> Store:
-        """Requests of all threads take turns."""
-        return self
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value

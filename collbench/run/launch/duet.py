@@ -1,8 +1,8 @@
-"""Two worlds alive at once that take turns on one machine: while the ranks of one are at a case's
-setup or at a block of samples, those of the other are asleep.
+"""Two worlds alive at once that take turns on the same machines: while the ranks of one are at a
+case's setup or at a block of samples, those of the other are asleep.
 
-What disturbs a machine for longer than a block then meets both alike, so that their ratio scatters
-less than that of two launches one after the other.
+What disturbs them for longer than a block then meets both alike, so that their ratio scatters less
+than that of two launches one after the other.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from collbench.core.errors import CollbenchError, RunBroken
 from collbench.records.types import Record, World
 from collbench.run import memory, plan
-from collbench.run.launch.local import TICK, Launcher, Watch
-from collbench.run.launch.world import Listener
+from collbench.run.launch.local import TICK, FreshRanks
+from collbench.run.launch.world import Listener, RankWatch
 from collbench.run.plan import Plan
 
 
@@ -28,12 +28,12 @@ class Player(NamedTuple):
     """A side: by what name errors are told, and the world that it makes for its plan."""
 
     name: str
-    launcher: Launcher
+    launcher: FreshRanks
     plan: Plan
     listener: Listener
 
     @contextmanager
-    def started(self) -> Iterator[Watch]:
+    def started(self) -> Iterator[RankWatch]:
         """The world, which waits for its turn wherever it can, until it has ended."""
         turns = msgspec.structs.replace(self.plan, in_turns=True)
         with ExitStack() as stack:
@@ -54,15 +54,15 @@ class Player(NamedTuple):
                 raise
 
 
-Seat = tuple[Player, Watch]
+Seat = tuple[Player, RankWatch]
 
 
-def fit(plans: Iterable[Plan], shared: bool = False) -> bool:
+def fit(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> bool:
     """Whether there is memory for the worlds of all these plans at once; ``shared``: for one that
     has the buffers of all."""
     needed, available, base = 0, math.inf, 0
     for current in plans:
-        room = memory.room(current.backend, current.n, current.policy)
+        room = there(current.backend, current.n, current.policy)
         largest = max(plan.memory_per_rank(job, current.policy) for job in current.jobs)
         base = room.sharers * room.base + (0 if shared else base)
         needed += room.sharers * (largest - memory.RANK_BYTES)

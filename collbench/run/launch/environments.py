@@ -186,8 +186,8 @@ LAUNCHERS = (
         lambda variables: next(iter(pbs_hosts(variables)), ""),
         found=False,
     ),
-    # its ranks are told who they are (ray_rank.py); a command with this launcher is none of them
-    Launcher("ray", "ray", (), "", "", "", "", ("COLLBENCH_RAY",), found=False),
+    # its ranks are told who they are (keeper.py); a command with this launcher is none of them
+    Launcher("ray", "ray", (), "", "", "", "", found=False),
 )
 
 
@@ -252,6 +252,23 @@ def row_of(member: Membership) -> Launcher:
     return next(row for row in LAUNCHERS if row.title == member.launcher)
 
 
+def bare(variables: Variables) -> dict[str, str]:
+    """The variables without those by which a launcher tells its processes apart and lets them meet:
+    what such a process starts is none of the launcher's."""
+    own = {
+        name
+        for row in LAUNCHERS
+        for names in (*row.signs, row.rank, row.n, row.local_rank, row.local_n, *row.job)
+        if isinstance(names, str)
+        for name in (*names.split("|"), "MASTER_PORT")
+    }
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in own and not re.match(r"(PMI|PMIX|TORCHELASTIC)_", name)
+    }
+
+
 def place_of_rank0(member: Membership, variables: Variables = os.environ) -> str:
     """Name or address of rank 0's host, "" where the launcher does not tell. MASTER_ADDR, if set,
     is believed."""
@@ -261,7 +278,8 @@ def place_of_rank0(member: Membership, variables: Variables = os.environ) -> str
 def job(member: Membership, variables: Variables = os.environ) -> str:
     """A name all ranks of this launch agree on, no other launch has, and which is no secret; ""
     where there is none."""
-    values = [_first(variables, name) for name in row_of(member).job]
+    told = ("COLLBENCH_WORLD",) if "COLLBENCH_WORLD" in variables else ()  # (keeper.py)
+    values = [_first(variables, name) for name in told or row_of(member).job]
     return "-".join(values) if all(values) else ""
 
 

@@ -1,8 +1,8 @@
 """The process that has torch loaded and forks ranks, so that starting eight of them costs one
 import.
 
-It is started by launch.local with one end of a socket pair. A request ``{"spawn": n}``, which
-carries the descriptor of their board, forks n ranks; a note of each one's pid carries the
+It is started by launch.local with one end of a socket pair. A request (Spawn), which carries the
+descriptor of their board, forks n ranks; a note of each one's pid carries the
 descriptor of its channel, and a note of its wait status follows when it ends. When the parent goes
 away, all ranks are killed.
 """
@@ -28,6 +28,7 @@ import msgspec
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS, Board
+from collbench.run.launch.world import Channel
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,6 +40,13 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: int
     pid: int = 0
     status: int = 0
+
+
+class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request for n ranks: a whole world, or some that are ``told`` who they are (fresh.py)."""
+
+    n: int
+    told: bool = False
 
 
 def die_with_parent(by: int = signal.SIGKILL) -> None:
@@ -118,18 +126,18 @@ class Server:
                 request, fds, _, _ = socket.recv_fds(self._control, 65536, 1)
                 if not request:
                     break
-                self._spawn(msgspec.json.decode(request)["spawn"], *fds)
+                self._spawn(msgspec.json.decode(request, type=Spawn), *fds)
         for pid in self._ranks:
             os.kill(pid, signal.SIGKILL)
 
-    def _spawn(self, n: int, board_fd: int) -> None:
-        board = Board(n, board_fd)
-        for rank in range(n):
+    def _spawn(self, asked: Spawn, board_fd: int) -> None:
+        board = Board(asked.n, board_fd)
+        for rank in range(asked.n):
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                self._become(rank, board, theirs)
+                self._become(rank, board, theirs, asked.told)
             theirs.close()
             self._ranks[pid] = rank
             note = msgspec.json.encode(Note(rank, pid=pid))
@@ -137,7 +145,7 @@ class Server:
             ours.close()
         os.close(board_fd)
 
-    def _become(self, rank: int, board: Board, channel: socket.socket) -> None:
+    def _become(self, rank: int, board: Board, channel: socket.socket, told: bool) -> None:
         """Turn the forked child into a rank; never returns."""
         status = 1
         try:
@@ -145,9 +153,14 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            from collbench.run.launch import fresh
             from collbench.run.rank import worker
 
-            status = worker.local_rank(rank, board, channel)
+            if told:
+                stream = channel.makefile("rwb")
+                status = fresh.live(Channel(stream, stream))
+            else:
+                status = worker.local_rank(rank, board, channel)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -173,6 +186,7 @@ def main() -> None:
         return  # the parent was gone before its end could be this one's
     gc.disable()
     # the reason this process exists: torch is loaded before the forks
+    import collbench.run.launch.fresh
     import collbench.run.rank.worker  # noqa: F401
 
     gc.freeze()  # of what all ranks share none is to be looked at, and so copied, by each

@@ -7,6 +7,7 @@ plan it sends.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -35,12 +36,12 @@ from collbench.records import types
 from collbench.records.types import HostInfo
 from collbench.run.launch import environments, folders, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS, Board
+from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Host, listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
 
 if TYPE_CHECKING:
-    from collbench.run.launch.connection import Connection
     from collbench.run.plan import Plan
     from collbench.run.rank.control import Control
     from collbench.run.rank.worker import Place
@@ -62,6 +63,9 @@ DAEMONS = (
     "palsd",
     "flux-shell",
 )
+
+
+SECONDS = 120.0  # for ranks to come together, or places for them to be free, unless -T sets them
 
 
 _MOMENT = 0.05
@@ -119,24 +123,45 @@ class Meeting(NamedTuple):
             return self.host.lost(seconds)
         return self.connection.lost(seconds, max(1.0, seconds / 3))
 
+    def awake(self, limit: float) -> float:
+        """Seconds that the world has had its turn, as rank 0 knows."""
+        return self.host.awake() if self.host else self.connection.awake(limit)
 
-@contextmanager
-def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
-    """All ranks of the launch, met within ``seconds``; libraries then keep to the interface that
-    they met on.
+    def turned(self, turn: Callable[[int], object]) -> Callable[[int], object]:
+        """``turn`` of rank 0, known as rest until it ends."""
 
-    Raises RunBroken or CannotRun, with who came and who did not.
-    """
-    from collbench.run.launch.connection import Connection
+        def waited(job: int) -> None:
+            assert self.host
+            self.host.woke = math.inf
+            turn(job)
+            self.host.woke = time.monotonic()
 
+        return waited
+
+
+def met(member: Membership, seconds: float) -> Meeting:
+    """All ranks of the launch, met within ``seconds``. Raises RunBroken or CannotRun, with who came
+    and who did not."""
     host = None
     try:
         with rendezvous.agreed(member) as (places, key):
             if member.rank == 0:
                 host = Host(listener(places), member.n, key, seconds)
-            connection = Connection(member, places, key, seconds)
+            return Meeting(Connection(member, places, key, seconds), host)
+    except BaseException:
+        if host:
+            host.close()
+        raise
+
+
+@contextmanager
+def meet(member: Membership, seconds: float) -> Iterator[Meeting]:
+    """What ``met`` finds; libraries then keep to the interface that ranks met on, and who does not
+    leave at the end is named."""
+    connection, host = meeting = met(member, seconds)
+    try:
         keep_to(rendezvous.interface(connection.address))
-        yield Meeting(connection, host)
+        yield meeting
         connection.close()
         if host:
             host.see_off(LEAVE_SECONDS)
@@ -190,7 +215,7 @@ class Watchdog(threading.Thread):
             if time.monotonic() >= due:
                 due = time.monotonic() + pause
                 self._meeting.connection.beat()
-            if self._stall.stalled():
+            if self._stall.stalled() and not self._rests():
                 error = self._verdict()
                 try:
                     self._listener.lost(self._plan, error)
@@ -200,6 +225,14 @@ class Watchdog(threading.Thread):
                     if self._meeting.host:
                         self._meeting.host.end_stopped()
                     os._exit(Exit.TIMEOUT)
+
+    def _rests(self) -> bool:
+        """Whether the world has waited for its turn, or has not had it for so long yet."""
+        if not self._plan.in_turns:
+            return False
+        awake = self._meeting.awake(max(1.0, self._plan.timeout * _SILENT / 3))
+        self._stall.rest(awake)
+        return awake < self._plan.timeout
 
     def _verdict(self) -> RunBroken:
         """Blames a rank that is stopped or cut off, as rank 0 knows, or rank 0, else the last of
@@ -236,9 +269,9 @@ class Joined(World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before."""
-        from collbench.run.launch.connection import Store
         from collbench.run.plan import Plan
         from collbench.run.rank import worker
+        from collbench.run.rank.control import Store
 
         with meet(self._member, self._seconds) as meeting:
             timer = threading.Timer(self._seconds, self._gave_up, (listener.hung,))
@@ -257,7 +290,8 @@ class Joined(World):
                 watchdog = Watchdog(board, member, meeting, plan, listener)
                 watchdog.start()
                 try:
-                    worker.Worker(place, plan, control, board, line, listener.further).run()
+                    turn = meeting.turned(listener.turn)
+                    worker.Worker(place, plan, control, board, line, listener.further, turn).run()
                 except Exception as e:
                     if isinstance(e, CollbenchError):
                         raise

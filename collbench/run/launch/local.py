@@ -12,7 +12,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.forkserver import Note, Parent
+from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
@@ -72,10 +72,11 @@ class ForkServer(Parent):
         self._up = False
         self.hint = f"{python} -c 'import torch' tells why"
 
-    def spawn(self, n: int, board: int) -> None:
-        """Have n ranks made, around the board of a descriptor."""
+    def spawn(self, n: int, board: int, told: bool = False) -> None:
+        """Have n ranks made, around the board of a descriptor; or, ``told`` who they are, ranks of
+        a world that is here in part (fresh.py)."""
         with suppress(OSError):  # it has ended, as is found when its notes are read
-            socket.send_fds(self._ours, [msgspec.json.encode({"spawn": n})], [board])
+            socket.send_fds(self._ours, [msgspec.json.encode(Spawn(n, told))], [board])
 
     def fileno(self) -> int:
         return self._ours.fileno()
@@ -117,9 +118,15 @@ class FreshRanks(World):
             if later and all(other.env != plan.env for other in later):
                 self.release(plan.env)
 
-    @abstractmethod
     def measure(self, plan: Plan, listener: Listener) -> None:
         """One plan, from the start of its ranks to their end."""
+        with self.started(plan, listener) as watch:
+            while watch.busy():
+                watch.move(TICK)
+
+    @abstractmethod
+    def started(self, plan: Plan, listener: Listener) -> AbstractContextManager[RankWatch]:
+        """The plan's ranks, until all is done and they are gone, or their world breaks."""
 
     def release(self, env: Env) -> None:
         """Give back what only plans with this environment need."""
@@ -153,14 +160,8 @@ class Launcher(FreshRanks):
     def _environment(self, env: Env) -> dict[str, str]:
         return {"OMP_NUM_THREADS": "1", **_LOOPBACK, **self._settings, **dict(env)}
 
-    def measure(self, plan: Plan, listener: Listener) -> None:
-        with self.started(plan, listener) as watch:
-            while watch.busy():
-                watch.move(TICK)
-
     @contextmanager
     def started(self, plan: Plan, listener: Listener) -> Iterator[Watch]:
-        """The plan's ranks, until all is done and they are gone, or their world breaks."""
         board, fd = Board.create(plan.processes)
         try:
             with folders.private() as folder, self._parent(plan, folder) as parent:
@@ -219,11 +220,9 @@ class Watch(RankWatch):
         return self._selector.fileno()
 
     def busy(self) -> bool:
-        """Until every rank has ended, or has had LEAVE_SECONDS to do so after the last was done."""
         return len(self._gone) < self.plan.processes and not self.overdue()
 
     def move(self, seconds: float) -> None:
-        """Hear what ranks say within so many seconds, the first of it, and look after them."""
         for key, _ in self._selector.select(seconds):
             if key.data < 0:
                 self._take_note()

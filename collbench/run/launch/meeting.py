@@ -20,7 +20,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -53,6 +54,9 @@ _STRANGE = (
     RecursionError,
     msgspec.MsgspecError,
 )  # what strays cause
+
+
+LONGEST = 1e6  # seconds; longer than anything takes
 
 
 _PEER = struct.Struct("3i")  # pid, uid, gid
@@ -91,7 +95,19 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     op: Literal[
-        "set", "get", "add", "check", "wait", "delete", "count", "swap", "lost", "beat", "bye"
+        "set",
+        "get",
+        "add",
+        "check",
+        "wait",
+        "delete",
+        "count",
+        "swap",
+        "lost",
+        "awake",
+        "say",
+        "beat",
+        "bye",
     ]
     keys: list[str] = []
     value: bytes = b""
@@ -170,7 +186,9 @@ def shown(doors: Sequence[Door]) -> str:
 
 class Host(threading.Thread):
     """Rank 0's side, in a thread. ``gone`` are those that left without saying so; others say now
-    and then that they are there (beat)."""
+    and then that they are there (beat). ``hear`` gets, in this thread, what ranks say unasked; None
+    from one that leaves. ``woke`` is when a world that takes turns had its last, infinity while
+    it waits for one."""
 
     def __init__(self, listener: socket.socket, n: int, key: bytes, seconds: float) -> None:
         super().__init__(daemon=True, name="collbench-meeting")
@@ -185,7 +203,10 @@ class Host(threading.Thread):
             int, float
         ] = {}  # when from each rank; infinity while it waits for an answer
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
+        self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
         self.gone: list[Hello] = []
+        self.hear: Callable[[int, bytes | None], None] = lambda rank, said: None
+        self.woke = -math.inf
         self._loop = asyncio.new_event_loop()
         self._decided, self._closed = asyncio.Event(), asyncio.Event()
         self.start()
@@ -198,6 +219,21 @@ class Host(threading.Thread):
         with suppress(RuntimeError):  # closed already
             self._loop.call_soon_threadsafe(self._closed.set)
         self.join(5)
+
+    def tell(self, rank: int, value: bytes) -> Future[None]:
+        """Tell a rank what it has not asked for; done once it is sent."""
+        return asyncio.run_coroutine_threadsafe(self._told(rank, value), self._loop)
+
+    async def _told(self, rank: int, value: bytes) -> None:
+        while rank not in self._lines:  # it is about to be let in
+            await asyncio.sleep(0.01)
+        writer, seal = self._lines[rank]
+        writer.write(seal.line(Answer(value)))
+        await writer.drain()
+
+    def awake(self) -> float:
+        """Seconds that the world has had its turn."""
+        return time.monotonic() - self.woke
 
     def silent(self, seconds: float) -> list[Hello]:
         """Ranks that have said nothing for so long, though they have not left."""
@@ -313,13 +349,17 @@ class Host(threading.Thread):
         hosts = [] if self._verdict.refused else [self._came[rank].host for rank in range(self._n)]
         writer.write(seal.line(msgspec.structs.replace(self._verdict, hosts=hosts)))
         await writer.drain()
+        self._lines[hello.rank] = writer, seal
         try:
             while True:
                 request = seal.opened(await reader.readuntil(b"\n"), Request)
                 if request.op == "bye":
                     self._heard.pop(hello.rank, None)
+                    self.hear(hello.rank, None)
                     return
                 self._heard[hello.rank] = math.inf
+                if request.op == "say":
+                    self.hear(hello.rank, request.value)
                 if request.op != "beat":
                     writer.write(seal.line(await self._done(request)))
                     await writer.drain()
@@ -327,6 +367,7 @@ class Host(threading.Thread):
         except _STRANGE:
             if not self._verdict.refused:
                 self.gone.append(hello)
+                self.hear(hello.rank, None)
 
     def _note_pid(self, rank: int, at: socket.socket) -> None:
         if at.family == socket.AF_UNIX:
@@ -370,6 +411,8 @@ class Host(threading.Thread):
                 number = int(all(key in values for key in keys))
             case "lost":
                 return Answer(value=self.lost(request.number / 1000).encode())
+            case "awake":
+                number = int(1000 * min(max(self.awake(), 0.0), LONGEST))
             case "delete":
                 number = int(values.pop(keys[0], None) is not None)
         return Answer(number=number)

@@ -1,6 +1,6 @@
 """One way to run plans, wherever their ranks are: on this machine (local.py), under its mpirun
-(mpirun.py), with the ranks of a launcher (join.py), on Ray (ray.py), or predicted without any
-(backends/model.py).
+(mpirun.py), with the ranks of a launcher (join.py), at places that a launcher or Ray holds
+(places.py), or predicted without any (backends/model.py).
 
 What they share is here too: what ranks say to whoever watches them, and who is to blame when they
 stand still, end or raise.
@@ -43,9 +43,9 @@ class Listener(NamedTuple):
     """Who hears what comes of plans while they run.
 
     ``line`` gets a world, then its records; ``tick``, often, the case that ranks are at and what
-    they do with it; ``further`` says what an open plan goes on with; ``lost`` hears of a plan that
-    broke before the error is raised. Of joined ranks that stand still ``hung`` hears, in another
-    thread, just before the process ends.
+    they do with it; ``further`` says what an open plan goes on with; ``turn`` waits for that of a
+    world of joined ranks; ``lost`` hears of a plan that broke before the error is raised. Of joined
+    ranks that stand still ``hung`` hears, in another thread, just before the process ends.
     """
 
     line: Hear
@@ -53,6 +53,7 @@ class Listener(NamedTuple):
     further: Callable[[], list[Job]] = list
     lost: Callable[[Plan, RunBroken], None] = lambda plan, error: None
     hung: Callable[[RunBroken], None] = lambda error: None
+    turn: Callable[[int], object] = lambda job: None
 
 
 class World(Protocol):
@@ -110,7 +111,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of what a rank says, or on Ray the actor that holds it: one of these each time."""
+    """One line of what a rank says, or the place that holds it: one of these each time."""
 
     line: types.World | types.Record | None = None
     further: bool = False  # it waits for the next jobs of an open plan
@@ -121,6 +122,7 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     says: str | None = None  # on its standard error
     stopped: bool | None = None  # it is from now on, or no longer
     exit: int | None = None  # its process's code, negative for a signal
+    lost: str | None = None  # its place is, and why
 
 
 class Channel(NamedTuple):
@@ -162,9 +164,9 @@ class StallWatch:
         seconds = now - self._moved
         return seconds if seconds > self._plan.timeout else 0.0
 
-    def rest(self) -> None:
-        """Nobody is to move for now."""
-        self._moved = time.monotonic()
+    def rest(self, until: float = 0.0) -> None:
+        """Nobody was to move, until so many seconds ago."""
+        self._moved = time.monotonic() - until
 
     def behind(self) -> list[int]:
         places = [self._board.where(rank)[1:] for rank in range(self._board.n)]
@@ -277,6 +279,18 @@ class RankWatch:
         rank = min(ends, key=lambda rank: self.precedence(rank, ends[rank]))
         hint = self.out_of_memory if ends[rank].signal == signal.SIGKILL else ""
         return self.broken(rank, ends[rank].words, hint)
+
+    @abstractmethod
+    def busy(self) -> bool:
+        """Until every rank has ended, or has had LEAVE_SECONDS to do so after the last was done."""
+
+    @abstractmethod
+    def move(self, seconds: float) -> None:
+        """Hear what ranks say within so many seconds, the first of it, and look after them."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Readable where there is something to hear."""
 
     @abstractmethod
     def answer(self, rank: int, text: bytes) -> None:

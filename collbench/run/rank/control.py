@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.groups import Groups
+from collbench.run.launch.connection import Connection
+from collbench.run.launch.meeting import Request
 
 JSON_LIMIT = 64 << 20  # a plan of 100,000 cases is about 40 MB
 
@@ -164,3 +166,54 @@ class Control:
 def world() -> Control:
     """The control group of all ranks, whatever groups they are divided into."""
     return Control(dist.get_rank(), dist.get_world_size())
+
+
+class Store(dist.Store):  # type: ignore[name-defined, misc]
+    """A meeting as torch.distributed wants it: Gloo and NCCL tell each other their addresses here.
+
+    Who makes one holds on to it as long as there are process groups: torch does not keep Python's
+    side of it.
+    """
+
+    def __init__(self, connection: Connection, limit: timedelta = timedelta(days=1)) -> None:
+        super().__init__()
+        self._connection, self._limit = connection, limit
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._connection.ask(Request("set", [key], _bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        return self._connection.ask(Request("get", [key]), self._limit.total_seconds()).value
+
+    def add(self, key: str, number: int) -> int:
+        return self._connection.ask(Request("add", [key], number=number)).number
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        return self._connection.ask(Request("swap", [key], _bytes(desired), _bytes(expected))).value
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._connection.ask(Request("check", keys)).number)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._connection.ask(Request("wait", keys), (timeout or self._limit).total_seconds())
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._connection.ask(Request("delete", [key])).number)
+
+    def num_keys(self) -> int:
+        return self._connection.ask(Request("count")).number
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._limit = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._limit
+
+    def clone(self) -> Store:
+        """Requests of all threads take turns."""
+        return self
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -254,7 +254,7 @@ def decided(view: Readable) -> str:
     known = sorted(mde for mde in mdes if math.isfinite(mde))
     if known:  # rows that are told of last
         ends = " to ".join(dict.fromkeys(percent(mde) for mde in (known[0], known[-1])))
-        words[-1] += f" on this machine: the smallest change that would be found is {ends}"
+        words[-1] += f" here: the smallest change that would be found is {ends}"
     return "; ".join(words)
 
 

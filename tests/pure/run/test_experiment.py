@@ -26,7 +26,8 @@ def one(backend: str, algorithm: str) -> Plan:
 
 
 def together(backend: str, *algorithms: str, alone: bool = True) -> str:
-    order = SimpleNamespace(in_one_world=alone)
+    plenty = memory.Room("", 1 << 40, 0, 2, MIB)
+    order = SimpleNamespace(in_one_world=alone, room=lambda *of: plenty)
     plans = {name: one(backend, of) for name, of in zip(("base", "head"), algorithms, strict=True)}
     return Experiment._together(SimpleNamespace(_order=order), plans)  # type: ignore[arg-type]
 
@@ -46,10 +47,7 @@ def test_sides_share_a_world_where_one_can_be_both(
     algorithms: tuple[str, str],
     alone: bool,
     how: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plenty = memory.Room("", 1 << 40, 0, 2, MIB)
-    monkeypatch.setattr(memory, "room", lambda *of: plenty)
     assert together(backend, *algorithms, alone=alone) == how
 
 
@@ -68,11 +66,9 @@ def test_of_two_rounds_base_begins_in_one() -> None:
 
 
 @pytest.mark.parametrize(("shared", "fits"), [(False, False), (True, True)])
-def test_one_world_takes_less_than_two(
-    shared: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_world_takes_less_than_two(shared: bool, fits: bool) -> None:
     """A rank takes 1 GiB beside its buffers, and there are 3 GiB for two of them."""
     base = memory.RANK_BYTES + (1 << 30)
     room = memory.Room("", 3 << 30, 0, 2, base)
-    monkeypatch.setattr(memory, "room", lambda *of: room)
-    assert duet.fit([one("gloo", "ring"), one("gloo", "tree")], shared) == fits
+    plans = [one("gloo", "ring"), one("gloo", "tree")]
+    assert duet.fit(plans, lambda *of: room, shared) == fits

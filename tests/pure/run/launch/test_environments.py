@@ -255,3 +255,17 @@ def test_no_text_breaks_the_reader_of_lists(text: str) -> None:
     except UsageError:
         return
     assert all(name and not set(name) & set("[], ") for name in found)
+
+
+def test_what_a_launchers_process_starts_is_none_of_the_launchers() -> None:
+    told = {"RANK": "1", "OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "1", "PMIX_RANK": "1"}
+    told |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "1", "MASTER_PORT": "1"}
+    kept = {"NCCL_ALGO": "Ring", "OMPI_MCA_btl": "tcp", "CUDA_VISIBLE_DEVICES": "1"}
+    assert environments.bare({**told, **kept}) == kept
+
+
+def test_a_world_of_fresh_ranks_is_a_job_of_its_own() -> None:
+    member = environments.Membership("srun", 0, 2, 0, 2)
+    told = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    assert environments.job(member, told) == "7-0"
+    assert environments.job(member, {**told, "COLLBENCH_WORLD": "w"}) == "w"

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from factories import case, record, run, world
 
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.run.launch import join
+from collbench.run.launch.board import Board
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Plan
 from collbench.show.document import Section
 from collbench.show.views import run as sections
+from collbench.suite.policy import Policy
 
 
 def of(*worlds: World) -> RunFile:
@@ -84,3 +93,25 @@ def test_hosts_that_are_alike_are_no_news() -> None:
         summary, machines = told(of(*worlds))
         assert not any("not alike" in words for words in summary.words)
         assert "hosts" not in " ".join(table.name for table in machines.tables)
+
+
+@pytest.mark.parametrize(
+    ("in_turns", "awake", "rests"),
+    [
+        (True, 0.0, True),  # it waits for its turn
+        (True, 29.0, True),
+        (True, 31.0, False),  # hung in its turn
+        (True, math.inf, False),  # it had one and all, or rank 0 does not say
+        (False, 0.0, False),
+    ],
+)
+def test_a_world_that_waits_for_its_turn_is_not_hung(
+    in_turns: bool, awake: float, rests: bool
+) -> None:
+    plan = Plan(0, "gloo", 1, (), Policy(), [], 30.0, in_turns=in_turns)
+    board, fd = Board.create(1)
+    meeting = SimpleNamespace(awake=lambda limit: awake)
+    member = Membership("torchrun", 0, 1, 0, 1)
+    watchdog = join.Watchdog(board, member, meeting, plan, Listener(lambda line: None))  # type: ignore[arg-type]
+    assert watchdog._rests() is rests
+    os.close(fd)

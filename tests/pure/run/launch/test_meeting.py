@@ -3,6 +3,7 @@ to it."""
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -12,14 +13,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from collbench import __version__
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.launch import meeting, rendezvous
-from collbench.run.launch.connection import Connection, Store
+from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
+from collbench.run.rank.control import Store
 
 KEY = b"one launch's"
 SECONDS = 20.0
@@ -91,6 +94,33 @@ def test_ranks_meet_and_share_a_store(launch: Launch) -> None:
     with pytest.raises(TimeoutError):
         first.wait(["never"], timedelta(seconds=0.2))
     later.join()
+
+
+def test_a_rank_says_and_is_told_what_nobody_asked_for(launch: Launch) -> None:
+    heard: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
+    launch.host.hear = lambda rank, said: heard.put((rank, said))
+    _, second = met(launch.come(0, 1))
+    second.say(b"w line")
+    assert heard.get(timeout=10) == (1, b"w line")
+    assert second.told() == b""  # it was heard
+    launch.host.tell(1, b"run").result(10)
+    assert second.told() == b"run"
+    second.close()
+    assert heard.get(timeout=10) == (1, None)
+    assert launch.host.gone == []
+
+
+def test_all_know_how_long_their_world_has_had_its_turn(launch: Launch) -> None:
+    _, second = met(launch.come(0, 1))
+    for woke, least, most in (
+        (math.inf, 0, 0),
+        (time.monotonic() - 5, 5, 60),
+        (-math.inf, 1e5, 1e7),
+    ):
+        launch.host.woke = woke
+        assert least <= second.awake(10) <= most
+    launch.host.close()
+    assert second.awake(1) == math.inf
 
 
 def test_torch_takes_the_store_apart_from_its_prefixes(launch: Launch) -> None:

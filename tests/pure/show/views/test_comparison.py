@@ -260,7 +260,7 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
     )
     assert lines[3] == (
         "5 of 8 rows decided: 1 regressed, 1 gone, 1 improved, 1 changed too little to matter, 1"
-        " same; 1 suspected, not confirmed; 1 invalid; 1 could not be told on this machine: the"
+        " same; 1 suspected, not confirmed; 1 invalid; 1 could not be told here: the"
         " smallest change that would be found is 14%"
     )
     assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 paired launches · ")

@@ -1,8 +1,10 @@
-"""What ranks on Ray are told, and who is to blame by what they and their actors say. No Ray, no
-processes."""
+"""What ranks at places are told, and who is to blame by what they and who keeps their places say.
+No Ray, no processes."""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +13,14 @@ import pytest
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.records.types import Record, World
 from collbench.run.launch import world
-from collbench.run.launch.ray import Seat, Watch, instructions
-from collbench.run.launch.ray_rank import Node
-from collbench.run.launch.world import Listener
+from collbench.run.launch.fresh import Side
+from collbench.run.launch.keeper import Answer, Keeper, Question
+from collbench.run.launch.places import Node, Places, Seat, Watch, instructions
+from collbench.run.launch.ray import PASSED_ON
+from collbench.run.launch.world import Failure, Listener
+from collbench.run.memory import Room
 from collbench.run.plan import Job, Plan
+from collbench.run.variants import Home
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -158,7 +164,7 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
     where = [("a", "10"), ("a", "2"), ("b", "0")]
     seats = [Seat(None, Node(id, f"10.0.0.{id}", id, gpu), 0) for id, gpu in where]
     plan = msgspec.structs.replace(PLAN, n=3, env=(("NCCL_ALGO", "Ring"),))
-    told = instructions(plan, seats)
+    told = instructions(plan, seats, "ray", PASSED_ON)
     assert [(each.member.rank, each.member.local_rank, each.member.local_n) for each in told] == [
         (0, 0, 2),
         (1, 1, 2),
@@ -171,6 +177,106 @@ def test_a_rank_is_told_of_the_gpus_beside_it_and_of_settings(
     assert all("AWS_SECRET" not in each.env and each.key not in each.env.values() for each in told)
     assert (
         len({(each.key, each.world) for each in told}) == 1
-        and told[0].key != instructions(plan, seats)[0].key
+        and told[0].key != instructions(plan, seats, "ray", PASSED_ON)[0].key
     )
     assert [each.plan is None for each in told] == [False, True, True]
+
+
+def test_a_place_that_is_lost_is_to_blame_at_once() -> None:
+    with pytest.raises(RunBroken) as raised:
+        told([*BEGUN, (1, {"lost": "its process has ended"})], last=False)
+    lost = f"rank 1 on node1 (pid 71) was lost (its process has ended) {AT_WORK}"
+    assert raised.value.message == lost
+
+
+def test_jobs_beside_each_other_are_one() -> None:
+    jobs = [msgspec.structs.replace(PLAN.jobs[0], beside=PLAN.jobs[1])] * 2
+    watch = Watch(msgspec.structs.replace(PLAN, jobs=jobs), SEATS, Listener(lambda line: None))
+    at = []
+    for line in (WORLD, *[Record(case=case, status="ok") for case in CASES]):
+        watch.hear(0, msgspec.json.encode({"line": line}))
+        at.append(watch.job)
+    assert at == [0, 0, 1]
+
+
+def test_a_world_is_moved_by_what_was_taken_in_another_thread() -> None:
+    watch = Watch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "")
+    taking = threading.Thread(target=watch.take, args=(1, '{"turn": 0}'))
+    taking.start()
+    watch.move(20)
+    assert watch.waiting and watch.busy()
+    taking.join()
+
+
+def test_who_is_not_heard_of_breaks_a_world() -> None:
+    watch = Watch(PLAN, SEATS, Listener(lambda line: None), guard=lambda: "nothing is heard of X")
+    with pytest.raises(RunBroken, match="nothing is heard of X while starting up"):
+        watch.move(0)
+
+
+class Asked:
+    """A place that answers as told, and keeps what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.questions: list[Question] = []
+
+    def ask(self, question: Question) -> Answer:
+        self.questions.append(question)
+        return self.answer
+
+
+def held(answers: list[Answer], hosts: list[str]) -> tuple[Places, list[Asked]]:
+    places, asked = Places("torchrun"), [Asked(answer) for answer in answers]
+    places.seats = [
+        Seat(at, Node(host, "", host, ""), hosts[:rank].count(host))  # type: ignore[arg-type]
+        for rank, (at, host) in enumerate(zip(asked, hosts, strict=True))
+    ]
+    return places, asked
+
+
+HOME = Home(python="/opt/python", settings={}, described={"git": "g"}, own={"X": "1"}, tree="/t")
+
+
+def test_a_side_is_looked_for_once_on_each_host() -> None:
+    places, asked = held([Answer(described={"python": "3.11"})] * 3, ["a", "a", "b"])
+    assert places.settled(HOME, "head").described == {"python": "3.11", "git": "g"}
+    side = Side("/opt/python", {"X": "1"}, "/t", "--head")
+    assert [at.questions for at in asked] == [[Question(side=side)], [], [Question(side=side)]]
+
+
+def test_a_host_without_a_sides_interpreter_is_named() -> None:
+    wrong = Answer(error=Failure("--head: /opt/python does not start", "try it by hand"))
+    places, _ = held([Answer(), wrong], ["a", "b"])
+    with pytest.raises(CannotRun) as raised:
+        places.settled(HOME, "head")
+    assert raised.value.message == "b: --head: /opt/python does not start"
+
+
+def test_the_tightest_host_has_the_room() -> None:
+    rooms = [Room("", available, 0, 1, 0) for available in (9, 3)]
+    places, asked = held([Answer(room=room) for room in rooms], ["a", "b"])
+    assert places.room("gloo", 2, Policy()) == rooms[1]
+    assert asked[0].questions == [Question(room=("gloo", 1, Policy()))]
+
+
+@pytest.mark.parametrize(
+    ("backend", "n", "why"),
+    [
+        ("gloo", 2, ""),
+        ("gloo", 3, "3 ranks are more than the 2 places there are"),
+        ("mpi", 2, "mpi needs ranks that mpirun has started, and ab starts new ones:"),
+    ],
+)
+def test_why_a_case_cannot_run_at_places(backend: str, n: int, why: str) -> None:
+    places, _ = held([Answer()] * 2, ["a", "b"])
+    case = msgspec.structs.replace(CASES[0], backend=backend, n=n)
+    assert places.why_not(case).startswith(why) and bool(places.why_not(case)) == bool(why)
+
+
+def test_a_keeper_says_what_its_host_lacks(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path)
+    tree = keeper.ask(Question(side=Side("", {}, f"{tmp_path}/none", "--head")))
+    python = keeper.ask(Question(side=Side("/no/python", {}, "", "--head")))
+    assert tree.error and f"--head: there is no {tmp_path}/none" in tree.error.message
+    assert python.error and "--head: /no/python does not start" in python.error.message

@@ -1,0 +1,77 @@
+"""A rank in a process that was started or forked for one world: what it is told, and its life.
+
+It takes part as a rank of any launcher does (join.py), but for its place, which it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+import msgspec
+
+from collbench.core.errors import CollbenchError, RunBroken, first_line
+from collbench.machine import environment
+from collbench.run.launch import join
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.world import Channel, Failure, Listener, Said
+from collbench.run.plan import Plan
+
+MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
+
+
+class Side(msgspec.Struct, frozen=True):
+    """What ranks of an experiment's side have everywhere: an interpreter, "" for the one that keeps
+    their place, variables, and the tree that both may lie in. ``option`` is what set them;
+    ``renewed`` counts how often what ranks are forked from is to be replaced."""
+
+    python: str = ""
+    env: dict[str, str] = {}
+    tree: str = ""
+    option: str = ""
+    renewed: int = 0
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a rank's process is to know. Rank 0 is found at ``meeting`` by the ``key``; ``plan`` is
+    rank 0's only."""
+
+    member: Membership
+    meeting: str
+    world: str
+    key: str
+    env: dict[str, str]
+    plan: Plan | None
+    side: Side | None = None
+
+
+def live(channel: Channel) -> int:
+    """A rank's life, from what it is told first to the status to exit with. Libraries get standard
+    error where they write to standard output."""
+    told = msgspec.json.decode(channel.source.readline(), type=Told)
+    os.dup2(2, 1)
+    try:
+        _take_part(told, channel)
+    except Exception as e:
+        if not isinstance(e, CollbenchError):
+            traceback.print_exc()
+            who = f"rank {told.member.rank} on {environment.host()}"
+            e = RunBroken(f"{who} raised {type(e).__name__}: {first_line(e)}")
+        channel.say(Said(error=Failure.of(e)))
+        return 1
+    channel.say(Said(done=True))
+    return 0
+
+
+def _take_part(told: Told, channel: Channel) -> None:
+    os.environ.update(
+        {"COLLBENCH_WORLD": told.world, "COLLBENCH_TOKEN": told.key, "MASTER_ADDR": told.meeting}
+    )
+    os.environ.pop("MASTER_PORT", None)
+    listener = Listener(
+        channel.line,
+        further=channel.further,
+        hung=lambda error: channel.say(Said(error=Failure.of(error))),
+        turn=channel.turn,
+    )
+    join.Joined(told.member, MEET_SECONDS).run([told.plan] if told.plan else [], listener)

@@ -1,0 +1,233 @@
+"""A place for ranks on some host: what keeps it starts a process for a rank of each world that has
+one there, and says what becomes of it.
+
+Who keeps a place, an actor on Ray or a process that a launcher has started, loads no torch: a rank
+starts in the environment it is to have, or is forked from what did for its experiment's side, and
+what it does to its process ends with it. Keeper and rank's process speak lines of JSON, of limited
+size.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from collbench.core.errors import CollbenchError
+from collbench.machine import environment
+from collbench.run import memory, variants
+from collbench.run.launch import environments
+from collbench.run.launch.board import Board, doing
+from collbench.run.launch.forkserver import die_with_parent, leave
+from collbench.run.launch.fresh import Side, Told, live
+from collbench.run.launch.local import ForkServer
+from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
+from collbench.suite.policy import Policy
+
+LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
+
+
+SAYS = 1 << 16  # characters of a line on standard error that are passed on
+
+
+class Question(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a place is asked: the room for so many ranks of a backend; whether a side can run there,
+    which is answered by a description of its environment; else for that of any rank."""
+
+    room: tuple[str, int, Policy] | None = None
+    side: Side | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    room: memory.Room | None = None
+    described: dict[str, Any] = {}
+    error: Failure | None = None
+
+
+class Keeper:
+    """Runs a place's ranks, at most one in each world, and answers for its host. ``folder`` is
+    private, and there as long as the place is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ranks: dict[str, subprocess.Popen[bytes] | Forked] = {}
+        self._ended: set[str] = set()  # worlds
+        self._servers: dict[str, tuple[object, ForkServer]] = {}  # by side
+
+    def ask(self, question: Question) -> Answer:
+        try:
+            if question.room:
+                return Answer(room=memory.room(*question.room))
+            found = environment.gather()
+            if (side := question.side) is not None:
+                settings = self._settings(side.env, side)
+                python = side.python or sys.executable
+                variants.refuse_absent(side.tree, side.option)
+                found |= variants.software(python, settings, side.option)
+            return Answer(described=found)
+        except CollbenchError as e:
+            return Answer(error=Failure.of(e))
+
+    def tell(self, world: str, text: str) -> None:
+        if stdin := world in self._ranks and self._ranks[world].stdin:
+            with suppress(OSError):  # it has ended, as is told in a moment
+                stdin.write(text.encode() + b"\n")
+                stdin.flush()
+
+    def end(self, world: str) -> None:
+        """Kill the rank of a world, if it is there yet."""
+        self._ended.add(world)
+        if world in self._ranks:
+            self._ranks[world].kill()
+            self._servers.clear()  # whose next note would be this one's end
+
+    def run(self, told: Told, hear: Callable[[str], None]) -> None:
+        """Start a rank, and have its ``lines`` heard, in another thread: not in one that makes what
+        ranks are forked from, which would end with it."""
+        if told.side:
+            self._server(told, told.side)
+
+        def pump() -> None:
+            for line in self.lines(told):
+                hear(line)
+
+        threading.Thread(target=pump, daemon=True, name=f"collbench-{told.world}").start()
+
+    def lines(self, told: Told) -> Iterator[str]:
+        """A rank from its start to its end: ``{"pid": …}``, the lines that it writes, ``{"says":
+        …}`` for what it writes to standard error, ``{"stopped": …}`` when it is or no longer is,
+        ``{"exit": …}``. A rank that writes ``{"further": …}`` is to be told the next jobs of an
+        open plan, one that writes ``{"turn": …}`` when it has its turn."""
+        stopped = False
+        try:
+            process = self._ranks[told.world] = self._process(told)
+        except CollbenchError as e:
+            yield as_json(Said(lost=e.message))
+            return
+        with process:
+            yield as_json(Said(pid=process.pid))
+            self.tell(told.world, as_json(told))
+            if told.world in self._ended:
+                process.kill()
+            for stream, line in _lines(process):
+                if stream is None:
+                    if (doing(process.pid) == "stopped") != stopped:
+                        stopped = not stopped
+                        yield as_json(Said(stopped=stopped))
+                    continue
+                yield (
+                    line.decode()
+                    if stream is process.stdout
+                    else as_json(Said(says=line.decode(errors="replace")[:SAYS]))
+                )
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # type: ignore[union-attr]
+            del self._ranks[told.world]
+            yield as_json(Said(exit=process.wait()))
+
+    def _process(self, told: Told) -> subprocess.Popen[bytes] | Forked:
+        """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""
+        if told.side:
+            return Forked(self._server(told, told.side))
+        command, pipe = [sys.executable, "-m", "collbench.run.launch.keeper"], subprocess.PIPE
+        env = self._settings(told.env, None)
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+
+    def _server(self, told: Told, side: Side) -> ForkServer:
+        """What forks a side's ranks: as before, unless it is to be renewed or needs another
+        environment."""
+        asked, (found, server) = (told.env, side), self._servers.get(side.option, (None, None))
+        if server is None or found != asked:
+            if server:
+                server.close()
+            server = ForkServer(self._settings(told.env, side), side.python or sys.executable)
+            self._servers[side.option] = asked, server
+        return server
+
+    def _settings(self, env: Mapping[str, str], side: Side | None) -> dict[str, str]:
+        """The whole environment of a rank: this process's, without what says who that is."""
+        settings = {**environments.bare(os.environ), **env}
+        return variants.alone(settings, self._folder) if side else settings
+
+
+class Forked:
+    """A rank that a fork server makes, as subprocess.Popen would have it. Raises CannotRun and
+    RunBroken where the server ends before."""
+
+    stderr = None
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+        _, board = Board.create(1)
+        server.spawn(1, board, told=True)
+        os.close(board)
+        try:
+            note, fds = server.note()
+        except EOFError:
+            raise server.ended(0) from None
+        self.pid = note.pid
+        with socket.socket(fileno=fds[0]) as channel:
+            self.stdin, self.stdout = channel.makefile("wb"), channel.makefile("rb", buffering=0)
+
+    def __enter__(self) -> Forked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        try:
+            return os.waitstatus_to_exitcode(self._server.note()[0].status)
+        except (EOFError, OSError):  # the server was killed, and this with it
+            return -signal.SIGKILL
+
+
+def as_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, bytes]]:
+    """(stream, line) of all that a process writes to standard output and error, until both end; no
+    stream when it has been silent for a while. A line over the limit ends the process."""
+    rests: dict[Any, bytes] = {process.stdout: b""}
+    if process.stderr:
+        rests[process.stderr] = b""
+    with selectors.DefaultSelector() as selector:
+        for stream in rests:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(LOOK_SECONDS)
+            if not ready:
+                yield None, b""
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 20)
+                *lines, rests[key.fileobj] = (rests[key.fileobj] + data).split(b"\n")
+                if not data:
+                    selector.unregister(key.fileobj)
+                if len(rests[key.fileobj]) > LINE_LIMIT:
+                    process.kill()
+                yield from ((key.fileobj, line) for line in lines)
+
+
+def main() -> None:
+    """A rank's process. Its lines go where standard output was."""
+    die_with_parent()
+    leave(live(Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))))
+
+
+if __name__ == "__main__":
+    main()

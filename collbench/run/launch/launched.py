@@ -1,0 +1,240 @@
+"""Places held by the processes that torchrun, srun, mpirun or another launcher has started, each
+with the same command line.
+
+They meet once (join.py) and stay connected. The one of rank 0 plans, prints and records, and keeps
+a place itself; the others keep theirs until it ends, and then end with the same exit code.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Literal
+
+import msgspec
+
+from collbench.core.errors import Exit, RunBroken
+from collbench.core.text import tell
+from collbench.machine import environment
+from collbench.run.launch import folders, join, rendezvous
+from collbench.run.launch.board import LEAVE_SECONDS
+from collbench.run.launch.connection import Connection
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.fresh import MEET_SECONDS, Told
+from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
+from collbench.run.launch.meeting import who
+from collbench.run.launch.places import Node, Places, Seat
+from collbench.run.launch.world import Said
+
+_SILENT = 0.6  # of the time without progress; both ends say three times in it that they are there
+
+
+PRESENT_SECONDS = 30.0  # within which both ends say that they are there, unless -T sets them
+
+
+_MOMENT = 0.05  # until it is known who has gone, which a launcher tells by ending the others
+
+
+_GRACE = 1.0  # for rank 0 to be interrupted, too, where a place was
+
+
+class Errand(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a place is to do for a world: run a rank, tell it something, end it; what it is asked;
+    or the code to exit with, once rank 0 has ended."""
+
+    op: Literal["run", "tell", "end", "ask", "exit"]
+    world: str = ""
+    text: str = ""
+
+
+class Far:
+    """A place that another process keeps, as seen from rank 0. What that says is a world, and a
+    line of its rank; without a world, an answer. ``who`` is its rank and host."""
+
+    def __init__(self, send: Callable[[bytes], object], who: str) -> None:
+        self._send_bytes, self._who, self._why = send, who, ""
+        self._hearing: dict[str, Callable[[str], None]] = {}
+        self._answers: SimpleQueue[str] = SimpleQueue()
+
+    def run(self, told: Told, hear: Callable[[str], None]) -> None:
+        self._hearing[told.world] = hear
+        self._send(Errand("run", told.world, as_json(told)))
+        if self._why:
+            hear(as_json(Said(lost=self._why)))
+
+    def tell(self, world: str, text: str) -> None:
+        self._send(Errand("tell", world, text))
+
+    def end(self, world: str) -> None:
+        self._hearing.pop(world, None)
+        self._send(Errand("end", world))
+
+    def ask(self, question: Question) -> Answer:
+        self._send(Errand("ask", text=as_json(question)))
+        with suppress(Empty):
+            if answer := "" if self._why else self._answers.get(timeout=MEET_SECONDS):
+                return msgspec.json.decode(answer, type=Answer)
+        raise RunBroken(f"{self._who} was lost ({self._why or 'it does not answer'})")
+
+    def _send(self, errand: Errand) -> None:
+        self._send_bytes(msgspec.json.encode(errand))
+
+    def hear(self, said: bytes) -> None:
+        world, _, line = said.decode().partition(" ")
+        if not world:
+            self._answers.put(line)
+        elif world in self._hearing:
+            self._hearing[world](line)
+
+    def lose(self, why: str) -> None:
+        self._why = why
+        self._answers.put("")
+        for hear in list(self._hearing.values()):
+            hear(as_json(Said(lost=why)))
+
+
+class Launched(Places):
+    """The places of a launcher's processes, as rank 0 has met them. Who says nothing for most of
+    ``timeout`` seconds is lost."""
+
+    def __init__(
+        self, member: Membership, meeting: join.Meeting, folder: Path, timeout: float
+    ) -> None:
+        super().__init__(member.launcher)
+        assert meeting.host
+        self._host, self._timeout = meeting.host, timeout
+        hosts = meeting.connection.hosts
+        self._far = {
+            rank: Far(lambda said, rank=rank: self._host.tell(rank, said), f"rank {rank} on {host}")  # type: ignore[misc]
+            for rank, host in enumerate(hosts)
+            if rank
+        }
+        address = meeting.connection.address or rendezvous.chosen_address() or "127.0.0.1"
+        here = Keeper(folder)
+        self.seats = [
+            Seat(self._far.get(rank, here), Node(host, address, host, ""), hosts[:rank].count(host))
+            for rank, host in enumerate(hosts)
+        ]
+        self._host.hear = self._hear
+
+    def _hear(self, rank: int, said: bytes | None) -> None:
+        if rank not in self._far:
+            return  # this process's own, when it ends
+        if said:
+            self._far[rank].hear(said)
+        elif said is None and any(hello.rank == rank for hello in self._host.gone):
+            self._far[rank].lose(f"the process that {self.launcher} started there has ended")
+        elif said is None:
+            why = f"the process that {self.launcher} started there was interrupted"
+            threading.Timer(_GRACE, self._far[rank].lose, [why]).start()
+
+    def lost(self) -> str:
+        return self._host.lost(self._timeout * _SILENT)
+
+    def broken(self, error: BaseException) -> None:
+        """Raise RunBroken where what interrupts this process is that another has ended. A launcher
+        ends all then, or says twice that it does: none of that cuts short what is told."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if isinstance(error, KeyboardInterrupt):
+            time.sleep(_MOMENT)
+            if gone := self._host.gone:
+                raise RunBroken(f"lost {', '.join(map(who, gone))} (the launcher says why)")
+
+    def dismiss(self, code: int) -> None:
+        """Tell the others with which code this process ends."""
+        said = msgspec.json.encode(Errand("exit", text=str(int(code))))
+        sent = [self._host.tell(rank, said) for rank in self._far]
+        concurrent.futures.wait(sent, LEAVE_SECONDS)
+
+
+@contextmanager
+def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
+    """At rank 0: the places of all, which have ``timeout`` seconds to come, and to say that they
+    are there. They end once this process has, with the code of what is raised within."""
+    meeting = join.met(member, timeout or join.SECONDS)
+    places, code = Launched(member, meeting, folder, timeout or PRESENT_SECONDS), int(Exit.OK)
+    try:
+        yield places
+    except BaseException as e:
+        told = Exit.INTERRUPTED if isinstance(e, KeyboardInterrupt) else Exit.FAULT
+        code = getattr(e, "exit_code", getattr(e, "exit", told))
+        raise
+    finally:
+        places.dismiss(code)
+
+
+def serve(member: Membership, timeout: float | None) -> int:
+    """At all ranks but 0: keep a place, and return the code to exit with, which is rank 0's. Where
+    that is lost, one rank a host says so."""
+    connection = join.met(member, timeout or join.SECONDS).connection
+    with folders.private() as folder:
+        try:
+            place = _Serving(connection, Keeper(folder), timeout or PRESENT_SECONDS)
+            code = place.until_told()
+        except KeyboardInterrupt:
+            connection.close()
+            raise
+    return code
+
+
+class _Serving:
+    """A place's side: does what rank 0 says, and looks whether that is there."""
+
+    def __init__(self, connection: Connection, keeper: Keeper, timeout: float) -> None:
+        self._connection, self._keeper, self._timeout = connection, keeper, timeout
+        self._heard = time.monotonic()
+        self._say("")
+        threading.Thread(target=self._beat, daemon=True, name="collbench-beat").start()
+
+    def until_told(self) -> int:
+        code = ""
+        while (said := self._connection.told()) is not None:
+            self._heard = time.monotonic()
+            if said:
+                errand = msgspec.json.decode(said, type=Errand)
+                code = errand.text if errand.op == "exit" else ""
+                self._do(errand)
+        if not code:
+            self._tell_lost("lost")
+        return int(code or Exit.TIMEOUT)
+
+    def _do(self, errand: Errand) -> None:
+        world, keeper = errand.world, self._keeper
+        match errand.op:
+            case "run":
+                told = msgspec.json.decode(errand.text, type=Told)
+                keeper.run(told, lambda line: self._say(f"{world} {line}"))
+            case "tell":
+                keeper.tell(world, errand.text)
+            case "end":
+                keeper.end(world)
+            case "ask":
+                threading.Thread(target=self._answer, args=(errand.text,), daemon=True).start()
+
+    def _answer(self, text: str) -> None:
+        question = msgspec.json.decode(text, type=Question)
+        self._say(f" {as_json(self._keeper.ask(question))}")
+
+    def _say(self, text: str) -> None:
+        with suppress(OSError):  # rank 0 has gone, as is found by who listens to it
+            self._connection.say(text.encode())
+
+    def _beat(self) -> None:
+        while time.monotonic() - self._heard < self._timeout * _SILENT:
+            time.sleep(self._timeout * _SILENT / 3)
+            self._say("")
+        self._tell_lost("hears nothing of")
+        os._exit(Exit.TIMEOUT)
+
+    def _tell_lost(self, what: str) -> None:
+        hosts, rank = self._connection.hosts, self._connection.rank
+        if hosts.index(hosts[rank]) in (rank, 0):
+            tell(f"rank {rank} on {environment.host()} {what} rank 0 on {hosts[0]}")

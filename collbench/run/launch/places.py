@@ -1,0 +1,343 @@
+"""Worlds of ranks at places that are held on some hosts, by Ray (ray.py) or by the processes of a
+launcher (launched.py): fresh processes for each world, and several worlds at once.
+
+Ranks meet as under any launcher (join.py): at the address by which rank 0's place is known, with a
+key that is made up for each world. What they and who keeps their places (keeper.py) have to say
+comes to the one process that plans, prints and records.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.text import tell
+from collbench.machine import environment
+from collbench.machine.load import Load
+from collbench.records.types import Record
+from collbench.run import memory
+from collbench.run.backends import UNDER_MPIRUN
+from collbench.run.launch.board import Phase
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.fresh import Side, Told
+from collbench.run.launch.keeper import Answer, Question
+from collbench.run.launch.local import FreshRanks
+from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
+from collbench.run.plan import Plan
+from collbench.run.variants import Home, Name
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+_GRACE = 1.0  # from the first trouble on, to hear from the rank that is to blame
+
+
+_GUARD = 1.0  # seconds between looks at who keeps the places
+
+
+_AT_ONCE = 32  # places that are asked
+
+
+class Place(Protocol):
+    """Whoever keeps a place, as seen from the process that plans (Keeper is one, if it is here)."""
+
+    def run(self, told: Told, hear: Callable[[str], None]) -> None:
+        """Start a rank, of which ``hear`` gets each line (Said), in any thread."""
+
+    def tell(self, world: str, text: str) -> None:
+        """Tell the rank of a world what it waits for."""
+
+    def end(self, world: str) -> None:
+        """End the rank of a world, if there still is one."""
+
+    def ask(self, question: Question) -> Answer:
+        """Raises CannotRun or RunBroken where nobody answers."""
+
+
+class Node(NamedTuple):
+    """Where a place is: a name for the node, and what it is called and reached by; ``gpus`` are the
+    place's alone, as CUDA_VISIBLE_DEVICES has them there, "" where it sees what all there do."""
+
+    id: str
+    address: str
+    host: str
+    gpus: str
+
+
+class Seat(NamedTuple):
+    """A rank's: its place, the node that is on, and which of those there it is."""
+
+    at: Place
+    node: Node
+    place: int
+
+
+class Places(FreshRanks):
+    """Seats for the ranks of worlds, which take some of them; held until ``close``."""
+
+    def __init__(self, launcher: str, passed: re.Pattern[str] | None = None) -> None:
+        """``passed`` are the variables of this process that hold for all ranks."""
+        self.launcher, self._passed = launcher, passed
+        self.seats: list[Seat] = []
+
+    def among(self, n: int) -> list[Seat]:
+        """n of the seats, in the order of ranks."""
+        return self.seats[:n]
+
+    def lost(self) -> str:
+        """Whom nothing is heard of, in words; "" where all is well."""
+        return ""
+
+    def broken(self, error: BaseException) -> None:
+        """What ends an experiment here. Raises RunBroken for one that stands for it."""
+        return
+
+    def why_not(self, case: Case) -> str:
+        """Why a case cannot run here, or ""."""
+        if case.backend in UNDER_MPIRUN:
+            return (
+                f"{case.backend} needs ranks that mpirun has started, and ab starts new ones:"
+                " without a launcher it brings an mpirun of its own"
+            )
+        if case.world > len(self.seats):
+            return f"{case.world} ranks are more than the {len(self.seats)} places there are"
+        return ""
+
+    def load(self) -> dict[str, Load]:
+        return {}
+
+    def environment(self) -> dict[str, Any]:
+        """The first rank's node; the git repository is this process's."""
+        (answer,) = self._answers(self.among(1), [Question()])
+        return {**answer.described, "git": environment.gather(Path.cwd())["git"]}
+
+    def room(self, backend: str, n: int, policy: Policy) -> memory.Room:
+        """What ranks of a world of n share, on the node that is the tightest for them. A GPU that
+        is a place's alone is one rank's."""
+        seats = self.among(n)
+        alone = backend in memory.ON_GPUS
+        sharers = [1 if alone and s.node.gpus else len(_beside(s, seats)) for s in seats]
+        asked = [Question(room=(backend, some, policy)) for some in sharers]
+        found = [answer.room for answer in self._answers(seats, asked) if answer.room]
+        return min(found, key=lambda of: of.available // of.sharers)
+
+    def settled(self, home: Home, name: Name) -> Home:
+        """A side's home, once a place on each host has been found to have it; described as it is
+        at rank 0's. Raises CannotRun and UsageError, which name the host."""
+        seats = [seat for seat in self.seats if seat.place == 0]
+        found = self._answers(seats, [Question(side=_side(home, name))] * len(seats))
+        git = home.described.get("git")
+        return msgspec.structs.replace(home, described={**found[0].described, "git": git})
+
+    def _answers(self, seats: Sequence[Seat], questions: Sequence[Question]) -> list[Answer]:
+        """What seats answer a question each. Raises CannotRun for an answer that is an error."""
+        with ThreadPoolExecutor(min(len(seats), _AT_ONCE)) as pool:
+            found = list(pool.map(lambda seat, asked: seat.at.ask(asked), seats, questions))
+        for seat, answer in zip(seats, found, strict=True):
+            if error := answer.error:
+                raise CannotRun(f"{seat.node.host}: {error.message}", error.hint)
+        return found
+
+    @contextmanager
+    def started(self, plan: Plan, listener: Listener, side: Side | None = None) -> Iterator[Watch]:
+        seats = self.among(plan.n)
+        told = instructions(plan, seats, self.launcher, self._passed, side)
+        watch = Watch(plan, seats, listener, told[0].world, self.lost)
+        try:
+            for rank, (seat, each) in enumerate(zip(seats, told, strict=True)):
+                seat.at.run(each, partial(watch.take, rank))
+            yield watch
+            watch.check(last=True)
+            watch.leave_behind()
+        finally:
+            watch.close()
+
+
+class SideRanks(FreshRanks):
+    """The ranks of an experiment's side, at places that both sides share."""
+
+    def __init__(self, places: Places, home: Home, name: Name) -> None:
+        self._places, self._side = places, _side(home, name)
+
+    def started(self, plan: Plan, listener: Listener) -> Any:
+        return self._places.started(plan, listener, self._side)
+
+    def close(self) -> None:
+        """Have later ranks come from new processes."""
+        self._side = msgspec.structs.replace(self._side, renewed=self._side.renewed + 1)
+
+
+def _side(home: Home, name: Name) -> Side:
+    return Side(
+        "" if home.python == sys.executable else home.python, home.own, home.tree, f"--{name}"
+    )
+
+
+def _beside(seat: Seat, seats: list[Seat]) -> list[Seat]:
+    """Those of ``seats`` that are on the node of one."""
+    return [other for other in seats if other.node.id == seat.node.id]
+
+
+def instructions(
+    plan: Plan,
+    seats: list[Seat],
+    launcher: str,
+    passed: re.Pattern[str] | None,
+    side: Side | None = None,
+) -> list[Told]:
+    """For each rank of a world. Where a place has GPUs of its own, the rank sees those of all ranks
+    beside it, so that they can reach each other's memory."""
+    world, key = secrets.token_hex(8), secrets.token_hex(16)
+    common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
+    found = []
+    for rank, seat in enumerate(seats):
+        beside = _beside(seat, seats)
+        gpus = ",".join(
+            sorted(
+                (other.node.gpus for other in beside if other.node.gpus),
+                key=lambda id: (len(id), id),
+            )
+        )
+        own = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        env = {**common, **own, **dict(plan.env), **(side.env if side else {})}
+        member = Membership(launcher, rank, plan.n, beside.index(seat), len(beside))
+        address = seats[0].node.address
+        found.append(Told(member, address, world, key, env, None if rank else plan, side))
+    return found
+
+
+class Watch(RankWatch):
+    """Follows the ranks of a world by what they and who keeps their places say. ``guard`` says
+    whom nothing is heard of."""
+
+    out_of_memory = "out of memory? see dmesg there"
+
+    def __init__(
+        self,
+        plan: Plan,
+        seats: list[Seat],
+        listener: Listener,
+        world: str = "",
+        guard: Callable[[], str] = str,
+    ) -> None:
+        super().__init__(plan, listener, _GRACE)
+        self._seats, self._world, self._guard = seats, world, guard
+        self._pids: dict[int, int] = {}
+        self._gone: set[int] = set()
+        self._begun, self._done, self._look = False, 0, 0.0
+        self._each = 1 + any(job.beside for job in plan.jobs)  # cases of a job
+        self._taken: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+
+    def take(self, rank: int, line: str) -> None:
+        """Have a line heard by whoever moves this; from any thread."""
+        self._taken.put((rank, line))
+        with suppress(OSError):  # it is awake, or nobody listens any more
+            self._wake.send(b".")
+
+    def fileno(self) -> int:
+        return self._woken.fileno()
+
+    def busy(self) -> bool:
+        return len(self._gone) < self.plan.n and not self.overdue()
+
+    def move(self, seconds: float) -> None:
+        if select.select([self._woken], [], [], seconds)[0]:
+            self._woken.recv(1 << 16)
+        while not self._taken.empty():
+            self.hear(*self._taken.get())
+        if (job := self.job) is not None:
+            self.listener.tick(self.plan.jobs[job].case, Phase.MEASURING)
+        if self.busy() and time.monotonic() > self._look:
+            self._look = time.monotonic() + _GUARD
+            if lost := self._guard():
+                raise RunBroken(f"{lost} while {self._doing()}", "is its host up?", self.job)
+        self.check(last=len(self._gone) == self.plan.n)
+
+    def leave_behind(self) -> None:
+        """Name whoever did not end in time."""
+        if late := [rank for rank in range(self.plan.n) if rank not in self._gone]:
+            tell_late(", ".join(map(self.who, late)))
+
+    def close(self) -> None:
+        """End whoever is left."""
+        for seat in self._seats:
+            seat.at.end(self._world)
+        for end in (self._woken, self._wake):
+            end.close()
+
+    @property
+    def job(self) -> int | None:
+        """The case at work on, None before the first and after the last."""
+        at = self._done // self._each
+        return at if self._begun and at < len(self.plan.jobs) else None
+
+    def hear(self, rank: int, line: bytes | str) -> Said:
+        said = super().hear(rank, line)
+        if said.line is not None:
+            self._begun = True
+            # the last of a job's records is the first group's
+            self._done += isinstance(said.line, Record) and said.line.case.group == 0
+        elif said.pid is not None:
+            self._pids[rank] = said.pid
+        elif said.says is not None:
+            tell(said.says)
+        elif said.stopped is not None:
+            (self.stopped.add if said.stopped else self.stopped.discard)(rank)
+        elif said.lost is not None:
+            self._gone.add(rank)
+            self.deaths[rank] = Death(f"was lost ({said.lost})")
+            self._since = -self._grace  # nothing more is to be heard, and others may be ended soon
+        elif said.exit is not None:
+            self._gone.add(rank)
+            if said.exit and rank not in self.errors:
+                self.deaths[rank] = Death.by(said.exit, "exited with")
+        return said
+
+    def check(self, last: bool = False) -> None:
+        """Once a rank is done all is measured, and how others end is no trouble any more."""
+        if self.done:
+            self.deaths.clear()
+        super().check(last)
+
+    def answer(self, rank: int, text: bytes) -> None:
+        self._seats[rank].at.tell(self._world, text.decode())
+
+    def precedence(self, rank: int, end: Death) -> tuple[bool, int]:
+        return end.signal == signal.SIGABRT, rank
+
+    def raised(self) -> CannotRun | RunBroken:
+        error = min(
+            self.errors.values(),
+            key=lambda error: (error.exit == Exit.TIMEOUT, " lost rank " in error.message),
+        )
+        if error.exit != Exit.TIMEOUT:
+            return CannotRun(error.message, error.hint)
+        return RunBroken(error.message, error.hint, self.job)
+
+    def broken(self, rank: int, what: str, hint: str) -> RunBroken:
+        return RunBroken(f"{self.who(rank)} {what} while {self._doing()}", hint, self.job)
+
+    def _doing(self) -> str:
+        return self.plan.doing("starting up" if self.job is None else "at work on", self.job)
+
+    def who(self, rank: int) -> str:
+        return (
+            f"rank {rank} on {self._seats[rank].node.host} (pid {self._pids.get(rank, 'unknown')})"
+        )

@@ -1,0 +1,70 @@
+"""Places that other processes keep, as rank 0 sees them: what they are told, and what is heard when
+they are lost. No processes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from collbench.core.errors import RunBroken
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.fresh import Told
+from collbench.run.launch.keeper import Answer, Question
+from collbench.run.launch.launched import Errand, Far
+
+WHY = "the process that torchrun started there has ended"
+TOLD = Told(Membership("torchrun", 1, 2, 0, 1), "10.0.0.1", "w1", "key", {}, None)
+
+
+class Wire:
+    """A place whose errands are kept, and what is heard of two worlds there."""
+
+    def __init__(self) -> None:
+        self.errands: list[Errand] = []
+        self.heard: list[tuple[str, str]] = []
+        self.far = Far(self._send, "rank 1 on h1")
+        for world in ("w1", "w2"):
+            told = msgspec.structs.replace(TOLD, world=world)
+            self.far.run(told, lambda line, world=world: self.heard.append((world, line)))  # type: ignore[misc]
+
+    def _send(self, text: bytes) -> None:
+        self.errands.append(msgspec.json.decode(text, type=Errand))
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+def test_two_worlds_are_told_apart(wire: Wire) -> None:
+    wire.far.hear(b'w2 {"pid": 7}')
+    wire.far.hear(b"w1 a line of words")
+    assert wire.heard == [("w2", '{"pid": 7}'), ("w1", "a line of words")]
+
+
+def test_nothing_is_heard_of_a_world_that_has_ended(wire: Wire) -> None:
+    wire.far.end("w1")
+    wire.far.hear(b'w1 {"exit": -9}')
+    assert wire.heard == []
+    assert [errand.op for errand in wire.errands] == ["run", "run", "end"]
+
+
+def test_a_lost_place_is_lost_to_all_its_worlds_and_to_later_ones(wire: Wire) -> None:
+    wire.far.lose(WHY)
+    wire.far.run(
+        msgspec.structs.replace(TOLD, world="w3"), lambda line: wire.heard.append(("w3", line))
+    )
+    assert [(world, msgspec.json.decode(line)) for world, line in wire.heard] == [
+        (world, {"lost": WHY}) for world in ("w1", "w2", "w3")
+    ]
+
+
+def test_what_is_asked_is_answered_without_a_world(wire: Wire) -> None:
+    wire.far.hear(b" " + msgspec.json.encode(Answer(described={"kernel": "6"})))
+    assert wire.far.ask(Question()).described == {"kernel": "6"}
+
+
+def test_a_lost_place_answers_nothing(wire: Wire) -> None:
+    wire.far.lose(WHY)
+    with pytest.raises(RunBroken, match=f"rank 1 on h1 was lost \\({WHY}\\)"):
+        wire.far.ask(Question())

@@ -1,0 +1,189 @@
+"""Experiments whose ranks are started at the places of a launcher's processes, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from collbench.core.errors import Exit, UsageError
+from collbench.records import store
+from collbench.records.types import Record, RunFile
+
+SUITE = """
+description = "For tests."
+[axes]
+collectives = ["all_reduce"]
+sizes = [{sizes}]
+ranks = [2]
+backends = [{backends}]
+algorithms = ["ring"]
+in_place = [true]
+[policy]
+iters = {iters}
+warmup = 1
+sync = "barrier"
+cache = "hot"
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench", "ab")
+
+
+@pytest.fixture
+def suite(tmp_path: Path):
+    def write(sizes: str = '"4K"', backends: str = '"gloo"', iters: int = 6) -> str:
+        path = tmp_path / "small.toml"
+        path.write_text(SUITE.format(sizes=sizes, backends=backends, iters=iters))
+        return str(path)
+
+    return write
+
+
+def sides() -> tuple[RunFile, RunFile]:
+    base, head = (store.read(path) for path in store.saved()[-2:])
+    return base, head
+
+
+def ended(record: Record) -> datetime:
+    return datetime.fromisoformat(record.started) + timedelta(seconds=record.seconds)
+
+
+def under_torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *TORCHRUN, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+
+
+@contextmanager
+def by_hand(*words: str, n: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process for each place, as somebody would start them; nothing ends one for another."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "collbench", "ab", *words],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "MASTER_ADDR": "127.0.0.1",
+                "COLLBENCH_TOKEN": str(os.getpid()),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(n),
+            },
+        )
+        for rank in range(n)
+    ]
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_setting_is_compared_under_torchrun(suite) -> None:
+    done = under_torchrun("--suite", suite(), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
+    assert done.returncode == 0, done.stderr
+    base, head = sides()
+    assert head.run.pairing and head.run.pairing.variant == "X=1"
+    for file in (base, head):
+        assert [world.round for world in file.worlds] == list(range(6))
+        assert {(w.launcher, w.together, len(w.hosts)) for w in file.worlds} == {
+            ("torchrun", "turns", 0)
+        }
+        assert [record.status for record in file.records] == ["ok"] * 6
+    pids = [{rank.pid for rank in world.ranks} for f in (base, head) for world in f.worlds]
+    assert len(set.union(*pids)) == 2 * 2 * 6
+    assert done.stdout.count("collbench compare") == 1
+
+
+def test_two_alike_sides_take_turns_under_torchrun(suite) -> None:
+    words = ("--aa", "--rounds", "6,6", "--budget", "0", "--format", "json")
+    done = under_torchrun("--suite", suite(iters=100), *words)
+    assert done.returncode == 0, done.stderr
+    base, head = sides()
+    assert {world.together for file in (base, head) for world in file.worlds} == {"turns"}
+    pairs = list(zip(base.records, head.records, strict=True))
+    assert len(pairs) == 6
+    for one, other in pairs:
+        assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
+
+
+def test_what_is_refused_is_told_once_and_ends_all_with_one_code() -> None:
+    with by_hand("--aa", "--rounds", "5,6") as processes:
+        told = [process.communicate(timeout=100) for process in processes]
+    assert [process.returncode for process in processes] == [Exit.USAGE] * 2
+    assert "fewer than 6 pairs" in told[0][1]
+    assert told[1] == ("", "")
+
+
+def test_mpi_is_left_out_with_what_to_do(suite) -> None:
+    with by_hand("--suite", suite(backends='"mpi"'), "--aa") as processes:
+        _, err = processes[0].communicate(timeout=100)
+        assert processes[1].wait(60) == processes[0].returncode == Exit.CANNOT_RUN
+    assert "without a launcher it brings an mpirun of its own" in err
+
+
+def test_an_interpreter_is_looked_for_at_every_place(suite, tmp_path: Path) -> None:
+    """Here it is the same at all; what is wrong with it is told with its host."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    with by_hand("--suite", suite(), "--head", f"python:{python}") as processes:
+        _, err = processes[0].communicate(timeout=100)
+        assert processes[1].wait(60) == processes[0].returncode == Exit.CANNOT_RUN
+    assert f"--head: {python} cannot run collbench" in err
+    assert store.saved() == []
+
+
+def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int]:
+    """Pids of ranks of both sides, once each has begun so many launches."""
+    until = time.monotonic() + 200
+    while True:
+        assert time.monotonic() < until, "it never came"
+        assert processes[0].poll() is None, processes[0].communicate()
+        with suppress(UsageError):
+            files = sides() if len(store.saved()) > 1 else ()
+            if files and all(len(file.worlds) >= launches for file in files):
+                return [r.pid for f in files for r in f.worlds[-1].ranks]
+        time.sleep(0.05)
+
+
+def test_a_place_that_is_killed_is_named_and_nothing_is_left(suite) -> None:
+    options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
+    with by_hand(*options) as processes:
+        ranks = begun(processes, 2)
+        processes[1].send_signal(signal.SIGKILL)
+        _, err = processes[0].communicate(timeout=60)
+    assert processes[0].returncode == Exit.TIMEOUT, err
+    assert "rank 1 on " in err and "was lost" in err and "has ended" in err
+    base, head = sides()
+    assert base.end and base.end.exit == Exit.TIMEOUT
+    assert [record.status for record in head.records[:1]] == ["ok"]
+    until = time.monotonic() + 10
+    while any(map(psutil.pid_exists, ranks)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, ranks))
+
+
+@pytest.mark.parametrize(
+    ("how", "codes", "words"),
+    [
+        (signal.SIGINT, (Exit.INTERRUPTED, Exit.INTERRUPTED), ""),
+        (signal.SIGKILL, (-signal.SIGKILL, Exit.TIMEOUT), "lost rank 0 on "),
+    ],
+)
+def test_places_end_with_rank_0(suite, how: int, codes: tuple[int, int], words: str) -> None:
+    options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
+    with by_hand(*options) as processes:
+        ranks = begun(processes, 1)
+        processes[0].send_signal(how)
+        told = [process.communicate(timeout=60) for process in processes]
+    assert tuple(process.returncode for process in processes) == codes, told
+    assert words in told[1][1] and told[1][0] == ""
+    assert not psutil.pid_exists(ranks[1])
