@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from collbench.core.text import plain
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
     from collbench.run.experiment import Order
+    from collbench.run.launch.keeper import Sides
     from collbench.run.launch.places import Places
     from collbench.run.reporter import Step
     from collbench.run.variants import Name, Variant
@@ -53,8 +55,9 @@ def ab(
     from collbench.run.launch import folders
 
     with interrupts, folders.private() as folder, ExitStack() as held:
-        places = _joined(launcher, timeout, dry_run, folder, held)
-        sides, rules = _sides(base, head, aa), _rules(tau, strict, across_machines)
+        asked = partial(_sides, base, head, aa)
+        places = _joined(launcher, timeout, dry_run, folder, held, asked)
+        sides, rules = asked(), _rules(tau, strict, across_machines)
         _refuse(tag, output_format, out or [], None if dry_run else output)
         order = Order(
             suite=_suite(suite, ranks, max_seconds, timeout, sides, launcher),
@@ -75,7 +78,12 @@ def ab(
 
 
 def _joined(
-    launcher: str, timeout: float | None, dry_run: bool, folder: Path, held: ExitStack
+    launcher: str,
+    timeout: float | None,
+    dry_run: bool,
+    folder: Path,
+    held: ExitStack,
+    sides: Sides,
 ) -> Places | None:
     """Rank 0's places where a launcher has started this process; another rank keeps one here, and
     then ends."""
@@ -83,7 +91,7 @@ def _joined(
 
     member = join.detect(launcher)
     if member and member.rank:
-        raise typer.Exit(0 if dry_run else launched.serve(member, timeout))
+        raise typer.Exit(0 if dry_run else launched.serve(member, timeout, sides))
     gathered = launched.gathered(member, timeout, folder) if member and not dry_run else None
     return held.enter_context(gathered) if gathered else None
 

@@ -225,6 +225,23 @@ def alone(settings: dict[str, str], folder: Path) -> dict[str, str]:
     return {**settings, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+def _builds() -> Path:
+    return store.home() / "builds"
+
+
+def says(variant: Variant, option: str, python: str, own: Mapping[str, str], tree: str) -> bool:
+    """Whether a home's interpreter, "" for this one, variables and tree are what is asked for of a
+    side here, where a tree lies among the builds of whoever asks."""
+    if tree and not (variant.revision and Path(tree).parent == _builds()):
+        return False
+
+    def placed(text: str) -> str:
+        return text.replace("{tree}", tree)
+
+    asked = _interpreter(placed(variant.python), option) if python and variant.python else ""
+    return python == asked and own == {name: placed(value) for name, value in variant.env}
+
+
 def refuse_absent(tree: str, option: str) -> None:
     """Raises CannotRun on a host that does not see the tree a revision was built in."""
     if tree and not Path(tree).is_dir():
@@ -305,7 +322,7 @@ def _tree(revision: str, build: Build, option: str) -> Path:
         hint,
     )
     mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
-    tree = store.home() / "builds" / f"{Path(top).name}-{sha[:12]}-{mark}"
+    tree = _builds() / f"{Path(top).name}-{sha[:12]}-{mark}"
     files.make(tree.parent)
     done = tree.parent / f"{tree.name}.built"
     with (tree.parent / f"{tree.name}.lock").open("w") as lock:

@@ -19,11 +19,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from collbench.core.errors import CollbenchError
+from collbench.core.errors import CannotRun, CollbenchError
 from collbench.machine import environment
 from collbench.run import memory, variants
 from collbench.run.launch import environments
@@ -32,12 +32,16 @@ from collbench.run.launch.forkserver import die_with_parent, leave
 from collbench.run.launch.fresh import Side, Told, live
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
+from collbench.run.variants import Name, Variant
 from collbench.suite.policy import Policy
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
 
 
 SAYS = 1 << 16  # characters of a line on standard error that are passed on
+
+
+SAME = "all ranks take the same command line"
 
 
 class Question(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,12 +58,16 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Failure | None = None
 
 
+Sides = Callable[[], Mapping[Name, Variant]]
+
+
 class Keeper:
     """Runs a place's ranks, at most one in each world, and answers for its host. ``folder`` is
-    private, and there as long as the place is."""
+    private, and there as long as the place is. Where ``sides`` are given, those of this process's
+    own command line, nothing else is started: who tells a place might be anybody."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, sides: Sides | None = None) -> None:
+        self._folder, self._sides = folder, sides
         self._ranks: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._ended: set[str] = set()  # worlds
         self._servers: dict[str, tuple[object, ForkServer]] = {}  # by side
@@ -70,6 +78,7 @@ class Keeper:
                 return Answer(room=memory.room(*question.room))
             found = environment.gather()
             if (side := question.side) is not None:
+                self._refuse(side.env, side)
                 settings = self._settings(side.env, side)
                 python = side.python or sys.executable
                 variants.refuse_absent(side.tree, side.option)
@@ -94,8 +103,12 @@ class Keeper:
     def run(self, told: Told, hear: Callable[[str], None]) -> None:
         """Start a rank, and have its ``lines`` heard, in another thread: not in one that makes what
         ranks are forked from, which would end with it."""
-        if told.side:
-            self._server(told, told.side)
+        try:
+            self._refuse(told.env, told.side)
+            if told.side:
+                self._server(told, told.side)
+        except CollbenchError as e:
+            return hear(as_json(Said(lost=e.message)))
 
         def pump() -> None:
             for line in self.lines(told):
@@ -153,6 +166,21 @@ class Keeper:
             server = ForkServer(self._settings(told.env, side), side.python or sys.executable)
             self._servers[side.option] = asked, server
         return server
+
+    def _refuse(self, env: Mapping[str, str], side: Side | None) -> None:
+        if self._sides is None:
+            return
+        name = cast("Name", side.option.removeprefix("--")) if side else "base"
+        variant = self._sides().get(name)
+        if not (side and variant):
+            raise CannotRun("ranks of no side of the experiment", SAME)
+        if not variants.says(variant, side.option, side.python, side.env, side.tree):
+            raise CannotRun(f"{side.option} '{variant.text}' is something else at rank 0", SAME)
+        if foreign := environment.foreign(env.keys() - side.env.keys()):
+            raise CannotRun(
+                f"{', '.join(foreign)}: no setting of a library that is measured",
+                "name it in --base and --head",
+            )
 
     def _settings(self, env: Mapping[str, str], side: Side | None) -> dict[str, str]:
         """The whole environment of a rank: this process's, without what says who that is."""

@@ -28,7 +28,7 @@ from collbench.run.launch.board import LEAVE_SECONDS
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import MEET_SECONDS, Told
-from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
+from collbench.run.launch.keeper import Answer, Keeper, Question, Sides, as_json
 from collbench.run.launch.meeting import who
 from collbench.run.launch.places import Node, Places, Seat
 from collbench.run.launch.world import Said
@@ -171,13 +171,13 @@ def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterato
         places.dismiss(code)
 
 
-def serve(member: Membership, timeout: float | None) -> int:
-    """At all ranks but 0: keep a place, and return the code to exit with, which is rank 0's. Where
-    that is lost, one rank a host says so."""
+def serve(member: Membership, timeout: float | None, sides: Sides) -> int:
+    """At all ranks but 0: keep a place for ranks of ``sides``, and return the code to exit with,
+    which is rank 0's. Where that is lost, one rank a host says so."""
     connection = join.met(member, timeout or join.SECONDS).connection
     with folders.private() as folder:
         try:
-            place = _Serving(connection, Keeper(folder), timeout or PRESENT_SECONDS)
+            place = _Serving(connection, Keeper(folder, sides), timeout or PRESENT_SECONDS)
             code = place.until_told()
         except KeyboardInterrupt:
             connection.close()

@@ -12,8 +12,10 @@ import pytest
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.records.types import Record, World
+from collbench.run import variants
 from collbench.run.launch import world
-from collbench.run.launch.fresh import Side
+from collbench.run.launch.environments import Membership
+from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question
 from collbench.run.launch.places import Node, Places, Seat, Watch, instructions
 from collbench.run.launch.ray import PASSED_ON
@@ -280,3 +282,53 @@ def test_a_keeper_says_what_its_host_lacks(tmp_path: Path) -> None:
     python = keeper.ask(Question(side=Side("/no/python", {}, "", "--head")))
     assert tree.error and f"--head: there is no {tmp_path}/none" in tree.error.message
     assert python.error and "--head: /no/python does not start" in python.error.message
+
+
+def trusting(folder: Path, head: str) -> Keeper:
+    """A place whose own command line says so of the head."""
+    return Keeper(folder, lambda: {"head": variants.parse(head, "--head")})
+
+
+HERE = Side("", {}, "", "--head")
+
+
+@pytest.mark.parametrize(
+    ("head", "told", "env"),
+    [
+        ("NCCL_ALGO=Ring", Side("", {"NCCL_ALGO": "Tree"}, "", "--head"), {}),
+        ("NCCL_ALGO=Ring", Side("", {"LD_PRELOAD": "x.so"}, "", "--head"), {}),
+        ("backend:gloo", Side("/tmp/python", {}, "", "--head"), {}),
+        ("backend:gloo", Side("", {}, "/tmp/tree", "--head"), {}),
+        ("git:main A={tree}", Side("", {"A": "/tmp/tree"}, "/tmp/tree", "--head"), {}),
+        ("backend:gloo", Side("", {}, "", "--base"), {}),
+        ("backend:gloo", HERE, {"LD_PRELOAD": "x.so"}),
+        ("backend:gloo", None, {}),
+    ],
+)
+def test_a_place_starts_nothing_that_its_command_line_does_not_name(
+    tmp_path: Path, head: str, told: Side | None, env: dict[str, str]
+) -> None:
+    heard: list[str] = []
+    asked = Told(Membership("torchrun", 1, 2, 0, 1), "h", "w", "key", env, None, told)
+    if told:
+        asked = msgspec.structs.replace(asked, env={**env, **told.env})
+    trusting(tmp_path, head).run(asked, heard.append)
+    assert [list(msgspec.json.decode(line)) for line in heard] == [["lost"]]
+
+
+def test_a_place_has_the_builds_of_its_own_folder_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    (tree := tmp_path / "builds" / "nccl-1").mkdir(parents=True)
+    side = Side("", {"A": f"{tree}/lib"}, str(tree), "--head")
+    variant = variants.parse("git:main A={tree}/lib", "--head")
+    assert variants.says(variant, "--head", side.python, side.env, side.tree)
+    other = str(tmp_path / "builds" / ".." / "x")
+    assert not variants.says(variant, "--head", "", {"A": f"{other}/lib"}, other)
+
+
+def test_a_place_answers_for_what_its_command_line_names(tmp_path: Path) -> None:
+    side = Side("", {"GLOO_SOCKET_IFNAME": "lo"}, "", "--head")
+    answer = trusting(tmp_path, "GLOO_SOCKET_IFNAME=lo").ask(Question(side=side))
+    assert answer.error is None
