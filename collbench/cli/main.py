@@ -62,8 +62,7 @@ COMMANDS = {
     ),
     "ab": (
         "collbench.cli.ab:ab",
-        "Compare two libraries, settings or algorithms fairly: paired launches, in turns, on one"
-        " machine.",
+        "Compare two libraries, settings or algorithms fairly: paired launches, in turns.",
     ),
     "compare": (
         "collbench.cli.compare:compare",
