@@ -403,6 +403,18 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
     return [f"{what}: what disturbs the machine may meet one side alone"]
 
 
+def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
+    """A note of blocks of samples that were measured again, by cause, where any was."""
+    rows = (row.record.calibration for sides_ in both for side in sides_ for row in side.timed)
+    seen = [each for each in rows if each]
+    causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
+    left = sum(sum(each.left.values()) for each in seen)
+    by_cause = ", ".join(f"{number:,} {cause}" for cause, number in causes.most_common())
+    what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
+    kept = f"; {left:,} more were kept, as at most half are replaced" if left else ""
+    return [f"{what}, as the machine was not itself: {by_cause}{kept}"] if causes else []
+
+
 def _notes(
     terms: _Terms,
     pairs: Sequence[Pair],
@@ -440,7 +452,7 @@ def _notes(
         notes.append(
             f"left out: {counted(unlike, 'paired launch')} begun or timed in different ways"
         )
-    notes += _one_after_the_other(both)
+    notes += _one_after_the_other(both) + _measured_again(both)
     if terms.in_pairs and terms.tests:
         level = paired.bonferroni(terms.tests)
         again = counted(terms.tests, "row")

@@ -39,14 +39,25 @@ def worked(cpus: Collection[int], root: Path = environment.ROOT) -> float:
     """Seconds that these CPUs have worked since they were started: for any process or the kernel,
     and for other virtual machines (stolen); without interrupts, which a run's own messages raise.
     nan where the kernel does not tell."""
+    return _seconds(cpus, (*range(1, 4), 8), root) or math.nan  # user nice system, steal
+
+
+def delayed(root: Path = environment.ROOT) -> float:
+    """Seconds for which this thread was ready to run and had no CPU; nan where nobody can tell."""
+    _, waited, *_ = (text(root / "proc/thread-self/schedstat") or "0 nan").split()
+    return float(waited) / 1e9
+
+
+def _seconds(cpus: Collection[int], columns: Collection[int], root: Path) -> float:
+    """The sum of these columns of the kernel's table; nan where it has none of these CPUs."""
     lines = (line.split() for line in (text(root / "proc/stat") or "").splitlines())
     names = {f"cpu{cpu}" for cpu in cpus}
     ticks = [
-        sum(map(int, (fields[1], fields[2], fields[3], *fields[8:9])))  # user nice system, steal
+        sum(int(fields[column]) for column in columns if column < len(fields))
         for fields in lines
         if fields and fields[0] in names
     ]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if sum(ticks) else math.nan
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
 
 def look(seconds: float = LOOK_SECONDS, root: Path = environment.ROOT) -> dict[str, Load]:
@@ -107,6 +118,12 @@ class Others:
             if busy is not None:
                 found[host] = Load(round((busy - ours) / wall, 3), len(self._cpus[machine]))
         return found
+
+    def stolen(self) -> float:
+        """Seconds so far for which the hypervisor gave a CPU of this machine to others, on average;
+        nan at all but the machine's first rank, and where nobody can tell."""
+        cpus = self._cpus[self._machine]
+        return _seconds(cpus, (8,), self._root) / len(cpus) if self._leads else math.nan
 
     def _now(self) -> tuple[float, float, float]:
         """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),

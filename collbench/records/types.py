@@ -156,6 +156,24 @@ class Sent(
     idle: dict[str, Whole] = {}
 
 
+class Calibration(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """What the machine was like at the ``blocks`` of samples of a case that was measured in turns,
+    by what was measured beside them. ``replaced`` counts those that were measured again because it
+    was not itself, by cause (calibration.py), never by the value of a sample; ``left`` those kept
+    because as many as may be had been replaced. The medians, on the slowest rank, of some
+    arithmetic, of a memory copy, and of a word's way to the next rank and back; 0 where not known.
+    """
+
+    blocks: Positive
+    replaced: dict[str, Whole] = {}
+    left: dict[str, Whole] = {}
+    arithmetic_ns: Whole = 0
+    copy_ns: Whole = 0
+    round_trip_ns: Whole = 0
+
+
 class HostInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A host of a world of several: a digest of all that decides performance there, and the facts,
     by key path as in Run.environment, that are not the same on all its hosts; null where a host
@@ -262,9 +280,9 @@ class Record(_Line, frozen=True, tag="record"):
     worst meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
     rounded: one where they agree. ``sent`` are bytes counted after all of this, of all groups;
     several times where the first count was not what the collective needs. ``injected`` says which
-    faults were planted (faults.py). ``told`` marks an imported record; ``times_ns`` is then often
-    empty. Raises ValueError where times by rank are not of the case's ranks, or not as many of
-    each.
+    faults were planted (faults.py). ``calibration`` is there for cases measured in turns with
+    others, on CPUs. ``told`` marks an imported record; ``times_ns`` is then often empty. Raises
+    ValueError where times by rank are not of the case's ranks, or not as many of each.
     """
 
     case: Case
@@ -308,6 +326,7 @@ class Record(_Line, frozen=True, tag="record"):
     gpus: list[GpuState] = []
     load: dict[str, Load] = {}
     sent: list[Sent] = []
+    calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

@@ -12,11 +12,13 @@ import mmap
 import os
 import time
 from enum import IntEnum
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+LOOKS = 50_000  # at a word that another rank is to write: some ms
 LEAVE_SECONDS = 5.0  # from the last phase to the end of a process
 
 
@@ -69,7 +71,8 @@ _WORDING = {
 
 
 class Board:
-    """``n`` lines of (phase, case, beats, arrivals) after one line with the common deadline."""
+    """``n`` lines of (phase, case, beats, arrivals, words to ask the next rank with and to answer
+    the one before) after one line with the common deadline."""
 
     def __init__(self, n: int, fd: int, shared: bool = True) -> None:
         self.n = n
@@ -147,3 +150,30 @@ class Board:
         while clock() < deadline:
             pass
         return late
+
+    def pingpong(self, rank: int, peer: int, asks: bool, pieces: int, trips: int) -> list[int]:
+        """Nanoseconds that a word takes to ``peer`` and back, in each piece of so many ``trips``,
+        by this rank's clock; ``peer`` answers, or ``asks``, at the same time. Fewer pieces where
+        one of them does not look for some milliseconds.
+
+        Each trip has a number that is never used again. Who gives up writes the last one of all, so
+        that the other does not wait.
+        """
+        words, clock = self.words, time.perf_counter_ns
+        mine = (rank + 1) * _WORDS + (4 if asks else 5)
+        theirs = (peer + 1) * _WORDS + (5 if asks else 4)
+        first, marks = words[mine] + 1, []
+        end = first + pieces * trips
+        for trip in range(first, end + 1):
+            if asks:
+                words[mine] = trip
+            for _ in repeat(None, LOOKS):
+                if (seen := words[theirs]) >= trip:
+                    break
+            if seen != trip:
+                words[mine] = end
+                break
+            words[mine] = trip
+            if (trip - first) % trips == 0:  # not the first, which waits for the other to come
+                marks.append(clock())
+        return [(after - before) // trips for before, after in pairwise(marks)]

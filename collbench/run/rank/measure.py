@@ -17,8 +17,10 @@ import numpy as np
 
 from collbench.records import stats
 from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.types import Calibration
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
+from collbench.run.rank.calibration import Blocks, Calibrator
 from collbench.run.rank.clocks import WINDOW_NS, GlobalClock
 from collbench.run.rank.control import Control
 from collbench.run.rank.gpu import Guard, Stream
@@ -142,12 +144,14 @@ class Samples(NamedTuple):
         """What each sample took: on its slowest rank."""
         return np.asarray(self.durations.max(axis=0))
 
-    def plus(self, other: Samples) -> Samples:
-        pairs = (self.starts, other.starts), (self.ends, other.ends), (self.device, other.device)
-        starts, ends, device = map(np.hstack, pairs)
-        return Samples(
-            starts, ends, np.hstack((self.late, other.late)), self.switches + other.switches, device
-        )
+    @classmethod
+    def joined(cls, blocks: Sequence[Samples]) -> Samples:
+        starts, ends, late, device = (np.hstack([b[k] for b in blocks]) for k in (0, 1, 2, 4))
+        return cls(starts, ends, late, np.sum([b.switches for b in blocks], axis=0), device)
+
+    @property
+    def none(self) -> Samples:
+        return self.only(np.zeros(len(self.late), bool))._replace(switches=0 * self.switches)
 
     def only(self, chosen: np.ndarray) -> Samples:
         starts, ends, device = (of[:, chosen] for of in (self.starts, self.ends, self.device))
@@ -285,6 +289,7 @@ class Measured(NamedTuple):
     clock: Literal["host", "device"]
     host_ns: list[int]
     call_path_ns: int | None
+    calibration: Calibration | None = None
 
 
 class Protocol:
@@ -294,7 +299,7 @@ class Protocol:
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
     ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
-    have the machine between blocks, which are short then.
+    have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
     """
 
     def __init__(
@@ -310,11 +315,12 @@ class Protocol:
         times: Times | None = None,
         bare: Action | None = None,
         in_turns: bool = False,
+        calibrator: Calibrator | None = None,
     ) -> None:
         self._policy, self._other, self._bare = policy, other, bare
-        self._in_turns = in_turns
+        self._in_turns, self._blocks = in_turns, Blocks(calibrator)  # of samples, in _measure
         self._times: Times = times or (lambda samples: samples.times)
-        self._guard, self._throttled = guard, 0
+        self._guard, self._throttled, self._disturbed = guard, 0, 0
         self._control = control
         self._sync = sync
         self._make = make
@@ -371,6 +377,7 @@ class Protocol:
                 sampler.timed_by,
                 alone,
                 bare_ns(self._bare, sampler.inner) if self._bare else None,
+                self._blocks.told,
             ),
             sampler,
         )
@@ -403,28 +410,32 @@ class Protocol:
 
     def _measure(self, sampler: Sampler, typical_ns: float) -> Steps[tuple[Samples | None, Stop]]:
         begun = time.perf_counter()
-        kept: Samples | None = None
+        taken: list[Samples] = []
         long, between = (TURN_S, WINDOW_NS) if self._in_turns else (BLOCK_S, 0)
         most = max(1, int(1e9 * long / max(typical_ns + between, 1)))
         settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
         block = self._iters or min(10, most)
         stop = 0
         block, settle = self._control.decide([min(block, most), settle])
+        self._blocks.planned = (self._iters or self._policy.max_iters) // most
         while True:
             yield
+            self._blocks.before()
             if settle:
                 sampler.take(settle, self._sync)
             samples = sampler.take(block, self._sync)
-            held_back = self._held_back()
+            held_back, disturbed = self._held_back(), self._blocks.after()
             if samples is not None:
-                if held_back:
-                    self._throttled += block
-                    samples = samples.only(np.zeros(block, bool))
-                kept = samples if kept is None else kept.plus(samples)
+                self._throttled += block * held_back
+                taken.append(samples.none if held_back else samples)
+                for place in disturbed:
+                    self._disturbed += len(taken[place].late)
+                    taken[place] = taken[place].none
+                kept = Samples.joined(taken)
                 block, stop = self._next_block(kept, time.perf_counter() - begun, most)
             block, stop = self._control.decide([block, stop])
             if block == 0:
-                return kept, STOPS[stop]
+                return Samples.joined(taken) if taken else None, STOPS[stop]
 
     def _held_back(self) -> bool:
         """Whether some rank's GPU was, in the block that has just been taken; then all wait a
@@ -438,7 +449,7 @@ class Protocol:
         """Size of the next block, or 0 and the reason to stop."""
         policy = self._policy
         times = self._times(kept)[~kept.late.astype(bool)]
-        n, tried = len(times), len(kept.late) + self._throttled
+        n, tried = len(times), len(kept.late) + self._throttled + self._disturbed
         if self._iters is not None:
             missing = self._iters - n
             exhausted = tried >= 3 * self._iters

@@ -67,6 +67,7 @@ def measured_well(
         "call_path_ns": measured.call_path_ns,
         "preempted": int(samples.switches[mine].sum()),
         "clock": measured.clock,
+        "calibration": measured.calibration,
     }
     if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
         fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]

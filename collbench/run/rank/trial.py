@@ -21,6 +21,7 @@ from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Board, Phase
 from collbench.run.plan import Job
 from collbench.run.rank import check, counted
+from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import Pattern, Planted, Slot, allocate, prepare
 from collbench.run.rank.check import Checker
 from collbench.run.rank.clocks import GlobalClock
@@ -56,7 +57,8 @@ class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
     ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
-    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan.
+    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan; the
+    ``calibrator`` is Protocol's.
     """
 
     rank: int
@@ -69,6 +71,7 @@ class Bench(NamedTuple):
     common: GlobalClock | None
     watch: Watch | None = None
     in_turns: bool = False
+    calibrator: Calibrator | None = None
 
 
 class Seen(NamedTuple):
@@ -205,6 +208,7 @@ class Trial:
             lambda samples: case_times(self._case, samples, self._common),
             self._calls[0].bare,
             self._bench.in_turns,
+            self._bench.calibrator,
         )
 
     def _measuring(self) -> None:

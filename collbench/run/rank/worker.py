@@ -34,6 +34,7 @@ from collbench.run.launch.world import Asked, Channel, Failure, Said
 from collbench.run.memory import ON_GPUS
 from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
+from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
@@ -197,6 +198,10 @@ class Worker:
         if stream:
             assert_ordered(stream, self._backend.align, self._control, lambda: board.beat(rank))
         policy = self._policy.resolved(world.cramped)
+        in_turns = self._plan.in_turns or any(job.beside for job in self._plan.jobs)
+        calibrator = None
+        if in_turns and self._plan.backend not in ON_GPUS and not world.oversubscribed:
+            calibrator = Calibrator(self._control, board, self._others.stolen, world.cramped)
         return Bench(
             rank,
             self._held,
@@ -207,7 +212,8 @@ class Worker:
             scheme,
             common,
             watch,
-            self._plan.in_turns or any(job.beside for job in self._plan.jobs),
+            in_turns,
+            calibrator,
         )
 
     def _goes_on(self) -> bool:
