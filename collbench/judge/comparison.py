@@ -405,12 +405,12 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
 
 def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
     """A note of blocks of samples that were measured again, by cause, where any was."""
-    rows = (row.record.calibration for sides_ in both for side in sides_ for row in side.timed)
-    seen = [each for each in rows if each]
+    rows = (row.record for sides_ in both for side in sides_ for row in side.timed)
+    seen = [record.calibration for record in rows if record.calibration]
     causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
-    left = sum(sum(each.left.values()) for each in seen)
     by_cause = ", ".join(f"{number:,} {cause}" for cause, number in causes.most_common())
     what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
+    left = sum(sum(each.left.values()) for each in seen)
     kept = f"; {left:,} more were kept, as at most half are replaced" if left else ""
     return [f"{what}, as the machine was not itself: {by_cause}{kept}"] if causes else []
 

@@ -44,18 +44,16 @@ def worked(cpus: Collection[int], root: Path = environment.ROOT) -> float:
 
 def delayed(root: Path = environment.ROOT) -> float:
     """Seconds for which this thread was ready to run and had no CPU; nan where nobody can tell."""
-    _, waited, *_ = (text(root / "proc/thread-self/schedstat") or "0 nan").split()
-    return float(waited) / 1e9
+    return float((text(root / "proc/thread-self/schedstat") or "0 nan").split()[1]) / 1e9
 
 
 def _seconds(cpus: Collection[int], columns: Collection[int], root: Path) -> float:
     """The sum of these columns of the kernel's table; nan where it has none of these CPUs."""
-    lines = (line.split() for line in (text(root / "proc/stat") or "").splitlines())
     names = {f"cpu{cpu}" for cpu in cpus}
     ticks = [
         sum(int(fields[column]) for column in columns if column < len(fields))
-        for fields in lines
-        if fields and fields[0] in names
+        for line in (text(root / "proc/stat") or "").splitlines()
+        if (fields := line.split()) and fields[0] in names
     ]
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else math.nan
 
@@ -122,8 +120,8 @@ class Others:
     def stolen(self) -> float:
         """Seconds so far for which the hypervisor gave a CPU of this machine to others, on average;
         nan at all but the machine's first rank, and where nobody can tell."""
-        cpus = self._cpus[self._machine]
-        return _seconds(cpus, (8,), self._root) / len(cpus) if self._leads else math.nan
+        cpus = self._cpus[self._machine] if self._leads else ()
+        return _seconds(cpus, (8,), self._root) / max(1, len(cpus))
 
     def _now(self) -> tuple[float, float, float]:
         """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),

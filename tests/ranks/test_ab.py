@@ -102,6 +102,9 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
         assert (one.status, other.status) == ("ok", "ok") and len(one.times_ns) == 10
     orders = {tuple(r.case.nbytes for r in base.records if r.world == w) for w in range(6)}
     assert len(orders) > 1  # shuffled anew each round
+    seen = [record.calibration for file in (base, head) for record in file.records]
+    assert all(each and each.copy_ns > 0 < each.arithmetic_ns for each in seen)
+    assert any(each.round_trip_ns > 0 for each in seen)
     turns = sorted(
         (r.started, side, r.world)
         for side, f in (("base", base), ("head", head))
@@ -210,6 +213,7 @@ def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> N
     cli("ab", "--suite", path, *algorithms, "--rounds", "6,6", "--budget", "0", timeout=200)
     base, head = sides()
     assert {world.together for world in base.worlds} == {"world"}
+    assert all(record.calibration for file in (base, head) for record in file.records)
     assert [w.ranks[1].pid for w in base.worlds] == [w.ranks[1].pid for w in head.worlds]
     assert {r.case.algorithm for r in base.records} == {"ring"}
     assert {r.case.algorithm for r in head.records} == {"recursive_doubling"}
@@ -250,6 +254,14 @@ def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
     assert done.returncode == Exit.CANNOT_RUN
     assert "head: shm is no library" in done.stderr
     assert store.saved() == []
+
+
+def test_a_run_of_one_side_alone_looks_at_nothing_beside_its_blocks(cli, suite) -> None:
+    done = cli("run", suite('"1K"'))
+    assert done.returncode == 0, done.stderr
+    (record,) = store.read(store.saved()[-1]).records
+    assert record.times_ns
+    assert record.calibration is None
 
 
 @contextmanager

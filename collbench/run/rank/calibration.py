@@ -4,8 +4,8 @@ the block what hypervisor and other processes took from the ranks.
 
 A block is *disturbed* where one of these is far from what is usual in its launch, and is then
 measured again. No sample's value is ever looked at. Usual is the median of the launch's blocks, far
-is beyond four robust standard deviations and a fixed least: a machine that is always of two minds
-is itself either way.
+is beyond a fixed least and four standard deviations of those three in five that are nearest to it:
+a machine that is as often of one mind as of another is itself either way.
 
 Other processes are seen by how long a rank was ready to run but had no core. Its process's own
 other threads may have had it, as long as they worked; that much is taken off, and what is usual in
@@ -31,7 +31,7 @@ COPY_BYTES, NUMBERS = 1 << 20, 10_000
 TRIPS = 40
 FEWEST = 8  # blocks of a launch, from which on it is known what is usual
 MOST = 200  # of them, the latest
-SPREADS = 4.0  # robust standard deviations
+ALIKE, SPREADS = 0.6, 4.0 / 0.84  # share of blocks; their distance from the median is 0.84 sd
 CAUSES = ("steal", "other processes", "frequency", "memory", "caches")
 """In the order in which one is told where there are several: each explains those after it."""
 SHARES = 2  # of a block, the first causes' signs: only more than usual disturbs
@@ -60,7 +60,7 @@ def causes(launch: np.ndarray, case: np.ndarray) -> list[str]:
     if len(launch) < FEWEST:
         return [""] * len(case)
     usual = np.median(launch, axis=0)
-    limit = np.maximum(SPREADS * 1.4826 * np.median(abs(launch - usual), axis=0), LEAST)
+    limit = np.maximum(SPREADS * np.quantile(abs(launch - usual), ALIKE, axis=0), LEAST)
     own = np.median(case, axis=0)
     usual[:, :SHARES] = np.maximum(usual, own)[:, :SHARES]
     away = case - usual

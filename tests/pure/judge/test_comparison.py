@@ -33,7 +33,16 @@ from collbench.judge import comparison as comparing
 from collbench.judge import sides
 from collbench.judge.comparison import Comparison, Rules, compare
 from collbench.judge.verdict import Judged
-from collbench.records.types import RankInfo, Record, RunFile, ToolTime, World, joined, stripped
+from collbench.records.types import (
+    Calibration,
+    RankInfo,
+    Record,
+    RunFile,
+    ToolTime,
+    World,
+    joined,
+    stripped,
+)
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
@@ -945,3 +954,23 @@ def test_launches_that_followed_each_other_are_told_of(together: str, told: bool
     ]
     notes = compare(*files, Rules(tau=0.1)).notes
     assert any("had no other side beside" in note for note in notes) == told
+
+
+def test_blocks_that_were_measured_again_are_told_of_by_cause() -> None:
+    seen = [
+        Calibration(blocks=10, replaced={"steal": 2, "caches": 1}, left={"steal": 4}),
+        Calibration(blocks=20),
+    ]
+
+    def looked_at(side: str, world: World, made: Record) -> Record:
+        return msgspec.structs.replace(made, calibration=seen[side == "head"])
+
+    rounds = {case(1024): [(1e6, 1e6)] * 8}
+    notes = compare(*experiment(rounds, change=looked_at), Rules(tau=0.1)).notes
+    assert (
+        "24 of 240 blocks were measured again, as the machine was not itself: 16 steal, 8 caches;"
+        " 32 more were kept, as at most half are replaced"
+    ) in notes
+    seen[0] = seen[1]
+    notes = compare(*experiment(rounds, change=looked_at), Rules(tau=0.1)).notes
+    assert not any("measured again" in note for note in notes)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from collbench.machine import environment, load
-from collbench.machine.load import Load, Others, look, worked
+from collbench.machine.load import Load, Others, delayed, look, worked
 
 TICKS = os.sysconf("SC_CLK_TCK")
 Stat = Callable[..., None]
@@ -59,6 +59,21 @@ def test_work_is_that_of_processes_and_of_other_machines_on_the_cpus_named(
 def test_nobody_can_tell_without_the_kernels_counts(tmp_path: Path) -> None:
     assert math.isnan(worked([0], tmp_path))
     assert look(0, tmp_path) == {}
+
+
+def test_what_the_hypervisor_gave_to_others_is_told_by_a_machines_first_rank(
+    stat: Stat, tmp_path: Path, clock: Any
+) -> None:
+    stat(cpu=[9] * 8, cpu0=[1] * 7 + [4], cpu1=[1] * 7 + [2])
+    assert Others(0, lambda mine: [mine], tmp_path).stolen() == 3  # a CPU
+    assert math.isnan(Others(1, lambda mine: [mine, mine], tmp_path).stolen())
+
+
+def test_how_long_a_thread_has_waited_for_a_cpu_is_the_kernels_word(tmp_path: Path) -> None:
+    assert math.isnan(delayed(tmp_path))
+    (tmp_path / "proc/thread-self").mkdir(parents=True)
+    (tmp_path / "proc/thread-self/schedstat").write_text("8000000000 2500000000 17\n")
+    assert delayed(tmp_path) == 2.5
 
 
 def test_what_is_ours_is_not_others(stat: Stat, tmp_path: Path, clock: Any) -> None:
