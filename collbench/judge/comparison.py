@@ -405,7 +405,7 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
 
 def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
     """A note of blocks of samples that were measured again, by cause, where any was."""
-    rows = (row.record for sides_ in both for side in sides_ for row in side.timed)
+    rows = [row.record for sides_ in both for side in sides_ for row in side.timed]
     seen = [record.calibration for record in rows if record.calibration]
     causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
     by_cause = ", ".join(f"{number:,} {cause}" for cause, number in causes.most_common())

@@ -120,8 +120,11 @@ class Others:
     def stolen(self) -> float:
         """Seconds so far for which the hypervisor gave a CPU of this machine to others, on average;
         nan at all but the machine's first rank, and where nobody can tell."""
-        cpus = self._cpus[self._machine] if self._leads else ()
-        return _seconds(cpus, (8,), self._root) / max(1, len(cpus))
+        return (
+            _seconds(self._cpus[self._machine], (8,), self._root) / len(self._cpus[self._machine])
+            if self._leads
+            else math.nan
+        )
 
     def _now(self) -> tuple[float, float, float]:
         """Seconds: the clock, what all the machine's CPUs have worked (at the first of its ranks),
