@@ -29,7 +29,7 @@ demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and 
 	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 15s
 
 test: $(BIN)/pytest  ## every test that can run here
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(BIN)/ruff  ## format, style and types
 	$(BIN)/ruff format --check .

@@ -234,8 +234,8 @@ def test_who_breaks_a_shared_world_fails_both_sides(suite) -> None:
 
 
 def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
-    """By a made-up clock with 1 % of scatter, against which 1 % matters."""
-    aa(cli, suite('"64K"', "timed"), "--tau", "1%", "--budget", "600s", PYTHONPATH=before(PLUGINS))
+    """By a made-up clock with 1 % of scatter, against which 2 % matter."""
+    aa(cli, suite('"64K"', "timed"), "--tau", "2%", "--budget", "600s", PYTHONPATH=before(PLUGINS))
     base, _ = sides()
     rounds = launches(base, 1)
     assert rounds == list(range(len(rounds))) and len(rounds) > 6

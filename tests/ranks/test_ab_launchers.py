@@ -86,8 +86,9 @@ def by_hand(*words: str, n: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_setting_is_compared_under_torchrun(suite) -> None:
-    done = under_torchrun("--suite", suite(), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
+def test_two_worlds_take_turns_under_torchrun(suite) -> None:
+    words = ("--head", "X=1", "--tau", "99%", "--rounds", "6,6", "--budget", "0")
+    done = under_torchrun("--suite", suite(iters=100), *words)
     assert done.returncode == 0, done.stderr
     base, head = sides()
     assert head.run.pairing and head.run.pairing.variant == "X=1"
@@ -97,21 +98,11 @@ def test_a_setting_is_compared_under_torchrun(suite) -> None:
             ("torchrun", "turns", 0)
         }
         assert [record.status for record in file.records] == ["ok"] * 6
+    for one, other in zip(base.records, head.records, strict=True):
+        assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
     pids = [{rank.pid for rank in world.ranks} for f in (base, head) for world in f.worlds]
     assert len(set.union(*pids)) == 2 * 2 * 6
     assert done.stdout.count("collbench compare") == 1
-
-
-def test_two_alike_sides_take_turns_under_torchrun(suite) -> None:
-    words = ("--aa", "--rounds", "6,6", "--budget", "0", "--format", "json")
-    done = under_torchrun("--suite", suite(iters=100), *words)
-    assert done.returncode == 0, done.stderr
-    base, head = sides()
-    assert {world.together for file in (base, head) for world in file.worlds} == {"turns"}
-    pairs = list(zip(base.records, head.records, strict=True))
-    assert len(pairs) == 6
-    for one, other in pairs:
-        assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
 
 
 def test_what_is_refused_is_told_once_and_ends_all_with_one_code() -> None:
