@@ -9,9 +9,11 @@ not wait for each other.
 
 An instruction begins with its opcode:
 
-    WAIT     peers, then a pair for each of them: its rank, and the progress to wait for MOVE
-    terms, wide, elements, then pairs of (address, bytes past it): the target, and each of the
-    terms PUBLISH  progress DIVIDE   wide, elements, address, bytes past it, divisor
+    WAIT     peers, then a pair for each of them: its rank, and the progress to wait for
+    MOVE     terms, wide, elements, then pairs of (address, bytes past it): the target, and each
+             of the terms
+    PUBLISH  progress
+    DIVIDE   wide, elements, address, bytes past it, divisor
 
 Addresses are numbers of the second table (``ADDRESSES`` of each rank: its banks, then its
 counters). ``wide`` says that all operands begin and end on multiples of 16 bytes. What is

@@ -226,7 +226,7 @@ def _move(
     """Tile by tile: all terms in their order, the next one loaded before those before it are
     combined, then the target. ``packed`` elements of the tape are one of ``kind``."""
     terms = tl.load(at + 1)
-    length = tl.multiple_of(tl.load(at + 3) // packed, grain)
+    length = tl.multiple_of(tl.load(at + 3), grain * packed) // packed
     target = _pointer(at + 4, bases, kind, aligned)
     first = _pointer(at + 6, bases, kind, aligned)
     lane = tl.arange(0, block)

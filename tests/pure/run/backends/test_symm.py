@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections.abc import Iterator, MutableMapping
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from interleaving import cases, finish
 from taped import decoded, walk
 
 from collbench.core.errors import CannotRun
+from collbench.run import backends
 from collbench.run.backends import _instructions, symm
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -206,7 +208,8 @@ def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyP
     backend = symm.create("symm")
     backend.policy = Policy(virtual=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setitem(__import__("sys").modules, "collbench.run.backends._kernel", None)
+    monkeypatch.setitem(sys.modules, "collbench.run.backends._kernel", None)
+    monkeypatch.delattr(backends, "_kernel", raising=False)  # of a test before this one
     with pytest.raises(CannotRun, match="symm needs Triton"):
         backend.open(0, 2, 0)
     monkeypatch.setattr(symm, "_walker", Kernel)
