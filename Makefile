@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 OUT ?= out
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test lint perf faults lab gpu-check gallery clean
+.PHONY: demo test test-all lint perf faults lab gpu-check gallery clean
 
 $(BIN)/collbench: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,8 +28,11 @@ $(BIN)/ruff: $(BIN)/pytest
 demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
 	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 15s
 
-test: $(BIN)/pytest  ## every test that can run here
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: $(BIN)/pytest  ## the tests that can run here, but for some long ones
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+
+test-all: $(BIN)/pytest  ## every test that can run here
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(BIN)/ruff  ## format, style and types
 	$(BIN)/ruff format --check .

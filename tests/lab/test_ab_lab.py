@@ -55,6 +55,7 @@ def test_a_setting_is_compared_by_two_worlds_of_both_hosts(tmp_path: Path) -> No
     assert "2 ranks" in out and "paired launches" in out
 
 
+@pytest.mark.long
 def test_algorithms_are_compared_in_one_world_of_both_hosts(tmp_path: Path) -> None:
     base, head, _ = on_two_hosts(
         tmp_path, "--base", "algo:ring", "--head", "algo:recursive_doubling"

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.usefixtures("possible")
 RATE = 10**8
 
 
+@pytest.mark.long
 def test_a_slow_link_is_named() -> None:
     """By pairs at first, and by what confirms them, which is asked for as the search goes on. No
     other work on this machine makes a host so slow."""

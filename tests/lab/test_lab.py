@@ -13,6 +13,7 @@ from pathlib import Path
 import launching
 import psutil
 import pytest
+from marks import long
 from network import SKEW, Host, Lab
 
 from collbench.core import algorithms, simulate
@@ -140,7 +141,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
 
 
 @pytest.mark.parametrize(
-    ("start", "hosts", "per_host"), [(launching.torchrun, 2, 2), (launching.mpirun, 4, 1)]
+    ("start", "hosts", "per_host"), [(launching.torchrun, 2, 2), long(launching.mpirun, 4, 1)]
 )
 def test_one_command_line_under_every_launcher(
     start, hosts: int, per_host: int, alone: RunFile, tmp_path: Path
@@ -178,6 +179,7 @@ def keys(path: Path) -> set[str]:
     return {name for line in lines if line["line"] in ("world", "record") for name in line}
 
 
+@pytest.mark.long
 def test_racks_carry_between_them_what_the_model_says() -> None:
     """Of an all_reduce on 2 x 2 hosts, ring sends 3/2 of the buffer over the uplink, hierarchical
     once the buffer."""
@@ -225,7 +227,7 @@ def test_shared_memory_does_not_reach_other_hosts() -> None:
     assert "shm needs all ranks on one host" in done[0].stderr
 
 
-@pytest.mark.parametrize("what", ["kill", "cut"])
+@pytest.mark.parametrize("what", ["kill", long("cut")])
 def test_a_host_that_is_lost_ends_the_run(what: str, tmp_path: Path) -> None:
     """Its power fails, or its link: the rest says so and ends, and what was measured is kept."""
     path = tmp_path / "run.jsonl"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from marks import long
 from paths import before
 
 from collbench.core.errors import Exit, UsageError
@@ -289,7 +290,7 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("rank", [0, 1])  # waiting for its turn, or not
+@pytest.mark.parametrize("rank", [long(0), 1])  # waiting for its turn, or not
 def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite, rank: int) -> None:
     with started(
         "--suite", suite('"4M"', "gloo", "native", 60), "--aa", "--rounds", "30,6"
@@ -317,6 +318,7 @@ def test_what_breaks_in_the_pilot_is_told_with_its_side(cli, suite) -> None:
     assert all(end and "head: rank 1" in end.note for end in ends)
 
 
+@pytest.mark.long
 def test_a_side_may_join_what_the_other_keeps_apart(cli, suite) -> None:
     """all_reduce on gloo and broadcast in shared memory, against both in shared memory."""
     path = Path(suite('"1K"', "gloo", "ring"))
@@ -374,7 +376,7 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
     assert "wrong" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, long(signal.SIGTERM)])
 def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signal.Signals) -> None:
     with started("--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
         head_after(process, 4)

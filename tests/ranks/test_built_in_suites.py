@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from marks import long
 
 from collbench.cli import options
 from collbench.records import store
@@ -116,7 +117,9 @@ def wait_for_records(path: Path, number: int) -> None:
     raise AssertionError("too few records in time")
 
 
-@pytest.mark.parametrize(("number", "launched"), [(signal.SIGINT, False), (signal.SIGKILL, True)])
+@pytest.mark.parametrize(
+    ("number", "launched"), [(signal.SIGINT, False), long(signal.SIGKILL, True)]
+)
 def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     tmp_path: Path, number: signal.Signals, launched: bool
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import pytest
+
 from collbench.cli import health
 from collbench.judge.health import hosts
 from collbench.judge.health.night import Night
@@ -30,6 +32,7 @@ warmup = 5
 """
 
 
+@pytest.mark.long
 def test_cycles_are_launches_and_a_row_is_measured_again(
     cli: Callable[..., CompletedProcess[str]], home: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from marks import long
 from paths import before
 from test_faults import Started, gone
 
@@ -179,6 +180,7 @@ print(backend.library, made.bare, recv.tolist(), sep="\\n")
     assert (bare, result) == ("None", "[3.0, 4.0]")
 
 
+@pytest.mark.long
 def test_what_open_mpi_was_told_to_run_stands_in_the_row(measure) -> None:
     """By its own variables, and only where its dynamic rules are on."""
     if not alone("backend.open(0, 1, 0)\nprint(backend.library)")[0].startswith("Open MPI"):
@@ -250,6 +252,7 @@ def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     assert {(r.case.collective, r.case.algorithm) for r in found} == wanted
 
 
+@pytest.mark.long
 def test_large_messages_in_parts_are_right(measure) -> None:
     swept: list[Case] = []
     for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
@@ -266,7 +269,7 @@ def test_large_messages_in_parts_are_right(measure) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}]
+    "extra", [{"agg_iters": 3, "unalign": 3}, long({"blocking": 1, "cpu_time": True})]
 )
 def test_calls_left_to_themselves_and_options_keep_data_right(
     measure, extra: dict[str, object]

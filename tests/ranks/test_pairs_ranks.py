@@ -137,6 +137,7 @@ def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
     assert len(store.read(path).records) == len(file.records) and path.read_text().startswith(torn)
 
 
+@pytest.mark.long
 def test_a_search_names_the_planted_rank() -> None:
     done = collbench(
         "locate",

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from marks import long
 
 from collbench.core.errors import Exit
 from collbench.records import store
@@ -207,6 +208,7 @@ def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path
     )
 
 
+@pytest.mark.long
 def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path) -> None:
     suite = tmp_path / "small.toml"
     suite.write_text(AB)
@@ -232,6 +234,7 @@ def test_placement(cluster: str) -> None:
         assert len(set(group["bundles_to_node_id"].values())) == nodes
 
 
+@pytest.mark.long
 def test_a_search_goes_on_with_what_the_command_names(
     cluster: str, cli: Cli, tmp_path: Path
 ) -> None:
@@ -266,7 +269,7 @@ def test_a_search_goes_on_with_what_the_command_names(
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("kill", "was killed by SIGKILL while at work on"),
+        long("kill", "was killed by SIGKILL while at work on"),
         ("stop", "is stopped (SIGSTOP) while at work on"),
     ],
 )
@@ -308,7 +311,7 @@ def test_a_world_that_has_finished_ends_though_a_rank_does_not(
     assert_clean(cluster)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [long(signal.SIGINT), signal.SIGKILL])
 def test_whatever_ends_the_driver_the_cluster_is_left_clean(
     cluster: str, tmp_path: Path, number: int
 ) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 import typer
 from factories import night, nightly, saved
+from marks import long
 
 import collbench
 from collbench.cli import main as commands
@@ -275,7 +276,7 @@ def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slower", "baseline", "code"), [(1.0, "", 0), (1.5, "", 1), (1.5, "settled", 0)]
+    ("slower", "baseline", "code"), [long(1.0, "", 0), (1.5, "", 1), long(1.5, "settled", 0)]
 )
 def test_nights_are_judged_against_each_other(
     tmp_path: Path, slower: float, baseline: str, code: int
