@@ -148,6 +148,31 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     assert gone(begun.pids())
 
 
+def test_a_rank_that_alone_cannot_take_part_is_named(run) -> None:
+    begun = run(*SWEEP, "--backend", "saboteur", SABOTAGE="refuse:1:0")
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT
+    assert "rank 1 on" in err and "unlike others: planted" in err and "a hint" in err
+    assert "rank 0" not in err and "Traceback" not in err
+
+
+def test_a_process_whose_maker_is_gone_before_it_says_what_to_do_then_ends_at_once() -> None:
+    program = """
+import os, time
+from collbench.run.launch.forkserver import die_with_parent
+mine = os.getpid()
+if os.fork() == 0:
+    while os.getppid() == mine:
+        time.sleep(0.01)
+    die_with_parent(mine)
+    print("alive", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")]
 )

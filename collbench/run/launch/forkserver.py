@@ -49,10 +49,12 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
     told: bool = False
 
 
-def die_with_parent(by: int = signal.SIGKILL) -> None:
-    """Have the kernel end this process by a signal when the one that made it ends, however it ends
-    (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(by))
+def die_with_parent(made_by: int | None = None) -> None:
+    """Have the kernel kill this process when the one that made it ends, however it ends (Linux):
+    now, if that is known and has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if made_by not in (None, os.getppid()):
+        os._exit(1)
 
 
 def leave(status: int, unwatched: str = "") -> NoReturn:
@@ -131,11 +133,12 @@ class Server:
             os.kill(pid, signal.SIGKILL)
 
     def _spawn(self, asked: Spawn, board_fd: int) -> None:
-        board = Board(asked.n, board_fd)
+        board, mine = Board(asked.n, board_fd), os.getpid()
         for rank in range(asked.n):
             ours, theirs = socket.socketpair()
             pid = os.fork()
             if pid == 0:
+                die_with_parent(mine)
                 ours.close()
                 self._become(rank, board, theirs, asked.told)
             theirs.close()
@@ -149,7 +152,6 @@ class Server:
         """Turn the forked child into a rank; never returns."""
         status = 1
         try:
-            die_with_parent()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()

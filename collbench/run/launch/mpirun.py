@@ -147,9 +147,9 @@ def _guard(place: str, board: str) -> None:
     except OSError:
         return  # the launching process is gone
     ours, theirs = socket.socketpair()
-    pid = os.fork()
+    mine, pid = os.getpid(), os.fork()
     if pid == 0:
-        die_with_parent()
+        die_with_parent(mine)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         notes.close()
         ours.close()

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.core import groups
-from collbench.core.errors import CannotRun, first_line
+from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import environment, topology
 from collbench.machine.load import Others
 from collbench.records.types import GpuState, RankInfo, Record, World
@@ -257,9 +257,12 @@ class Worker:
             trouble = None
         except CannotRun as e:
             trouble = [e.message, e.hint]
-        found = [t for t in self._control.collect(trouble) if t]
-        if found:
-            raise CannotRun(*found[0])
+        everyone = self._control.collect([environment.host(), trouble])
+        found = [(rank, *each) for rank, each in enumerate(everyone) if each[1]]
+        if len(found) == len(everyone):
+            raise CannotRun(*found[0][2])
+        for rank, host, (message, hint) in found:
+            raise RunBroken(f"rank {rank} on {host}, unlike others: {message}", hint)
 
     def _watch(self) -> tuple[gpu.Watch | None, list[GpuState]]:
         """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs."""

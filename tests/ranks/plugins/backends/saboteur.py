@@ -3,7 +3,7 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or
 fail the rank; ``sleep`` hangs it before the call, ``never-leave`` stops it after
-the last; ``lazy`` has every rank do nothing from that call
+the last; ``refuse`` has it refuse to be opened; ``lazy`` has every rank do nothing from that call
 on.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from collbench.core.errors import CannotRun
 from collbench.run.backends import Call
 from collbench.run.backends.torchdist import TorchDistributed
 from collbench.suite.case import Case
@@ -35,6 +36,8 @@ class Sabotage:
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
         self._mine = dist.get_rank() == self._at_rank
+        if self._mine and self._what == "refuse":
+            raise CannotRun("planted", "a hint")
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         call = super().prepare(case, send, recv)
