@@ -4,6 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= out
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
+# gpu-check: a part of it (quick, algorithms, nccl, tests, shared), and a folder of wheels where there
+# is no network: then PYTHON is one with torch and Triton
+SLICE ?=
+WHEELS ?=
+HERE = PYTHONPATH=$(CURDIR)/$(VENV)/wheels:$(CURDIR)
+GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
 .PHONY: demo test test-all lint perf faults lab gpu-check gallery clean
 
@@ -19,6 +25,10 @@ $(BIN)/pytest: $(BIN)/collbench
 
 $(VENV)/gpu: $(BIN)/pytest
 	$(INSTALL) --editable '.[gpu]'
+	@touch $@
+
+$(VENV)/wheels: $(wildcard $(WHEELS)/*.whl)  # without a network: what the Python that is there lacks
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --upgrade --target $@ $(WHEELS)/*.whl
 	@touch $@
 
 $(BIN)/ruff: $(BIN)/pytest
@@ -53,12 +63,13 @@ lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), writt
 	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab
 	$(BIN)/python tests/perf/wire.py --output reports/wire.md
 
-gpu-check: $(VENV)/gpu  ## what this machine's GPUs show: tests, bounds, nccl-tests beside; all of it goes to $(OUT)
+gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GPUs show: bounds, nccl-tests beside, tests; all of it goes to $(OUT)
 	mkdir -p $(OUT)
-	$(BIN)/collbench doctor | tee $(OUT)/doctor.txt || true
-	$(BIN)/python tests/perf/gpu.py --output $(OUT); status=$$?; \
+	$(GPU_PYTHON) -m collbench doctor | tee $(OUT)/doctor.txt || true
+	$(GPU_PYTHON) tests/perf/gpu.py --output $(OUT) $(addprefix --slice ,$(SLICE)); status=$$?; \
 	runs=$$(ls $(OUT)/*.jsonl 2> /dev/null | grep -v beside); \
-	[ -z "$$runs" ] || $(BIN)/collbench report $$runs -o $(OUT)/report.html; \
+	[ -z "$$runs" ] || $(GPU_PYTHON) -m collbench report $$runs -o $(OUT)/report.html; \
+	tar czf $(OUT).tar.gz $(OUT); \
 	exit $$status
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/

@@ -61,7 +61,7 @@ def test_a_sweep_keeps_the_ranks_that_there_are_gpus_for() -> None:
     assert [skip.case.n for skip in prepared.skips] == [2, 8]
     elsewhere = session.prepare(order(2, backends=("gloo", "torch_two_shot")))
     assert [job.case.backend for job in elsewhere.jobs] == ["gloo"]
-    assert "--share-gpu" not in elsewhere.skips[0].reason  # which would not help there
+    assert "--share-gpu lets ranks share one" in elsewhere.skips[0].reason
 
 
 @pytest.mark.usefixtures("one_gpu")
@@ -162,16 +162,22 @@ def test_gpu_check_asks_for_what_the_command_line_takes(
         raise gpu.NotMeasured("only asking")
 
     monkeypatch.setattr(check, "collbench", note)
-    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [])
+    passed = gpu.Figure(what="tests/gpu", value="3 passed")
+    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [passed])
     monkeypatch.setattr(gpu, "_nccl_tests", lambda *_: [])
     monkeypatch.setenv("NCCL_TESTS", str(tmp_path))
-    gpu.measured(check, {"copy_rate": 1.0, "graphs": [], "why_not": ""})
+    for stages in gpu.SLICES.values():
+        gpu.measured(check, {"copy_rate": 1.0, "graphs": [], "why_not": ""}, stages)
     assert [name for name, _ in asked] == [
         "symm-graph",
         "symm-2",
         "nccl",
+        "symm-2",
+        "nccl",
+        "beside-nccl-tests-1-streaming-0",
+        "symm-shared",
+        "torch-shared",
         "nccl-shared",
-        "beside-nccl-tests-1-0",
     ]
     for name, options in asked:
         done = inside("all_reduce", *options, "--dry-run")

@@ -1,10 +1,11 @@
 """What a machine with NVIDIA GPUs shows of collbench: ``python tests/perf/gpu.py --output out``
 (make gpu-check).
 
-Writes gpu-check.md, gpu-check.json and the runs into the folder, within eight minutes. Virtual
-ranks make one GPU do. Exit status 5 without a GPU, 1 where a test fails or data is wrong; nothing
-is asserted on time, the table says what is met. $NCCL_TESTS may name a folder with nccl-tests'
-binaries, to be measured beside.
+Writes the runs, gpu-check-SLICE.json and, of all slices that are there, gpu-check.md into the
+folder; each slice ends within eight minutes, and ``--slice quick`` shows first whether anything
+works. Virtual ranks make one GPU do. Exit status 5 without a GPU, 1 where a test fails or data is
+wrong; nothing is asserted on time, the table says what is met. $NCCL_TESTS may name a folder with
+nccl-tests' binaries, to be measured beside.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from collbench.run.backends._compiled import Compiled
 from collbench.suite.case import Case
 
 HERE = Path(__file__).parent
-SECONDS, FOR_TESTS = 470.0, 180.0  # for everything; what is kept of them for the tests
+SECONDS = 470.0  # for a slice
 ALGORITHMS = ("ring", "tree", "double_tree", "halving_doubling", "one_shot", "two_shot")
 RANKS = (2, 4, 8)
 LARGE = 256 << 20  # from here on an algorithm should move its bytes as fast as a copy does
 SIZES = (8, 512, 32 << 10, 2 << 20, 32 << 20, LARGE, 1 << 30)
-BRIEFLY = ("--place", "out", "--max-time", "0.2s", "-w", "5")  # as a hundred cases need it
+FIRST = {"ranks": (2, 8), "algorithms": ("ring", "two_shot", "one_shot"), "sizes": (8, LARGE)}
+BRIEFLY = ("--max-time", "0.2s", "-w", "5")  # as a hundred cases need it
 ROUNDS = 3
+ALIKE_NS = 50_000  # from here on a call back to back is the device's, in Python as in C
 HALFWAY = 1e12  # few segments: more of them move the same bytes
 
 
@@ -70,12 +73,11 @@ class Check:
     def run(
         self,
         command: Sequence[str],
-        reserve: float = FOR_TESTS,
         env: Mapping[str, str] = os.environ,
     ) -> subprocess.CompletedProcess[str]:
         """A program and what it said. Raises NotMeasured where it takes longer than there is
         time."""
-        limit = self._until - time.monotonic() - reserve
+        limit = self._until - time.monotonic()
         if limit < 5:
             raise NotMeasured("no time was left")
         try:
@@ -196,14 +198,18 @@ def nearness(found: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
                 )
 
 
-def reference_algorithms(check: Check, copy_rate: float) -> Iterator[Figure]:
-    sizes = ",".join(map(str, SIZES))
+def reference_algorithms(
+    check: Check,
+    copy_rate: float,
+    ranks: Sequence[int] = RANKS,
+    algorithms: Sequence[str] = ALGORITHMS,
+    sizes: Sequence[int] = SIZES,
+) -> Iterator[Figure]:
+    swept = ("--algo", ",".join(algorithms), "--sizes", ",".join(map(str, sizes)))
     check.details["symm"] = []
-    for n in RANKS:
-        always = ("--backend", "symm", "--virtual-ranks", "-g", str(n))
-        file = check.collbench(
-            f"symm-{n}", *always, "--algo", ",".join(ALGORITHMS), "--sizes", sizes, *BRIEFLY
-        )
+    for n in ranks:
+        always = ("--backend", "symm", "--virtual-ranks", "-g", str(n), "--place", "out")
+        file = check.collbench(f"symm-{n}", *always, *swept, *BRIEFLY)
         yield from verified(f"symm, {n} virtual ranks", file)
         check.details["symm"] += shares(file, copy_rate)
     yield from nearness(check.details["symm"])
@@ -247,26 +253,57 @@ def graphs(found: Mapping[str, Any]) -> Iterator[Figure]:
         )
 
 
-def native(check: Check) -> Iterator[Figure]:
-    """NCCL with a GPU for each rank as far as there are, the rest sharing."""
-    own = [n for n in (1, *RANKS) if n <= check.gpus]
-    for name, ranks, options in (
-        ("nccl", own, ()),
-        ("nccl-shared", sorted({*RANKS} - {*own}), ("--share-gpu",)),
-    ):
-        if ranks:
-            listed = ",".join(map(str, ranks))
-            what = f"{name}, {listed} ranks"
-            sweep = ("-b", "8", "-e", "1G", "-f", "8", *BRIEFLY)
-            try:
-                file = check.collbench(name, "--backend", "nccl", "-g", listed, *options, *sweep)
-            except NotMeasured as e:
-                yield Figure(what=what, value=f"not measured: {e}")
-                continue
-            yield from verified(what, file)
-            check.details[name] = [
-                {"n": n, "nbytes": nbytes, "ns": ns} for (_, n, nbytes), ns in medians(file).items()
-            ]
+def native(check: Check, most: int = max(RANKS)) -> Iterator[Figure]:
+    """NCCL with a GPU for each rank, as far as there are."""
+    ranks = [n for n in (1, *RANKS) if n <= min(check.gpus, most)]
+    sweep = ("-b", "8", "-e", "1G", "-f", "8", "--place", "out", *BRIEFLY)
+    yield from swept(check, "nccl", ranks, "--backend", "nccl", *sweep)
+
+
+def shared(check: Check) -> Iterator[Figure]:
+    """Two processes on a GPU: NCCL's ranks, and the kernels that several processes run. Right or
+    wrong is all that it shows."""
+    briefly = ("--share-gpu", *BRIEFLY)
+    kernels = ("--sizes", "1K,1M", *briefly)
+    yield from swept(
+        check, "symm-shared", [2], *kernels, "--backend", "symm", "--algo", "ring,one_shot"
+    )
+    own = ("--backend", "torch_one_shot,torch_two_shot", "--place", "out")
+    yield from swept(check, "torch-shared", [2], *kernels, *own)
+    nccl = ("--backend", "nccl", "-b", "8", "-e", "64M", "-f", "8", *briefly)
+    yield from swept(check, "nccl-shared", [2], *nccl)
+
+
+def swept(check: Check, name: str, ranks: Sequence[int], *options: str) -> Iterator[Figure]:
+    listed = ",".join(map(str, ranks))
+    what = f"{name}, {listed} ranks"
+    try:
+        file = check.collbench(name, "-g", listed, *options)
+    except NotMeasured as e:
+        yield Figure(what=what, value=f"not measured: {e}")
+        return
+    yield from verified(what, file)
+    check.details[name] = [
+        {"algorithm": algorithm, "n": n, "nbytes": nbytes, "ns": ns}
+        for (algorithm, n, nbytes), ns in medians(file).items()
+    ]
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep that both programs can make in one cadence: in place, where torch has what NCCL has,
+    or for one rank, of which NCCL does nothing in place, out of place. Small calls are captured in
+    graphs by both: back to back they would show how fast Python issues them."""
+
+    mode: str
+    least: str
+    most: str
+    in_place: bool
+    theirs: tuple[str, ...] = ()
+
+
+STREAMED = Beside(mode="streaming", least="1M", most="1G", in_place=True)
+CAPTURED = Beside(mode="graph", least="8", most="1M", in_place=True, theirs=("-G", "1"))
+ALONE = Beside(mode="streaming", least="1M", most="1G", in_place=False)
 
 
 def beside_nccl_tests(check: Check) -> Iterator[Figure]:
@@ -275,26 +312,25 @@ def beside_nccl_tests(check: Check) -> Iterator[Figure]:
     if not folder:
         raise NotMeasured("$NCCL_TESTS names no folder with all_reduce_perf")
     sharing = ("--share-gpu",) if check.gpus < 2 else ()
-    for n, options in ((1, ()), (2, sharing)):
-        what = f"nccl-tests, {n} ranks{' sharing a GPU' if options else ''}"
+    for n, options, way in ((1, (), ALONE), (2, sharing, STREAMED), (2, sharing, CAPTURED)):
+        what = f"nccl-tests, {n} ranks{' sharing a GPU' if options else ''}, {way.mode}"
         ours, theirs, libraries = [], [], set()
         command = _nccl_tests(Path(folder) / "all_reduce_perf", n, bool(options))
-        sweep = ("-b", "8", "-e", "1G", "-f", "8")
+        sweep = ("-b", way.least, "-e", way.most, "-f", "8")
+        place = "in" if way.in_place else "out"
+        mine = ("--backend", "nccl", "-g", str(n), *options, "--mode", way.mode, "--place", place)
         for turn in range(ROUNDS):
-            name = f"beside-nccl-tests-{n}-{turn}"
-            mine = check.collbench(
-                name, "--backend", "nccl", "-g", str(n), *options, *sweep, *BRIEFLY
-            )
-            ours.append({nbytes: ns for (_, _, nbytes), ns in medians(mine).items()})
-            done = check.run(
-                [*command, *sweep, "-n", "20", "-w", "5", "-c", "0"], env=_environment()
-            )
-            times, library = read_nccl_tests(done)
+            name = f"beside-nccl-tests-{n}-{way.mode}-{turn}"
+            file = check.collbench(name, *mine, *sweep, *BRIEFLY)
+            ours.append({nbytes: ns for (_, _, nbytes), ns in medians(file).items()})
+            asked = [*command, *sweep, "-n", "20", "-w", "5", "-c", "0", *way.theirs]
+            times, library = read_nccl_tests(check.run(asked, _environment()), way.in_place)
             theirs.append(times)
-            libraries |= {mine.worlds[0].library.partition(" (")[0], library}
+            libraries |= {file.worlds[0].library.partition(" (")[0], library}
         table = [
             {
                 "n": n,
+                "mode": way.mode,
                 "nbytes": nbytes,
                 **{
                     side: statistics.median(r[nbytes] for r in rounds)
@@ -309,14 +345,16 @@ def beside_nccl_tests(check: Check) -> Iterator[Figure]:
 
 
 def compared(what: str, table: Sequence[Mapping[str, Any]]) -> Figure:
-    """Every size's medians within 5 % or 2 us."""
-    if not table:
-        raise NotMeasured("no size is in both tables")
+    """Every size's medians within 5 % or 2 us; back to back, those of calls that take so long that
+    hosts have issued the next meanwhile."""
+    alike = [row for row in table if row["mode"] == "graph" or row["theirs"] >= ALIKE_NS]
+    if not alike:
+        raise NotMeasured("no size is in both tables, or none takes long enough")
     far = [
-        one for one in table if abs(one["ours"] - one["theirs"]) > max(0.05 * one["theirs"], 2000)
+        one for one in alike if abs(one["ours"] - one["theirs"]) > max(0.05 * one["theirs"], 2000)
     ]
-    typical = statistics.median(one["ours"] / one["theirs"] - 1 for one in table)
-    value = f"{typical:+.1%} in the median of {len(table)} sizes"
+    typical = statistics.median(one["ours"] / one["theirs"] - 1 for one in alike)
+    value = f"{typical:+.1%} in the median of {len(alike)} sizes"
     if far:
         value += f"; off at {', '.join(str(one['nbytes']) for one in far)} B"
     return Figure(what=what, value=value, goal="each size within 5 % or 2 us", met=not far)
@@ -348,8 +386,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **allowed, "LD_LIBRARY_PATH": path}
 
 
-def read_nccl_tests(done: subprocess.CompletedProcess[str]) -> tuple[dict[int, float], str]:
-    """Nanoseconds out of place by size, and the library."""
+def read_nccl_tests(
+    done: subprocess.CompletedProcess[str], in_place: bool
+) -> tuple[dict[int, float], str]:
+    """Nanoseconds by size, and the library."""
     try:
         reading = importers.read(
             done.stdout, importers.Asked(name="nccl-tests", collective="all_reduce")
@@ -359,17 +399,18 @@ def read_nccl_tests(done: subprocess.CompletedProcess[str]) -> tuple[dict[int, f
         raise NotMeasured(
             f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}"
         ) from e
-    out = [(r, derive.derive(r)) for r in reading.records if not r.case.in_place]
-    return {r.case.nbytes: row.median for r, row in out if row}, reading.worlds[0].library
+    found = [(r, derive.derive(r)) for r in reading.records if r.case.in_place == in_place]
+    return {r.case.nbytes: row.median for r, row in found if row}, reading.worlds[0].library
 
 
 def gpu_tests(check: Check) -> Iterator[Figure]:
     told = check.folder / "gpu-tests.txt"
-    command = (
-        f"exec {shlex.quote(sys.executable)} -m pytest {shlex.quote(str(HERE.parent / 'gpu'))}"
-    )
+    workers = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    command = [sys.executable, "-m", "pytest", str(HERE.parent / "gpu"), "--durations=15", *workers]
     try:
-        done = check.run(["sh", "-c", f"{command} > {shlex.quote(str(told))} 2>&1"], reserve=0)
+        done = check.run(
+            ["sh", "-c", f"exec {shlex.join(command)} > {shlex.quote(str(told))} 2>&1"]
+        )
     except NotMeasured as e:
         yield Figure(what="tests/gpu", value=str(e), goal="none fails", met=False)
         return
@@ -392,23 +433,37 @@ def missing() -> str:
     return "torch finds no GPU that it can use; nvidia-smi shows whether the driver works"
 
 
-def measured(check: Check, inside: Mapping[str, Any]) -> list[Figure]:
+Stages = dict[str, Callable[[Check, Mapping[str, Any]], Iterator[Figure]]]
+SLICES: dict[str, Stages] = {
+    "quick": {
+        "one_shot of 8 B in graph mode": lambda check, _: small_calls(check),
+        "first algorithms on symm": lambda check, inside: reference_algorithms(
+            check, inside["copy_rate"], **FIRST
+        ),
+        "harness overhead in graph mode": lambda _, inside: graphs(inside),
+        "nccl, alone": lambda check, _: native(check, 1),
+    },
+    "algorithms": {
+        "reference algorithms on symm": lambda check, inside: reference_algorithms(
+            check, inside["copy_rate"]
+        ),
+    },
+    "nccl": {
+        "nccl": lambda check, _: native(check),
+        "nccl-tests": lambda check, _: beside_nccl_tests(check),
+    },
+    "tests": {"tests/gpu": lambda check, _: gpu_tests(check)},
+    "shared": {"two processes on a GPU": lambda check, _: shared(check)},
+}
+"""In the order of what is to be known first; what may hang comes last."""
+
+
+def measured(check: Check, inside: Mapping[str, Any], stages: Stages) -> list[Figure]:
     """All figures; what cannot be measured says why and the rest goes on."""
-    rate = inside["copy_rate"]
-    stages: dict[str, Callable[[], Iterator[Figure]]] = {
-        "one_shot of 8 B in graph mode": lambda: small_calls(check),
-        "reference algorithms on symm": lambda: reference_algorithms(check, rate),
-        "harness overhead in graph mode": lambda: graphs(inside),
-        "nccl": lambda: native(check),
-        "nccl-tests": lambda: beside_nccl_tests(check),
-        "tests/gpu": lambda: gpu_tests(check),
-    }
-    figures = [
-        Figure(what="copies within device memory, read and written", value=f"{rate:.0f} GB/s")
-    ]
+    figures: list[Figure] = []
     for what, stage in stages.items():
         try:
-            for figure in stage():
+            for figure in stage(check, inside):
                 figures.append(figure)
         except (NotMeasured, CollbenchError) as e:
             figures.append(Figure(what=what, value=f"not measured: {e}"))
@@ -426,36 +481,59 @@ def page(machine: str, figures: Sequence[Figure]) -> str:
     return "\n".join(lines) + "\n"
 
 
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slice leaves: the machine, what it says of itself, ``inside`` (gpu_graphs.py), the
+    table, and what is behind it."""
+
+    machine: str
+    environment: dict[str, Any]
+    inside: dict[str, Any]
+    figures: list[Figure]
+    details: dict[str, list[dict[str, Any]]]
+
+
+def told(folder: Path) -> str:
+    """The page of all slices that are there."""
+    paths = [folder / f"gpu-check-{name}.json" for name in SLICES]
+    reports = [msgspec.json.decode(p.read_bytes(), type=Report) for p in paths if p.exists()]
+    rate = f"{reports[-1].inside['copy_rate']:.0f} GB/s"
+    copies = Figure(what="copies within device memory, read and written", value=rate)
+    return page(reports[-1].machine, [copies, *(f for report in reports for f in report.figures)])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--slice", action="append", choices=SLICES, help="all, unless told")
     chosen = parser.parse_args()
     if why := missing():
         print(f"gpu-check: {why}; `collbench doctor` says more", file=sys.stderr)
         return Exit.CANNOT_RUN
     chosen.output.mkdir(parents=True, exist_ok=True)
-    check = Check(chosen.output, 0)
-    done = check.run([sys.executable, str(HERE / "gpu_graphs.py")])
+    done = Check(chosen.output, 0).run([sys.executable, str(HERE / "gpu_graphs.py")])
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         return Exit.BAD
     inside = msgspec.json.decode(done.stdout.strip().splitlines()[-1])
-    check.gpus = inside["gpus"]
-    figures = measured(check, inside)
     about = environment.gather()
     software = f"{inside['software']}, driver {about['gpus'].get('driver')}"
     machine = f"{inside['gpus']} x {inside['device']}, {software}, {datetime.now(UTC):%Y-%m-%d}"
-    (check.folder / "gpu-check.md").write_text(page(machine, figures))
-    whole = {
-        "machine": machine,
-        "environment": about,
-        "inside": inside,
-        "figures": figures,
-        "details": check.details,
-    }
-    (check.folder / "gpu-check.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
-    print(page(machine, figures))
-    wrong = [f for f in figures if f.met is False and f.goal in ("all", "none fails")]
+    wrong = []
+    for name in chosen.slice or SLICES:
+        check = Check(chosen.output, inside["gpus"])
+        figures = measured(check, inside, SLICES[name])
+        wrong += [f for f in figures if f.met is False and f.goal in ("all", "none fails")]
+        whole = Report(
+            machine=machine,
+            environment=about,
+            inside=inside,
+            figures=figures,
+            details=check.details,
+        )
+        encoded = msgspec.json.format(msgspec.json.encode(whole))
+        (chosen.output / f"gpu-check-{name}.json").write_bytes(encoded)
+        (chosen.output / "gpu-check.md").write_text(told(chosen.output))
+    print(told(chosen.output))
     return Exit.BAD if wrong else Exit.OK
 
 

@@ -135,16 +135,29 @@ def test_graphs_are_compared_and_their_absence_explained(gpu: ModuleType) -> Non
 
 
 def test_nccl_tests_output_is_read_and_compared(gpu: ModuleType) -> None:
-    times, library = gpu.read_nccl_tests(subprocess.CompletedProcess([], 0, NCCL_TESTS, ""))
+    said = subprocess.CompletedProcess([], 0, NCCL_TESTS, "")
+    times, library = gpu.read_nccl_tests(said, False)
     assert times == {8: 10_000.0, 1 << 20: 100_000.0} and library == "NCCL 2.30.4"
+    assert gpu.read_nccl_tests(said, True)[0] == {8: 9_000.0, 1 << 20: 90_000.0}
     with pytest.raises(gpu.NotMeasured, match="ended with 2: no device"):
-        gpu.read_nccl_tests(subprocess.CompletedProcess([], 2, "", "sorry\nno device\n"))
+        gpu.read_nccl_tests(subprocess.CompletedProcess([], 2, "", "sorry\nno device\n"), False)
     table = [
-        {"nbytes": 8, "ours": 11_900.0, "theirs": 10_000.0},
-        {"nbytes": 1 << 20, "ours": 106e3, "theirs": 100e3},
+        {"mode": "graph", "nbytes": 8, "ours": 11_900.0, "theirs": 10_000.0},
+        {"mode": "graph", "nbytes": 1 << 20, "ours": 106e3, "theirs": 100e3},
     ]
     near, far = gpu.compared("x", table[:1]), gpu.compared("x", table)
     assert near.met and far.met is False and far.value.endswith("off at 1048576 B")
+
+
+def test_calls_that_python_issues_more_slowly_than_c_are_not_compared_back_to_back(
+    gpu: ModuleType,
+) -> None:
+    small = {"mode": "streaming", "nbytes": 8, "ours": 20e3, "theirs": 5e3}
+    large = {"mode": "streaming", "nbytes": 1 << 30, "ours": 101e3, "theirs": 100e3}
+    judged = gpu.compared("x", [small, large])
+    assert judged.met and judged.value == "+1.0% in the median of 1 sizes"
+    with pytest.raises(gpu.NotMeasured, match="none takes long enough"):
+        gpu.compared("x", [small])
 
 
 def test_ranks_that_share_a_gpu_need_nccl_tests_with_mpi(
@@ -180,23 +193,43 @@ def test_a_stage_that_cannot_run_says_why_and_the_others_go_on(
         gpu, "gpu_tests", lambda check: [gpu.Figure(what="tests/gpu", value="3 passed", met=True)]
     )
     monkeypatch.delenv("NCCL_TESTS", raising=False)
-    figures = gpu.measured(check, {"copy_rate": 3000.0, "graphs": [], "why_not": "no symm"})
+    inside = {"copy_rate": 3000.0, "graphs": [], "why_not": "no symm"}
+    slices = [gpu.measured(check, inside, stages) for stages in gpu.SLICES.values()]
+    figures = [figure for found in slices for figure in found]
     told = {f.what: f.value for f in figures}
     assert told["reference algorithms on symm"] == "not measured: symm needs Triton"
     assert told["nccl, 1 ranks: data right"] == "1 cases"
-    assert told["nccl-shared, 2,4,8 ranks"].startswith("not measured: NCCL 2.27.5")
+    assert told["nccl-shared, 2 ranks"].startswith("not measured: NCCL 2.27.5")
     assert (
         told["nccl-tests"].startswith("not measured: $NCCL_TESTS")
         and told["tests/gpu"] == "3 passed"
     )
-    assert check.details["nccl"] == [{"n": 1, "nbytes": 8, "ns": 5000.0}]
+    assert check.details["nccl"] == [{"algorithm": "native", "n": 1, "nbytes": 8, "ns": 5000.0}]
     text = gpu.page("1 x Imagined 9000", figures)
     assert text.count("\n| ") == len(figures) + 1 and "| tests/gpu | 3 passed |  | yes |" in text
 
 
+def test_the_page_tells_of_all_slices_that_are_there(gpu: ModuleType, tmp_path: Path) -> None:
+    for name in ("tests", "quick"):
+        report = gpu.Report(
+            machine="1 x Imagined 9000",
+            environment={},
+            inside={"copy_rate": 3000.0},
+            figures=[gpu.Figure(what=f"what {name} shows", value="3 passed")],
+            details={},
+        )
+        (tmp_path / f"gpu-check-{name}.json").write_bytes(msgspec.json.encode(report))
+    lines = gpu.told(tmp_path).splitlines()
+    assert [line.split(" | ")[0] for line in lines[6:]] == [
+        "| copies within device memory, read and written",
+        "| what quick shows",
+        "| what tests shows",
+    ]
+
+
 def test_programs_that_take_too_long_are_given_up(gpu: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(gpu.NotMeasured, match="no time was left"):
-        gpu.Check(tmp_path, 1, seconds=100.0).run([sys.executable, "-c", ""])
+        gpu.Check(tmp_path, 1, seconds=4.0).run([sys.executable, "-c", ""])
     with pytest.raises(gpu.NotMeasured, match="No such file"):
         gpu.Check(tmp_path, 1).run(["/nowhere/at/all"])
 
