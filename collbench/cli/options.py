@@ -17,7 +17,7 @@ from collbench.core import groups
 from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
 from collbench.core.text import tell
-from collbench.run import backends
+from collbench.run import backends, memory
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
@@ -393,7 +393,7 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     axes, swept = suite.axes, suite.values("backends")
     names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
     told = {name: " or ".join(swept) for name in backends.idle(names, swept)}
-    if suite.policy.share_gpu and "nccl" not in swept:
+    if suite.policy.share_gpu and not memory.ON_GPUS.intersection(swept):
         told["--share-gpu"] = " or ".join(swept)
     if row:
         said = {

@@ -69,6 +69,7 @@ ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
 INVALID = "invalid!"  # over a quarter of the samples replaced: the time is shown nowhere
 
 FEWEST_SAMPLES, FEW = 6, "n<6"
+LAUNCH_BOUND = 0.05  # of a sample: hosts that wait for their devices for less issue too slowly
 
 # Flags of rows that are shown and decide nothing
 UNGATED = (
@@ -403,6 +404,11 @@ def _flags(
         "interpreted": bool(world and world.interpreted),
         "virtual": bool(world and world.virtual),
         "shared-gpu": bool(world and world.shared_gpu),
+        "launch-bound": (
+            record.case.mode == "streaming"
+            and record.waited is not None
+            and record.waited < LAUNCH_BOUND
+        ),
         "throttled": any(state.throttle for state in record.gpus),
         "no-effect": bool(without_effect(record.case.env, record.case.collective, record.chose)),
         "oversubscribed": bool(world and world.oversubscribed),

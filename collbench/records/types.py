@@ -274,15 +274,17 @@ class Record(_Line, frozen=True, tag="record"):
     told; ``again``: it was measured twice, and this takes the place of the first record in its
     world, whose samples it holds too. ``clock`` says whether ``times_ns`` are a host's or a
     device's. The other one's: ``host_ns`` of some further calls, one by one, from call to
-    completion; ``device_ns`` of the same samples; both on the slowest rank. ``control_ns`` are some
-    samples in the other cadence: of ranks that come as a program's do where the case aligns them,
-    and aligned in mode host. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its
-    worst meanwhile. ``bits`` are digests of what two calls made of the same floats, which must be
-    rounded: one where they agree. ``sent`` are bytes counted after all of this, of all groups;
-    several times where the first count was not what the collective needs. ``injected`` says which
-    faults were planted (faults.py). ``calibration`` is there for cases measured in turns with
-    others, on CPUs. ``told`` marks an imported record; ``times_ns`` is then often empty. Raises
-    ValueError where times by rank are not of the case's ranks, or not as many of each.
+    completion; ``device_ns`` of the same samples; both on the slowest rank. ``waited`` is the share
+    of a sample, in the median, for which hosts waited for their devices once all its calls were
+    issued, on the rank where it is least. ``control_ns`` are some samples in the other cadence: of
+    ranks that come as a program's do where the case aligns them, and aligned in mode host.
+    ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst meanwhile. ``bits`` are
+    digests of what two calls made of the same floats, which must be rounded: one where they agree.
+    ``sent`` are bytes counted after all of this, of all groups; several times where the first count
+    was not what the collective needs. ``injected`` says which faults were planted (faults.py).
+    ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
+    imported record; ``times_ns`` is then often empty. Raises ValueError where times by rank are not
+    of the case's ranks, or not as many of each.
     """
 
     case: Case
@@ -300,6 +302,7 @@ class Record(_Line, frozen=True, tag="record"):
     clock: Literal["host", "device"] = "host"
     host_ns: Samples = []
     device_ns: Samples = []
+    waited: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     control_ns: Samples = []
     inner: Positive = 1
     setup_ns: int = 0

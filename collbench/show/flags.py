@@ -117,6 +117,10 @@ FLAGS = {
         "take no more ranks than GPUs (-g)",
         whole=True,
     ),
+    "launch-bound": Flag(
+        "the host issued calls more slowly than the device does them: the time is the host's",
+        "measure what the device takes, too (--mode isolated,graph)",
+    ),
     "throttled": Flag(
         "a GPU was held back meanwhile (power, heat, clock): samples of those moments were"
         " replaced",

@@ -334,8 +334,8 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "share_gpu", "flag", default=False).option(
         "--share-gpu",
         (
-            "Let ranks share GPUs where there are too few (NCCL 2.30): shows that it runs, not what"
-            " a machine can do."
+            "Let ranks share GPUs where there are too few (symm, and NCCL 2.30): shows that it"
+            " runs, not what a machine can do."
         ),
     ),
     Field("policy", "pin", "flag", default=True).option(

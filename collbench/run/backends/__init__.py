@@ -287,8 +287,8 @@ def too_few_gpus(case: Case, policy: Policy, gpus: int) -> str:
     an unknown number."""
     if case.backend not in GPU_EACH or policy.share_gpu or not 0 < gpus < case.world:
         return ""
-    sharing = "--share-gpu lets ranks share one; " if case.backend == "nccl" else ""
-    return f"{each_needs_one(case.world, gpus)} ({sharing}--backend gloo runs on CPUs)"
+    wanted = each_needs_one(case.world, gpus)
+    return f"{wanted} (--share-gpu lets ranks share one; --backend gloo runs on CPUs)"
 
 
 def each_needs_one(ranks: int, gpus: int) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +18,13 @@ from collbench.run.backends import each_needs_one
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control
 
-SHARING = (
-    2,
-    30,
-)  # the first NCCL that puts several ranks on a GPU, if NCCL_MULTI_RANK_GPU_ENABLE says so
+SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE
+
+
+BLOCKS = 16  # of NCCL's on a GPU that ranks share: too many wait for each other for ever
+
+
+MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
 
 
 OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
@@ -30,16 +34,19 @@ SINCE = ("", "2.7", "2.9")  # the first torch that can
 
 
 class Seat(NamedTuple):
-    """A rank's GPU, and whether any rank of this world shares its own with others."""
+    """A rank's GPU; whether any rank of this world shares its own with others, and how then."""
 
     device: torch.device
     shared: bool
+    how: str = ""
 
 
-def seat(control: Control, local_rank: int, sharing: bool, backend: str) -> Seat:
+def seat(
+    control: Control, local_rank: int, sharing: bool, backend: str, of_nccl: bool = True
+) -> Seat:
     """A GPU for this rank, of those that it sees (all ranks call this together). Where a host has
-    more ranks than GPUs and ``sharing`` is allowed they take turns, which NCCL must hear of before
-    it is started. Raises CannotRun, on all ranks alike."""
+    more ranks than GPUs and ``sharing`` is allowed they take turns, which NCCL, if ranks are
+    ``of_nccl``, must hear of before it is started. Raises CannotRun, on all ranks alike."""
     mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if mine else (0, 0)
     uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
@@ -59,15 +66,38 @@ def seat(control: Control, local_rank: int, sharing: bool, backend: str) -> Seat
                 "ask for fewer with -g, or --share-gpu (on nccl)",
             )
     oldest = min(tuple(version) for _, _, version in everyone)
-    if crowded and oldest < SHARING:
+    if crowded and of_nccl and oldest < SHARING:
         raise CannotRun(
             f"NCCL {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
             " share it",
             "a newer torch or nvidia-nccl wheel, or --backend gloo",
         )
+    how = ""
     if crowded:
+        most = max(Counter((host, uuid) for host, uuid, _ in everyone).values())
+        how = f", up to {most} ranks a GPU" + " by turns" * (not _served())
+    if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-    return Seat(torch.device("cuda", local_rank % mine), bool(crowded))
+        limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
+        how += f", NCCL_MAX_CTAS={limit}"
+    return Seat(torch.device("cuda", local_rank % mine), bool(crowded), how)
+
+
+def _served() -> bool:
+    """Whether NVIDIA's MPS lets several processes work on a GPU at once; else they take slices of
+    its time, of milliseconds."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
+
+
+def symmetric_memory() -> Any:
+    """torch's module of that, in an environment for ranks whose GPUs ``seat`` has told apart by
+    their own names: torch would go by their numbers, which are all 0 where each rank sees only its
+    own GPU, and refuses several ranks on one."""
+    os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
+    os.environ.setdefault("TORCH_SYMMMEM_IMPLICIT_POOL", "0")  # which keeps what is let go
+    from torch.distributed import _symmetric_memory
+
+    return _symmetric_memory
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -121,7 +151,7 @@ class Registered:
         return memory
 
     def _reason(self, error: Exception) -> tuple[str, str]:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error):
             return (
                 f"no memory for registered buffers: {first_line(error)}",
                 "smaller sizes, or leave -R out",

@@ -16,9 +16,9 @@ Every thread takes the same way through the tape: a value that decides anything 
 memory that does not change during the launch, or is handed to all by a reduction over the whole
 block or a scalar atomic. Else threads would meet at different barriers.
 
-No wait is endless: after ``limit`` looks, or when another block of this launch has given up, a
-block leaves. It says in ``report`` for what it had waited, and leaves a negative number as its
-counters' base, by which the launches that follow leave at once.
+No wait is endless: after ``limit`` microseconds (looks, in the interpreter), or when another
+block of this launch has given up, a block leaves. It says in ``report`` for what it had waited,
+and leaves a negative number as its counters' base, by which the launches that follow leave at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _MOVE = tl.constexpr(int(Opcode.MOVE))
 _PUBLISH = tl.constexpr(int(Opcode.PUBLISH))
 
 
-_CHECKED = tl.constexpr(1024)  # looks at counters between two at whether another block has given up
+_CHECKED = tl.constexpr(1024)  # looks at counters between two at the time, and at other blocks
 
 
 @triton.jit
@@ -156,6 +156,23 @@ def _look(addresses, interpreted: tl.constexpr):
 
 
 @triton.jit
+def _now(lane, looks, interpreted: tl.constexpr):
+    """Microseconds, the same for all of the block's threads; in the interpreter looks."""
+    if interpreted:
+        return looks.to(tl.int64)
+    else:
+        nanoseconds = tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer; // $1",
+            "=l,r",
+            [lane],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+        return tl.max(nanoseconds, 0) // 1000
+
+
+@triton.jit
 def _await(
     pairs,
     peers,
@@ -178,14 +195,19 @@ def _await(
     addresses = tl.where(used, lines + channel * _LINE, 0)
     seen = _look(addresses, interpreted)
     behind = tl.max((used & (seen < wanted)).to(tl.int32), 0)
-    looks = 0
-    while (behind > 0) & (looks < limit):
+    looks = tl.zeros((), tl.int32)
+    began = tl.zeros((), tl.int64)
+    left = behind > 0
+    while left:
         seen = _look(addresses, interpreted)
         behind = tl.max((used & (seen < wanted)).to(tl.int32), 0)
+        left = behind > 0
         looks += 1
-        if looks % _CHECKED == 0:  # noqa: SIM102 - to Triton, "and" means both
-            if tl.atomic_add(claim, 0, sem="relaxed", scope="gpu") != 0:
-                looks = limit
+        if looks % _CHECKED == 0:
+            now = _now(lane, looks, interpreted)
+            began = tl.where(looks == _CHECKED, now, began)
+            others = tl.atomic_add(claim, 0, sem="relaxed", scope="gpu")
+            left = left & (others == 0) & (now - began < limit)
     if behind > 0:  # noqa: SIM102
         if tl.atomic_xchg(claim, 1, sem="relaxed", scope="gpu") == 0:
             late = tl.max(tl.where(used & (seen < wanted), lane, -1), 0)

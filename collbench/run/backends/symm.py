@@ -32,12 +32,10 @@ from collbench.suite.case import Case
 HALFWAY = 500e3  # alpha / beta in bytes: about 2 us, and 250 GB/s
 
 
-PATIENCE = (
-    20_000_000  # looks at a peer's counters before giving it up, of about 1 us each on a GPU,
-)
+PATIENCE = 20_000_000  # us that a rank waits for a peer's progress before giving it up
 
 
-INTERPRETED_PATIENCE = 50_000  # and of some 300 us in the interpreter
+INTERPRETED_PATIENCE = 50_000  # looks at it in the interpreter, of some 300 us each
 
 
 INTERPRETED_CHANNELS = 4  # one after the other, but never waiting for each other
@@ -111,6 +109,7 @@ class Symmetric(Base):
                 1,
                 self._bases([(0, 0)] * n, [], 0),
             )
+            self._control.barrier()  # nobody waits in a kernel for a rank that compiles it
 
     def _on_host(self) -> tuple[Allot, int]:
         """Ranks are processes on CPUs, in Triton's interpreter."""
@@ -139,11 +138,10 @@ class Symmetric(Base):
         virtual = self.policy.virtual
         if not virtual:
             _memory.one_host(self._control, "symm", "--backend nccl joins hosts")
-        self.device = (
-            torch.device("cuda", local_rank)
-            if virtual
-            else _cuda.seat(self._control, local_rank, False, "symm").device
-        )
+        self.device, how = torch.device("cuda", local_rank), ""
+        if not virtual:
+            sharing = self.policy.share_gpu
+            self.device, _, how = _cuda.seat(self._control, local_rank, sharing, "symm", False)
         torch.cuda.set_device(self.device)
         self.stream = Cuda(self.device)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
@@ -153,7 +151,7 @@ class Symmetric(Base):
                 f"{self._n} virtual ranks need a multiprocessor each, and there are {processors}",
                 "ask for fewer with -g",
             )
-        self.library += f" (Triton {self._walker.triton.__version__})"
+        self.library += f" (Triton {self._walker.triton.__version__}){how}"
         return (self._virtual if virtual else self._symmetric), most
 
     def _virtual(self, nbytes: int) -> Reach:
@@ -161,8 +159,7 @@ class Symmetric(Base):
         return Reach(whole, [whole.data_ptr() + rank * nbytes for rank in range(self._n)])
 
     def _symmetric(self, nbytes: int) -> Reach:
-        import torch.distributed._symmetric_memory as symmetric
-
+        symmetric = _cuda.symmetric_memory()
         assert dist.group.WORLD
         try:
             mine = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -207,13 +204,16 @@ class Symmetric(Base):
         extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
         bases = self._bases(pairs, extra, room)
         alike = case, (bases % VECTOR).tobytes()
-        if alike not in self._tapes:
+        if fresh := alike not in self._tapes:
             parts = _instructions.channels(compiled, self._most)
             words = _instructions.write(
                 case, compiled, self._ranks, parts, bases, self._walker.peers_at_once()
             )
             self._tapes[alike] = self._on_device(words), parts
-        return Call(self._launch(case, *self._tapes[alike], bases), None, compiled.name)
+        launch = self._launch(case, *self._tapes[alike], bases)
+        if fresh:
+            self._control.barrier()  # all have compiled it
+        return Call(launch, None, compiled.name)
 
     def _bases(
         self, pairs: Sequence[tuple[int, int]], extra: Sequence[Bank], room: int
@@ -237,17 +237,13 @@ class Symmetric(Base):
     def _launch(
         self, case: Case, words: Tensor, parts: int, bases: _instructions.Words
     ) -> Callable[[], object]:
+        """What launches the kernel, which is compiled here."""
         patience = INTERPRETED_PATIENCE if self.interpreted else PATIENCE
-        return partial(
-            self._walker.walk[parts, len(self._ranks)],
-            words,
-            self._on_device(bases),
-            self._claim,
-            self._report,
-            self._ranks.start,
-            patience,
-            **self._walker.options(case),
-        )
+        first, chosen = self._ranks.start, self._walker.options(case)
+        given = words, self._on_device(bases), self._claim, self._report, first, patience
+        if not self.interpreted:
+            self._walker.walk.warmup(*given, grid=(1,), **chosen)
+        return partial(self._walker.walk[parts, len(self._ranks)], *given, **chosen)
 
     def _on_device(self, words: _instructions.Words) -> Tensor:
         return torch.from_numpy(words).to(self.device)

@@ -147,6 +147,9 @@ def _barrier(case: Case, send: Tensor, recv: Tensor, at: _Site) -> Callable[...,
     return partial(dist.barrier, group=at.group)
 
 
+HALFWAY = 6e6  # alpha / beta in bytes: some 20 us for the host to issue a step, at 300 GB/s
+
+
 # scan is missing here because torch.distributed has none
 CALLS: dict[str, Callable[[Case, Tensor, Tensor, _Site], Callable[..., Any]]] = {
     "all_reduce": _all_reduce,
@@ -238,13 +241,14 @@ class TorchDistributed(Base):
             )
 
     def _take_seat(self, control: Control, local_rank: int) -> None:
-        self.device, self.shared = _cuda.seat(
+        self.device, self.shared, how = _cuda.seat(
             control, local_rank, self.policy.share_gpu, self.label
         )
         torch.cuda.set_device(self.device)
         self.stream = Cuda(self.device)
         self._token = torch.zeros(1, device=self.device)
-        self.library = f"NCCL {_cuda.dotted(_cuda.nccl_version())} (torch {torch.__version__})"
+        version = _cuda.dotted(_cuda.nccl_version())
+        self.library = f"NCCL {version} (torch {torch.__version__}){how}"
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
@@ -257,6 +261,8 @@ class TorchDistributed(Base):
 
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
+        if self._registered:
+            self._registered.release()
         if self.stream:
             torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
         if self._registered:
@@ -269,7 +275,15 @@ class TorchDistributed(Base):
             at = at._replace(rank=self.control.rank, n=case.n, members=self.control.members)
         if case.algorithm != "native":
             return _wire.prepare(
-                case, send, recv, at.rank, at.group, self._room, members=at.members, near=at.near
+                case,
+                send,
+                recv,
+                at.rank,
+                at.group,
+                self._room,
+                halfway=HALFWAY if self.stream else _wire.HALFWAY,
+                members=at.members,
+                near=at.near,
             )
         issue = CALLS[case.collective](case, send, recv, at)
         submit = partial(issue, async_op=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from collbench.core.errors import CannotRun, UsageError, first_line
-from collbench.run.backends import Call
+from collbench.run.backends import Call, _cuda
 from collbench.run.backends.torchdist import TorchDistributed
 from collbench.suite.case import Case
 
@@ -156,11 +156,6 @@ class TorchSymmetric(TorchDistributed):
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
-        if self.shared:
-            raise CannotRun(
-                f"{self.label} needs a GPU for each rank",
-                "leave --share-gpu out, or ask for fewer with -g",
-            )
         if self._multicast and not _has_multicast(self.device):
             name = torch.cuda.get_device_name(self.device)
             raise CannotRun(
@@ -175,10 +170,9 @@ class TorchSymmetric(TorchDistributed):
 
     def _symmetric(self, nbytes: int) -> Tensor:
         """Memory that every rank maps (all ranks call this together)."""
-        from torch.distributed import _symmetric_memory as symmetric
-
+        symmetric = _cuda.symmetric_memory()
         try:
-            memory = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
+            memory: Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
             symmetric.rendezvous(memory, self._at.group.group_name)
         except RuntimeError as e:
             raise CannotRun(

@@ -143,12 +143,12 @@ SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --t
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
 
 
-IDLE, SET_CLOCKS = 0x1, 0x2
+IDLE, SET_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
 
 
 # nvmlClocksEventReasons without idle and the settings: application, display and sync-boost clocks
 HOLDING_BACK = {
-    0x04: "sw_power_cap",
+    POWER_CAP: "sw_power_cap",
     0x08: "hw_slowdown",
     0x20: "sw_thermal_slowdown",
     0x40: "hw_thermal_slowdown",
@@ -216,15 +216,16 @@ class Watch:
 
     def read(self) -> GpuState:
         """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
-        where a GPU that is neither idle nor has clocks that somebody set runs below 75 % of its
-        default; ``nvlink_kib`` is sent and received data; ``xid`` is the last since the reading
-        before, 0 for none."""
+        where a GPU that is neither idle nor at its power cap nor has clocks that somebody set runs
+        below 75 % of its default; ``nvlink_kib`` is sent and received data; ``xid`` is the last
+        since the reading before, 0 for none."""
         reasons = self._ask("CurrentClocksEventReasons")
         if reasons is None:  # as drivers before 535 call it
             reasons = self._ask("CurrentClocksThrottleReasons") or 0
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
         values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
-        lawful = reasons & (IDLE | SET_CLOCKS)
+        lawful = reasons & (IDLE | SET_CLOCKS | POWER_CAP)
+        celsius = self._ask("Temperature", 0)  # gone with CUDA 14
         slow = sm is not None and self._default and sm < SLOW * self._default and not lawful
         return GpuState(
             index=self._index,
@@ -232,7 +233,7 @@ class Watch:
             sm_mhz=sm,
             sm_mhz_default=self._default,
             memory_mhz=self._ask("ClockInfo", MEMORY),
-            celsius=self._ask("Temperature", 0),
+            celsius=self._ask("TemperatureV", 0) if celsius is None else celsius,
             watts=None if milliwatts is None else milliwatts / 1000,
             throttle=(
                 *(name for bit, name in HOLDING_BACK.items() if reasons & bit),

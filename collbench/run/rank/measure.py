@@ -174,10 +174,8 @@ class Sampler:
     """
 
     timed_by: Literal["host", "device"] = "host"
-    cause, remedy = (
-        "late start",
-        "--sync barrier",
-    )  # why samples are replaced, and what helps if all are
+    # why samples are replaced, and what helps if all are
+    cause, remedy = "late start", "--sync barrier"
 
     def __init__(
         self,
@@ -200,6 +198,7 @@ class Sampler:
         self._freshen, self._finish, self._marks = freshen, finish, marks
         self._control = control
         self._next = 0
+        self._waited: list[float] = []
         self.dirty: Sequence[int] = ()
 
     @property
@@ -229,12 +228,19 @@ class Sampler:
             for call in batch:
                 call()
             last = marks and marks.mark()
+            issued = clock() if marks else 0
             self._finish()
             ends[i] = clock()
             if marks:
                 times[i] = marks.elapsed(first, last)
+                self._waited.append((ends[i] - issued) / max(1, ends[i] - begins[i]))
         self._next += count
         return self._gathered(begins, ends, lates, times, before)
+
+    def waited(self) -> float | None:
+        """The typical share of a sample for which hosts waited for their devices once all was
+        issued, on the rank of which it is least; None where the stream was not looked at."""
+        return min(self._control.collect(float(np.median(self._waited)))) if self._waited else None
 
     def _renew(self, slots: Sequence[int]) -> None:
         """Put back the inputs that the last sample overwrote; the next one overwrites those of
@@ -290,6 +296,7 @@ class Measured(NamedTuple):
     host_ns: list[int]
     call_path_ns: int | None
     calibration: Calibration | None = None
+    waited: float | None = None
 
 
 class Protocol:
@@ -327,13 +334,11 @@ class Protocol:
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
         self._least = job.least if job else 1
         self._precision, self._most_seconds = policy.precision, policy.max_seconds
-        calls = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}.get(
-            mode, 0
-        )
+        batches = {"streaming": policy.batch, "graph": policy.graph * (policy.iters or 0)}
+        calls = batches.get(mode, 0)
         self._inner = (job.inner if job else None) or calls
         self._first = max(1, calls)
-        batched = mode in ("streaming", "graph")
-        self._iters = (job.samples if job else None) or (None if batched else policy.iters)
+        self._iters = (job.samples if job else None) or (None if mode in batches else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
@@ -355,30 +360,18 @@ class Protocol:
         samples, stop = yield from self._measure(sampler, typical)
         overhead = self._overhead(sampler)
         alone = sampler.alone(typical / sampler.inner)
+        waited = sampler.waited()
         if samples is None:
             return None, sampler
         valid = ~samples.late.astype(bool)
         dropped = int((~valid).sum())
         causes = {sampler.cause: dropped, "throttled": self._throttled}
-        kept, invalid = (
-            samples.only(valid),
-            {cause: number for cause, number in causes.items() if number},
-        )
+        kept = samples.only(valid)
+        invalid = {cause: number for cause, number in causes.items() if number}
+        bare = bare_ns(self._bare, sampler.inner) if self._bare else None
+        how = sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead
         return (
-            Measured(
-                kept,
-                sampler.inner,
-                warmed,
-                steady,
-                stop,
-                self._sync.scheme,
-                invalid,
-                overhead,
-                sampler.timed_by,
-                alone,
-                bare_ns(self._bare, sampler.inner) if self._bare else None,
-                self._blocks.told,
-            ),
+            Measured(kept, *how, sampler.timed_by, alone, bare, self._blocks.told, waited),
             sampler,
         )
 
@@ -460,9 +453,7 @@ class Protocol:
             times, self._precision, policy.min_iters, times.sum() / 1e9, policy.min_seconds
         ):
             return 0, STOPS.index("converged")
-        if (
-            tried >= policy.max_iters
-        ):  # of very short samples even that many may take less than min_seconds
+        if tried >= policy.max_iters:  # very short samples may take less than min_seconds
             narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
         if elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least:

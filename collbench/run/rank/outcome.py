@@ -68,6 +68,7 @@ def measured_well(
         "preempted": int(samples.switches[mine].sum()),
         "clock": measured.clock,
         "calibration": measured.calibration,
+        "waited": measured.waited,
     }
     if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
         fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]

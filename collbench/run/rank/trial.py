@@ -53,6 +53,9 @@ from collbench.suite.policy import Policy
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
+UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
+
+
 class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
     ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
@@ -220,7 +223,12 @@ class Trial:
         if not measured.samples.durations.size:
             return fields | nothing_valid(measured.invalid, seen.remedy)
         chose = None if number else seen.chose
-        notes = [seen.notes[0], without_effect(case.env, case.collective, chose), *seen.notes[1:]]
+        notes = [
+            seen.notes[0],
+            UNFUSED if self._bench.backend.stream and self._policy.agg_iters > 1 else "",
+            without_effect(case.env, case.collective, chose),
+            *seen.notes[1:],
+        ]
         return {
             **fields,
             **measured_well(case, measured, self._common, ranks, self._policy),

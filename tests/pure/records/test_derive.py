@@ -207,6 +207,24 @@ def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
     assert row.gateable is gateable
 
 
+@pytest.mark.parametrize(
+    ("mode", "waited", "flags"),
+    [
+        ("streaming", 0.04, ("launch-bound",)),
+        ("streaming", 0.06, ()),
+        ("streaming", None, ()),  # on CPUs, or by an older version
+        ("host", 0.0, ()),
+    ],
+)
+def test_a_stream_for_which_no_host_waited_is_the_hosts_time(
+    mode: str, waited: float | None, flags: tuple[str, ...]
+) -> None:
+    record = measured(STEADY, waited=waited)
+    record = msgspec.structs.replace(record, case=msgspec.structs.replace(CASE, mode=mode))
+    row = derive.derive(record, world())
+    assert row is not None and row.flags == flags
+
+
 TWO = [t * (1 + 0.06 * (i % 10 < 4)) for i, t in enumerate(STEADY)]
 
 

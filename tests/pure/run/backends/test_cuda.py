@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +48,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
 
     monkeypatch.setenv(ENABLE, "0")
+    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
+    monkeypatch.setattr(_cuda, "MPS", "/nowhere")
     return there_are
 
 
@@ -62,7 +65,11 @@ def beside(
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
     gpus(4)
-    assert _cuda.seat(beside(3, 4, mine=2), 2, False, "nccl") == (torch.device("cuda", 2), False)
+    assert _cuda.seat(beside(3, 4, mine=2), 2, False, "nccl") == (
+        torch.device("cuda", 2),
+        False,
+        "",
+    )
     assert _cuda.seat(
         beside(7, 4, host="elsewhere"), 3, True, "nccl"
     ).shared  # there are 7 ranks on 4 elsewhere
@@ -72,7 +79,7 @@ def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
 def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
     gpus(1)
     neighbours = Told([[environment.host(), f"gpu of rank {rank}", [2, 28, 9]] for rank in (1, 2)])
-    assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False)
+    assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
 
 
 def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
@@ -92,6 +99,37 @@ def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(g
         seat.shared for seat in seats
     )
     assert os.environ[ENABLE] == "1"
+    assert os.environ["NCCL_MAX_CTAS"] == "5"  # of 16 for the three ranks of a GPU
+    assert {seat.how for seat in seats} == {", up to 3 ranks a GPU by turns, NCCL_MAX_CTAS=5"}
+
+
+def test_what_the_user_says_of_shared_gpus_is_kept_and_told(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus(1)
+    monkeypatch.setenv("NCCL_MAX_CTAS", "2")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    (tmp_path / "control").touch()
+    seat = _cuda.seat(beside(1, 1), 0, True, "nccl")
+    assert seat.how == ", up to 2 ranks a GPU, NCCL_MAX_CTAS=2"
+
+
+def test_symm_shares_a_gpu_whatever_nccl_there_is(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(1, (2, 28, 9))
+    assert _cuda.seat(beside(1, 1), 0, True, "symm", of_nccl=False).shared
+    assert os.environ[ENABLE] == "0" and "NCCL_MAX_CTAS" not in os.environ
+    with pytest.raises(CannotRun, match="2 ranks need a GPU each"):
+        _cuda.seat(beside(1, 1), 0, False, "symm", of_nccl=False)
+
+
+def test_torch_is_told_that_gpus_were_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMMMEM_IMPLICIT_POOL"):
+        monkeypatch.delenv(name, raising=False)
+    assert hasattr(_cuda.symmetric_memory(), "rendezvous")
+    assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
+    assert os.environ["TORCH_SYMMMEM_IMPLICIT_POOL"] == "0"
 
 
 def test_an_nccl_that_cannot_share_says_so_on_every_rank(gpus: Any) -> None:
@@ -193,18 +231,28 @@ def test_a_torch_or_nccl_that_cannot_register_says_which_can(
     def refuse(self: Nccl, pool: Any) -> None:
         raise RuntimeError("NCCL error: unhandled system error\nmore")
 
+    def full(self: Nccl, pool: Any) -> None:
+        raise RuntimeError("NCCL error: ncclMemAlloc failed: out of memory")
+
+    monkeypatch.setattr(Nccl, "register_mem_pool", full)
+    with pytest.raises(CannotRun, match="no memory for registered buffers"):
+        _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
     monkeypatch.setattr(Nccl, "register_mem_pool", refuse)
     with pytest.raises(CannotRun, match=r"NCCL refuses .*: NCCL error: unhandled system error$"):
         _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
 
 
 def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(
-    notes: list[str],
+    notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = torchdist.TorchDistributed("nccl")
     backend.policy = Policy(register=1)
     backend._at = torchdist._Site(0, 1, group(Nccl(notes)))
     backend._registered = _cuda.Registered(backend._at.group, ALONE, CPU, backend.policy.register)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: notes.append("empty the cache"))
+    backend.stream = SimpleNamespace()
     assert backend.allocate(64).nbytes == 64
+    assert notes.index("deregister pool 0") < notes.index("empty the cache")
+    assert notes.index("empty the cache") < notes.index("into pool 1")
     backend.close()
     assert notes[-4:] == ["register pool 1 {}", "synchronize", "deregister pool 1", "destroy"]

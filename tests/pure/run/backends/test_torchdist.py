@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
-from collbench.run.backends import torchdist
+from collbench.run.backends import _wire, torchdist
+from collbench.run.backends._compiled import Compiled
 from collbench.run.backends.torchdist import place
 from collbench.suite.case import Case
 
@@ -25,6 +26,38 @@ def test_sendrecv_receives_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> N
     site = torchdist._Site(rank=0, n=2, group=None, members=(4, 7))
     torchdist.CALLS["sendrecv"](case, torch.zeros(2), torch.zeros(2), site)()
     assert asked == [(torchdist.dist.irecv, 7), (torchdist.dist.isend, 7)]
+
+
+@pytest.mark.parametrize(("on_a_gpu", "alpha_over_beta"), [(True, 6e6), (False, 40e3)])
+def test_segments_go_by_what_a_message_costs_there(
+    monkeypatch: pytest.MonkeyPatch, on_a_gpu: bool, alpha_over_beta: float
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(_wire, "prepare", lambda *_, halfway, **__: asked.append(halfway))
+    backend = torchdist.TorchDistributed("nccl")
+    backend.control, backend.stream = None, object() if on_a_gpu else None
+    backend._at, backend._room = torchdist._Site(0, 2, None), None
+    case = Case(collective="all_reduce", backend="nccl", n=2, nbytes=8, algorithm="ring", op="sum")
+    backend.prepare(case, torch.zeros(2), torch.zeros(2))
+    assert asked == [alpha_over_beta]
+
+
+@pytest.mark.parametrize(("name", "most"), [("double_tree", 100), ("chain", 50)])
+def test_a_gibibyte_over_nccl_takes_so_few_steps_that_they_can_be_issued_ahead(
+    name: str, most: int
+) -> None:
+    """Of some 75 us each for the host: hundreds would take longer than the data itself."""
+    case = Case(
+        collective="all_reduce" if name == "double_tree" else "broadcast",
+        backend="nccl",
+        n=8,
+        nbytes=1 << 30,
+        algorithm=name,
+        op="sum" if name == "double_tree" else "none",
+        root=-1 if name == "double_tree" else 0,
+    )
+    compiled = Compiled(case, torchdist.HALFWAY, waits=False)
+    assert max(map(len, compiled.program.ranks)) < most
 
 
 @pytest.fixture

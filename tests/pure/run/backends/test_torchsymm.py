@@ -231,7 +231,7 @@ def test_without_a_gpu_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) ->
         TorchSymmetric("torch_one_shot").open(0, 1, 0)
 
 
-def test_gpus_that_are_shared_or_lack_multicast_are_refused(
+def test_gpus_may_be_shared_and_are_refused_where_they_lack_multicast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def opened(self: TorchDistributed, rank: int, n: int, local_rank: int) -> None:
@@ -241,8 +241,7 @@ def test_gpus_that_are_shared_or_lack_multicast_are_refused(
     monkeypatch.setattr(torchsymm, "_has_multicast", lambda device: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined 9000")
     TorchSymmetric("torch_two_shot").open(0, 2, 0)
-    with pytest.raises(CannotRun, match="a GPU for each rank"):
-        TorchSymmetric("torch_two_shot").open(0, 4, 0)
+    TorchSymmetric("torch_two_shot").open(0, 4, 0)
     with pytest.raises(CannotRun, match="multicast, which Imagined 9000"):
         TorchSymmetric("torch_multimem").open(0, 2, 0)
 

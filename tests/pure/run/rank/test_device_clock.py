@@ -346,6 +346,7 @@ def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:
     )
     assert fields["device_ns"] == fields["times_ns"]
     assert set(fields["times_ns"]) == {LAUNCH + 300_000}
+    assert fields["waited"] == pytest.approx((300_000 - 5 * LAUNCH) / (LAUNCH + 300_000))
 
     fields = tried(stream, "all_reduce", "host")
     assert (fields["clock"], fields["sync"], fields["times_ns"]) == (
@@ -384,6 +385,7 @@ def test_calls_that_wait_for_the_device_are_left_to_the_hosts_clock(
 def test_times_are_by_call_where_several_are_issued_together(stream: FakeStream) -> None:
     fields = tried(stream, "all_reduce", "isolated", agg_iters=3)
     assert (fields["inner"], set(fields["times_ns"])) == (3, {180_000})
+    assert "a launch of its own" in fields["note"]
     assert set(fields["host_ns"]) == {(180_000 + LAUNCH) // 3}
 
 
@@ -394,6 +396,14 @@ def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
     fields = tried(slow, "all_reduce", "isolated")
     assert fields["status"] == "failed"
     assert fields["note"] == "no valid sample (12 x launch-limited); try --mode host"
+
+
+def test_hosts_that_issue_more_slowly_than_the_device_works_do_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = clocked(monkeypatch, FakeStream(launch=70_000))
+    until_known = {"iters": None, "max_iters": 30, "min_seconds": 0.0}
+    assert tried(slow, "all_reduce", "streaming", **until_known)["waited"] == 0
 
 
 class Hot:
