@@ -45,6 +45,7 @@ def test_a_slow_link_is_named() -> None:
     assert [each.returncode for each in done] == [1, 0, 0, 0]
 
 
+@pytest.mark.long
 def test_slow_directions_of_links_are_named() -> None:
     """One end of a host's link at half the rate, and the other end of another's: measured both ways
     at once, the hosts alone would be known."""

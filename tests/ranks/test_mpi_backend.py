@@ -454,6 +454,7 @@ def test_a_rank_that_is_lost_while_it_starts_is_named(
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
 
+@pytest.mark.long
 def test_a_world_that_has_finished_ends_though_a_rank_does_not(started, tmp_path: Path) -> None:
     begun = started(*SWEEP[:5], "-n", "3", *SWEEP[7:], SABOTAGE="linger:1:0")
     code, _, err = begun.end()

@@ -300,6 +300,7 @@ def test_a_broken_rank_is_named_and_what_was_finished_is_kept(
     assert_clean(cluster)
 
 
+@pytest.mark.long
 def test_a_world_that_has_finished_ends_though_a_rank_does_not(
     cli: Cli, cluster: str, tmp_path: Path
 ) -> None:

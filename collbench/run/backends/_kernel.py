@@ -159,7 +159,7 @@ def _look(addresses, interpreted: tl.constexpr):
 def _now(lane, looks, interpreted: tl.constexpr):
     """Microseconds, the same for all of the block's threads; in the interpreter looks."""
     if interpreted:
-        return looks.to(tl.int64)
+        return looks
     else:
         nanoseconds = tl.inline_asm_elementwise(
             "mov.u64 $0, %globaltimer; // $1",
@@ -195,7 +195,7 @@ def _await(
     addresses = tl.where(used, lines + channel * _LINE, 0)
     seen = _look(addresses, interpreted)
     behind = tl.max((used & (seen < wanted)).to(tl.int32), 0)
-    looks = tl.zeros((), tl.int32)
+    looks = 0
     began = tl.zeros((), tl.int64)
     left = behind > 0
     while left:
@@ -205,7 +205,8 @@ def _await(
         looks += 1
         if looks % _CHECKED == 0:
             now = _now(lane, looks, interpreted)
-            began = tl.where(looks == _CHECKED, now, began)
+            if looks == _CHECKED:
+                began = now
             others = tl.atomic_add(claim, 0, sem="relaxed", scope="gpu")
             left = left & (others == 0) & (now - began < limit)
     if behind > 0:  # noqa: SIM102
