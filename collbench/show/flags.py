@@ -118,7 +118,7 @@ FLAGS = {
         whole=True,
     ),
     "launch-bound": Flag(
-        "the host issued calls more slowly than the device does them: the time is the host's",
+        "a host issued calls more slowly than its device does them: the time is the host's",
         "measure what the device takes, too (--mode isolated,graph)",
     ),
     "throttled": Flag(

@@ -148,7 +148,8 @@ def listen() -> Listener:
         return Listener(_silence, _nothing, "NCCL_DEBUG is set, but not INFO in NCCL_DEBUG_FILE")
     reset = _reset()
     if reset is None:
-        return Listener(_silence, _nothing, "NCCL has no ncclResetDebugInit (2.24 has)")
+        why = "no ncclResetDebugInit; NCCL_DEBUG=INFO and NCCL_DEBUG_FILE=nccl.log tell them"
+        return Listener(_silence, _nothing, why)
     log = _Log(reset, theirs)
     return Listener(log.turn, log.close)
 

@@ -366,7 +366,7 @@ def test_a_process_without_a_recent_nccl_hears_nothing(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "none"))
     assert (
-        listen().why_not == "NCCL has no ncclResetDebugInit (2.24 has)"
+        "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE" in listen().why_not
     )  # nor has this process any NCCL
 
 
