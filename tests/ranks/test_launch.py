@@ -253,3 +253,20 @@ def test_ranks_that_never_meet_give_up(tmp_path: Path) -> None:
     assert (
         "not all ranks came together within 3 s: rank 1 never came; rank 0 came from" in done.stderr
     )
+
+
+def test_what_ranks_are_forked_from_has_not_touched_a_gpu() -> None:
+    """A process that has used CUDA cannot be forked; and each rank has yet to choose its GPU."""
+    program = """
+import sys
+import torch
+touched = []
+for name in ("is_available", "device_count", "init", "_lazy_init", "set_device"):
+    setattr(torch.cuda, name, lambda *_, name=name: touched.append(name))
+import collbench.run.launch.fresh, collbench.run.rank.worker
+print([*touched, *sorted({"triton", "pynvml", "mpi4py"} & {*sys.modules})])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout == "[]\n"
