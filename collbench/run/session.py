@@ -283,6 +283,7 @@ class _Session:
             order.resumed.run if order.resumed else _describe(order, prepared.suite, world, before)
         )
         self._writer: store.Writer | None = None
+        self._begun = False
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
         self._after: dict[str, Load] = {}
@@ -318,30 +319,22 @@ class _Session:
         launches = self._launches(plans)
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
-        self._writer = (
-            resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
-        )
-        self.begin()
-        for skip in self._prepared.skips:
-            self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
         listener = Listener(self._hear, self._tick, self._go_on, self._lost, self._hung)
         problem: Exception | None = None
         try:
             with interrupts:
+                with interrupts.held():
+                    self._open()
                 for number, part in enumerate(launches):
                     if number:
                         self._ranks.close()
                     self._ranks.run(part, listener)
                 self._after = self._ranks.load()
                 code, note = self.verdict(), ""
-        except KeyboardInterrupt:
-            code, note = Exit.INTERRUPTED, "interrupted"
-        except BrokenPipeError:
-            code, note = Exit.INTERRUPTED, "standard output was closed"
-        except CollbenchError as e:
-            problem, code, note = e, e.exit, e.message
-        except Exception as e:
-            problem, code, note = e, Exit.FAULT, f"{type(e).__name__}: {first_line(e)}"
+        except (Exception, KeyboardInterrupt) as e:
+            if not self._begun:
+                raise
+            problem, code, note = _told(e)
         try:
             self._finish(code, note)
         except CollbenchError as e:
@@ -351,6 +344,17 @@ class _Session:
         if problem is not None:
             raise problem
         return code
+
+    def _open(self) -> None:
+        """The run's file, and what there is before anything is measured: from then on the file gets
+        its end whatever happens."""
+        self._writer = (
+            resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
+        )
+        self.begin()
+        for skip in self._prepared.skips:
+            self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
+        self._begun = True
 
     def _launches(self, plans: list[Plan]) -> list[list[Plan]]:
         """The plans in parts, between which what forks ranks is started anew where cycles are to be
@@ -469,6 +473,20 @@ def _describe(order: Order, suite: Suite, world: worlds.World, before: dict[str,
         tag=environment.mask(order.tag),
         load=before,
     )
+
+
+def _told(error: BaseException) -> tuple[Exception | None, Exit, str]:
+    """What ended a run: the error that is to be raised again, if any, the exit code and the file's
+    note."""
+    match error:
+        case KeyboardInterrupt():
+            return None, Exit.INTERRUPTED, "interrupted"
+        case BrokenPipeError():
+            return None, Exit.INTERRUPTED, "standard output was closed"
+        case CollbenchError():
+            return error, error.exit, error.message
+    assert isinstance(error, Exception)
+    return error, Exit.FAULT, f"{type(error).__name__}: {first_line(error)}"
 
 
 def _writer(order: Order, run: Run) -> store.Writer | None:
