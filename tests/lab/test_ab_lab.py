@@ -6,39 +6,22 @@ from pathlib import Path
 
 import launching
 import pytest
+from experiments import sides, small
 from network import Lab
 
-from collbench.records import store
 from collbench.records.types import RunFile
 
 pytestmark = pytest.mark.usefixtures("possible")
-SUITE = """
-description = "For tests."
-[axes]
-collectives = ["all_reduce"]
-sizes = ["4K"]
-ranks = [2, 3]
-backends = ["gloo"]
-algorithms = ["ring"]
-in_place = [true]
-[policy]
-iters = 6
-warmup = 1
-sync = "barrier"
-cache = "hot"
-"""
 
 
-def on_two_hosts(folder: Path, *sides: str) -> tuple[RunFile, RunFile, str]:
-    path = folder / "small.toml"
-    path.write_text(SUITE)
+def on_two_hosts(folder: Path, *named: str) -> tuple[RunFile, RunFile, str]:
+    path = small(folder, ranks="2, 3")
     with Lab(hosts=2) as lab:
-        command = ("ab", "--suite", str(path), *sides, "--rounds", "6,6", "--budget", "0")
+        command = ("ab", "--suite", path, *named, "--rounds", "6,6", "--budget", "0")
         done = launching.run(lab, launching.torchrun, *command, seconds=300)
     assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
     assert done[1].stdout == ""
-    base, head = (store.read(path) for path in store.saved()[-2:])
-    return base, head, done[0].stdout
+    return *sides(), done[0].stdout
 
 
 def test_a_setting_is_compared_by_two_worlds_of_both_hosts(tmp_path: Path) -> None:

@@ -11,34 +11,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from experiments import ended, sides, small
 from marks import long
 from paths import before
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
-from collbench.records.types import Record, RunFile
+from collbench.records.types import RunFile
 
 PLUGINS = str(Path(__file__).parent / "plugins")
-SUITE = """
-description = "For tests."
-[axes]
-collectives = ["all_reduce"]
-sizes = [{sizes}]
-ranks = [2]
-backends = ["{backend}"]
-algorithms = ["{algorithm}"]
-in_place = [true]
-[policy]
-iters = {iters}
-warmup = 2
-sync = "barrier"
-cache = "hot"
-"""
 
 
 @pytest.fixture
@@ -46,19 +31,10 @@ def suite(tmp_path: Path):
     def write(
         sizes: str = '"64K"', backend: str = "shm", algorithm: str = "ring", iters: int = 10
     ) -> str:
-        path = tmp_path / "small.toml"
-        path.write_text(
-            SUITE.format(sizes=sizes, backend=backend, algorithm=algorithm, iters=iters)
-        )
-        return str(path)
+        own = {"sizes": sizes, "backends": f'"{backend}"', "algorithm": algorithm}
+        return small(tmp_path, **own, iters=iters, warmup=2)
 
     return write
-
-
-def sides() -> tuple[RunFile, RunFile]:
-    base, head = (store.read(path) for path in store.saved()[-2:])
-    assert (base.run.pairing.side, head.run.pairing.side) == ("base", "head")
-    return base, head
 
 
 def launches(file: RunFile, stage: int) -> list[int]:
@@ -189,10 +165,6 @@ def aa(cli, suite: str, *args: str, **env: str):
     """An A/A experiment of 6 rounds, in JSON."""
     options = ("--suite", suite, "--aa", "--rounds", "6,6", "--format", "json", *args)
     return cli("ab", *options, timeout=200, **env)
-
-
-def ended(record: Record) -> datetime:
-    return datetime.fromisoformat(record.started) + timedelta(seconds=record.seconds)
 
 
 def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> None:

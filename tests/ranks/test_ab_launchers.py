@@ -9,51 +9,24 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
+from experiments import ended, sides, small
 
 from collbench.core.errors import Exit, UsageError
 from collbench.records import store
-from collbench.records.types import Record, RunFile
 
-SUITE = """
-description = "For tests."
-[axes]
-collectives = ["all_reduce"]
-sizes = [{sizes}]
-ranks = [2]
-backends = [{backends}]
-algorithms = ["ring"]
-in_place = [true]
-[policy]
-iters = {iters}
-warmup = 1
-sync = "barrier"
-cache = "hot"
-"""
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "collbench", "ab")
 
 
 @pytest.fixture
 def suite(tmp_path: Path):
     def write(sizes: str = '"4K"', backends: str = '"gloo"', iters: int = 6) -> str:
-        path = tmp_path / "small.toml"
-        path.write_text(SUITE.format(sizes=sizes, backends=backends, iters=iters))
-        return str(path)
+        return small(tmp_path, sizes=sizes, backends=backends, iters=iters)
 
     return write
-
-
-def sides() -> tuple[RunFile, RunFile]:
-    base, head = (store.read(path) for path in store.saved()[-2:])
-    return base, head
-
-
-def ended(record: Record) -> datetime:
-    return datetime.fromisoformat(record.started) + timedelta(seconds=record.seconds)
 
 
 def under_torchrun(*words: str) -> subprocess.CompletedProcess[str]:

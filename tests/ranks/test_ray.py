@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from experiments import small
 from marks import long
 
 from collbench.core.errors import Exit
@@ -42,21 +43,6 @@ ONCE = (
     "60",
 )
 SWEEP = (*ONCE, "--sizes", "4K,8K,16K", "-g", "2")
-AB = """
-description = "For tests."
-[axes]
-collectives = ["all_reduce"]
-sizes = ["4K"]
-ranks = [2]
-backends = ["gloo"]
-algorithms = ["ring"]
-in_place = [true]
-[policy]
-iters = 6
-warmup = 1
-sync = "barrier"
-cache = "hot"
-"""
 ROW = re.compile(r"^ +(\d+) +(\d+) +(\w+) +(\w+) +(-?\d+) ", re.MULTILINE)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -210,9 +196,7 @@ def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path
 
 @pytest.mark.long
 def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path) -> None:
-    suite = tmp_path / "small.toml"
-    suite.write_text(AB)
-    sides = ("ab", "--suite", str(suite), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
+    sides = ("ab", "--suite", small(tmp_path), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
     done = cli(*sides, "--launcher", "ray", RAY_ADDRESS=cluster, timeout=300)
     assert done.returncode == 0, done.stderr
     for file in map(store.read, store.saved()):
