@@ -133,6 +133,7 @@ class Registered:
         use. Raises CannotRun on all ranks alike, and before any of them waits for the others in a
         registration."""
         self.release()
+        torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
         pool = memory = trouble = None
         try:
             pool = torch.cuda.MemPool(self._nccl.mem_allocator)

@@ -94,9 +94,6 @@ def _waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
             yield from pair
 
 
-Place = tuple[int, Spot]  # a rank, and bytes of its
-
-
 class _Writer:
     def __init__(self, case: Case, compiled: Compiled, parts: int, bases: Words, most: int) -> None:
         self._case, self._compiled, self._parts, self._most = case, compiled, parts, most
@@ -118,12 +115,12 @@ class _Writer:
         if not self._compiled.schedule.has_data:
             return
         bank, cell, cells, terms = action
-        operands = (Term(rank, bank, cell), *terms)
-        for spots in zip(*(self._spots(term, cells, channel) for term in operands), strict=True):
-            places = [(term.rank, spot) for term, spot in zip(operands, spots, strict=True)]
+        named = (Term(rank, bank, cell), *terms)
+        for spots in zip(*(self._spots(term, cells, channel) for term in named), strict=True):
+            places = [(term.rank, spot) for term, spot in zip(named, spots, strict=True)]
             if places[1:] != places[:1]:
-                for part in self._cut(places):
-                    yield from (Opcode.MOVE, len(terms), *self._operands(part))
+                for operands in self._operands(places):
+                    yield from (Opcode.MOVE, len(terms), *operands)
 
     def _divisions(self, rank: int, channel: int) -> Iterator[int]:
         """What turns a rank's finished sums into means, once nobody reads them any more."""
@@ -133,30 +130,21 @@ class _Writer:
         own = self._compiled.schedule.output_cells(rank)
         yield from _waits((), self._most)
         for spot in self._spots(Term(rank, Bank.OUTPUT, own.start), len(own), channel):
-            for part in self._cut([(rank, spot)]):
-                yield from (Opcode.DIVIDE, *self._operands(part), self._case.n)
+            for operands in self._operands([(rank, spot)]):
+                yield from (Opcode.DIVIDE, *operands, self._case.n)
 
     def _spots(self, term: Term, cells: int, channel: int) -> Iterator[Spot]:
         return self._compiled.spots(term, cells, channel, self._parts, self._grain)
 
-    def _cut(self, places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-        """The same bytes in at most two parts: all that moves wide, and what is left."""
+    def _operands(self, places: Sequence[tuple[int, Spot]]) -> Iterator[list[int]]:
+        """What an instruction on these bytes of ranks says, or two of them: one on all that moves
+        wide, one on what is left."""
         length = places[0][1].stop - places[0][1].start
-        wide = 0 if self._narrow(places) else length // VECTOR * VECTOR
+        past = [int(self._past[rank, spot.bank]) + spot.start for rank, spot in places]
+        wide = 0 if any(at % VECTOR for at in past) else length // VECTOR * VECTOR
         for low, high in ((0, wide), (wide, length)):
             if low < high:
-                yield [
-                    (rank, spot._replace(start=spot.start + low, stop=spot.start + high))
-                    for rank, spot in places
-                ]
-
-    def _narrow(self, places: Sequence[Place]) -> bool:
-        """Whether any of them begins off a multiple of 16 bytes."""
-        return any((int(self._past[rank, s.bank]) + s.start) % VECTOR for rank, s in places)
-
-    def _operands(self, places: Sequence[Place]) -> Iterator[int]:
-        length = places[0][1].stop - places[0][1].start
-        yield int(not length % VECTOR and not self._narrow(places))
-        yield length // self._size
-        for rank, spot in places:
-            yield from (rank * ADDRESSES + spot.bank, spot.start)
+                words = [int(high == wide), (high - low) // self._size]
+                for rank, spot in places:
+                    words += (rank * ADDRESSES + spot.bank, spot.start + low)
+                yield words

@@ -262,11 +262,9 @@ class TorchDistributed(Base):
     def allocate(self, nbytes: int) -> Tensor:
         self._room = _wire.Room(self.device)
         if self._registered:
-            self._registered.release()
+            return self._registered.allocate(nbytes)
         if self.stream:
             torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
-        if self._registered:
-            return self._registered.allocate(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from collbench.core.errors import CannotRun, Exit, RunBroken, says_peer_is_gone
+from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.interrupts import interrupts
 from collbench.core.text import printable, tell
 from collbench.machine import environment
@@ -343,8 +343,7 @@ class Watch(RankWatch):
     def raised(self) -> CannotRun | RunBroken:
         own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]
         if own and not self.deaths and not any(error.traceback for error in own):
-            kind = RunBroken if own[0].exit == Exit.TIMEOUT else CannotRun
-            return kind(own[0].message, own[0].hint)
+            return own[0].as_error()
         rank, error = min(
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),

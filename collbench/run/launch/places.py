@@ -323,13 +323,10 @@ class Watch(RankWatch):
         return end.signal == signal.SIGABRT, rank
 
     def raised(self) -> CannotRun | RunBroken:
-        error = min(
+        return min(
             self.errors.values(),
             key=lambda error: (error.exit == Exit.TIMEOUT, " lost rank " in error.message),
-        )
-        if error.exit != Exit.TIMEOUT:
-            return CannotRun(error.message, error.hint)
-        return RunBroken(error.message, error.hint, self.job)
+        ).as_error(self.job)
 
     def broken(self, rank: int, what: str, hint: str) -> RunBroken:
         return RunBroken(f"{self.who(rank)} {what} while {self._doing()}", hint, self.job)

@@ -19,7 +19,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from collbench.core.errors import CollbenchError, Exit, RunBroken, first_line, says_peer_is_gone
+from collbench.core.errors import (
+    CannotRun,
+    CollbenchError,
+    Exit,
+    RunBroken,
+    first_line,
+    says_peer_is_gone,
+)
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load, look
@@ -108,6 +115,12 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             return cls(error.message, error.hint, error.exit)
         words = f"{type(error).__name__}: {first_line(error)}"
         return cls(words, traceback=traceback.format_exc())
+
+    def as_error(self, job: int | None = None) -> CannotRun | RunBroken:
+        """The same where it ends a run, at that place in the plan."""
+        if self.exit == Exit.TIMEOUT:
+            return RunBroken(self.message, self.hint, job)
+        return CannotRun(self.message, self.hint)
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):

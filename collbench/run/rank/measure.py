@@ -404,6 +404,7 @@ class Protocol:
     def _measure(self, sampler: Sampler, typical_ns: float) -> Steps[tuple[Samples | None, Stop]]:
         begun = time.perf_counter()
         taken: list[Samples] = []
+        kept: Samples | None = None  # all of them
         long, between = (TURN_S, WINDOW_NS) if self._in_turns else (BLOCK_S, 0)
         most = max(1, int(1e9 * long / max(typical_ns + between, 1)))
         settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
@@ -428,7 +429,7 @@ class Protocol:
                 block, stop = self._next_block(kept, time.perf_counter() - begun, most)
             block, stop = self._control.decide([block, stop])
             if block == 0:
-                return Samples.joined(taken) if taken else None, STOPS[stop]
+                return kept, STOPS[stop]
 
     def _held_back(self) -> bool:
         """Whether some rank's GPU was, in the block that has just been taken; then all wait a
