@@ -269,11 +269,12 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
     from collbench.cli import compare as judge
     from collbench.judge import alarms
     from collbench.judge import comparison as compare
+    from collbench.run import session
     from collbench.run.experiment import Experiment
     from collbench.show.live import Watch
     from collbench.show.views import comparison as views
 
-    problem: CollbenchError | None = None
+    problem: Exception | None = None
     with Watch() as watch:
 
         def step(at: Step) -> None:
@@ -284,10 +285,10 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
         try:
             experiment.run()
             code, note = Exit.OK, ""
-        except KeyboardInterrupt:
-            code, note = Exit.INTERRUPTED, "interrupted"
-        except CollbenchError as e:
-            problem, code, note = e, e.exit, e.message
+        except (Exception, KeyboardInterrupt) as e:
+            if not experiment.begun:
+                raise
+            problem, code, note = session.told(e)
     comparison = None
     try:
         comparison = compare.compare(*experiment.files, rules, under_way=True)

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.interrupts import interrupts
 from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.records import paired, store
@@ -152,19 +153,20 @@ class Experiment:
     def __init__(self, order: Order, tell: Callable[[Step], None]) -> None:
         self._order, self._tell, self._began = order, tell, time.monotonic()
         self._budget = BUDGET if order.budget is None else order.budget
-        experiment = store.new_id(order.suite.name)
-        found, skips = matching.rows(order.suite, order.variants, order.places)
-        matching.refuse_nothing(found, skips)
-        self._all = found
+        self._name = store.new_id(order.suite.name)
+        self._all, self._skips = matching.rows(order.suite, order.variants, order.places)
+        matching.refuse_nothing(self._all, self._skips)
         self._barrier: set[object] = set()
-        self._seed = zlib.crc32(experiment.encode())
+        self._seed = zlib.crc32(self._name.encode())
         self._lots = np.random.default_rng(self._seed)
         self._ledger = Ledger()
         self._done = {1: 0, 2: 0}  # rounds of each stage
-        self._sides = {name: _Side(order, name, experiment) for name in SIDES}
-        for name, side in self._sides.items():
-            for skip in skips[name]:
-                side.keep(Record(case=skip.case, status="skipped", note=skip.reason))
+        self._sides: dict[Name, _Side] = {}
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are files, which are to get their `end`."""
+        return bool(self._sides)
 
     @property
     def files(self) -> tuple[RunFile, RunFile]:
@@ -174,6 +176,8 @@ class Experiment:
     def run(self) -> None:
         """Pilot and both stages. Raises RunBroken and CannotRun, naming the side; what is finished
         is kept."""
+        with interrupts.held():
+            self._open()
         try:
             if rows := self._affordable(self._pilot()):
                 self._rounds(1, rows, self._order.rounds[0])
@@ -185,6 +189,12 @@ class Experiment:
         finally:
             for side in self._sides.values():
                 side.launcher.close()
+
+    def _open(self) -> None:
+        self._sides = {name: _Side(self._order, name, self._name) for name in SIDES}
+        for name, side in self._sides.items():
+            for skip in self._skips[name]:
+                side.keep(Record(case=skip.case, status="skipped", note=skip.reason))
 
     def end(self, code: Exit, note: str = "") -> list[Path]:
         """Write the last lines; where both files are. Raises CannotRun if something could not be

@@ -334,7 +334,7 @@ class _Session:
         except (Exception, KeyboardInterrupt) as e:
             if not self._begun:
                 raise
-            problem, code, note = _told(e)
+            problem, code, note = told(e)
         try:
             self._finish(code, note)
         except CollbenchError as e:
@@ -475,7 +475,7 @@ def _describe(order: Order, suite: Suite, world: worlds.World, before: dict[str,
     )
 
 
-def _told(error: BaseException) -> tuple[Exception | None, Exit, str]:
+def told(error: BaseException) -> tuple[Exception | None, Exit, str]:
     """What ended a run: the error that is to be raised again, if any, the exit code and the file's
     note."""
     match error:

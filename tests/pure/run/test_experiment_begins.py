@@ -1,0 +1,55 @@
+"""Both files of an experiment have their end whatever comes, from the moment in which there are
+any."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.experiments import sides, small
+
+from collbench.cli.ab import ab
+from collbench.core.errors import Exit
+from collbench.records import store
+
+
+def disturbed(monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Has something come in the moment in which the first of the two files is there."""
+    opened, there = store.opened, []
+
+    def open_and_more(*given: object) -> store.Writer:
+        there.append(opened(*given))  # type: ignore[arg-type]
+        if len(there) == 1:
+            what()
+        return there[-1]
+
+    monkeypatch.setattr(store, "opened", open_and_more)
+
+
+def test_a_signal_while_files_are_made_leaves_both_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disturbed(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    suite = small(tmp_path, backends='"model"')
+    with pytest.raises(KeyboardInterrupt):
+        ab(base="algo:ring", head="algo:tree", suite=suite)
+    for side in sides():
+        assert side.end and (side.end.exit, side.end.note) == (Exit.INTERRUPTED, "interrupted")
+        assert side.records == []
+
+
+def test_a_fault_of_the_program_is_written_to_both_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collbench.run.experiment import Experiment
+
+    monkeypatch.setattr(Experiment, "_pilot", lambda self: 1 / 0)
+    suite = small(tmp_path, backends='"model"')
+    with pytest.raises(ZeroDivisionError):
+        ab(base="algo:ring", head="algo:tree", suite=suite)
+    for side in sides():
+        assert side.end and side.end.exit == Exit.FAULT
+        assert side.end.note.startswith("ZeroDivisionError")
