@@ -21,6 +21,7 @@ LAYERS = {
     "core": 2_010,  # what a collective is, what algorithms do and cost
     "machine": 470,  # where we are
     "suite": 820,  # what is asked for
+    "workload": 2_000,  # steps of training and inference
     "records": 2_460,  # what came out
     "run": 8_570,  # how it is measured
     "judge": 3_500,  # what it means

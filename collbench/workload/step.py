@@ -1,0 +1,274 @@
+"""A step: what one iteration of training or inference asks of the network, rank by rank in program
+order, with the computation between.
+
+A step comes from a pattern (``patterns``), from a file (``files``) or from a trace. It is counted,
+walked and predicted without ranks (``count``, ``walk``), and run on ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+
+Whole = Annotated[int, Meta(ge=0, lt=1 << 62)]
+Groups = tuple[tuple[int, ...], ...]
+
+WORLD = ""  # the group of all ranks
+MOST_RANKS = 1 << 20
+POINT_TO_POINT = ("send", "recv")
+LOCAL = ("compute", "wait", "mark")
+KINDS = (*COLLECTIVES, *POINT_TO_POINT, *LOCAL)
+
+
+class Op(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One operation of a rank's program; its place there is its id.
+
+    ``nbytes`` is the size as everywhere in collbench: the whole of what an all_gather gives, a
+    reduce_scatter takes and an all_to_all exchanges, and one rank's buffer for the rest. ``root``
+    and ``peer`` are places in the group. ``sends`` are the elements an all_to_allv sends to each
+    member. ``after`` names earlier operations of this rank that must be finished before this one
+    begins; a ``wait`` without any waits for all. Operations of one ``lane`` of one group run in
+    order. A call that is waited for (``"call"``) holds up the program, others do not (``"later"``).
+    ``compute`` takes ``compute_ns``, or as long as its ``flops`` and ``touched`` bytes of memory
+    take where it runs.
+    """
+
+    kind: str
+    phase: str = ""
+    group: str = WORLD
+    nbytes: Whole = 0
+    dtype: str = "bfloat16"
+    op: str = "none"
+    root: int = -1
+    peer: int = -1
+    tag: Whole = 0
+    sends: tuple[Whole, ...] = ()
+    after: tuple[Whole, ...] = ()
+    lane: str = "comm"
+    wait: Literal["call", "later"] = "later"
+    compute_ns: Whole = 0
+    flops: float = 0
+    touched: Whole = 0
+    source: str = ""
+
+    @property
+    def communicates(self) -> bool:
+        return self.kind not in LOCAL
+
+    @property
+    def words(self) -> str:
+        """The operation as messages name it: all_reduce of 4096 B float on tp."""
+        where = f" on {self.group}" if self.group else ""
+        if not self.communicates:
+            return self.kind
+        peer = {"send": f" to member {self.peer}", "recv": f" from member {self.peer}"}
+        return f"{self.kind} of {self.nbytes} B {self.dtype}{where}{peer.get(self.kind, '')}"
+
+    def sent(self, n: int, place: int = 0) -> float:
+        """Bytes that a rank has to send at least, among ``n`` members; their mean over members
+        where they differ."""
+        if self.kind in POINT_TO_POINT:
+            return self.nbytes * (self.kind == "send")
+        if self.sends:
+            itemsize = DTYPES[self.dtype].size
+            return (sum(self.sends) - self.sends[place]) * itemsize
+        row = COLLECTIVES[self.kind]
+        return self.nbytes * row.traffic(n) / n if n > 1 and row.moves_data else 0.0
+
+
+class Program(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What some ranks do, all the same, and the bytes each of them ``holds``, by what they are."""
+
+    ranks: tuple[Whole, ...]
+    ops: tuple[Op, ...]
+    holds: dict[str, Whole] = {}
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One iteration of all ranks. Each of ``groups`` is a family of disjoint groups under one name,
+    as the rows of a grid are. ``assumptions`` say what the source of the step leaves open."""
+
+    name: str
+    world: Whole
+    programs: tuple[Program, ...]
+    groups: dict[str, Groups] = {}
+    assumptions: tuple[str, ...] = ()
+    version: Literal[1] = 1
+
+    def family(self, name: str) -> Groups:
+        """The groups of this name."""
+        return self.groups[name] if name != WORLD else (tuple(range(self.world)),)
+
+    def members(self, name: str, rank: int) -> tuple[int, ...]:
+        """The ranks of the group of this name that ``rank`` is in. Raises UsageError where there is
+        none."""
+        for group in self.family(name):
+            if rank in group:
+                return group
+        raise UsageError(f"rank {rank} is in no group '{name}'", "each rank of an operation is")
+
+    @property
+    def used(self) -> list[str]:
+        """The names of the groups on which there are operations, in the order of first use."""
+        ops = (op for program in self.programs for op in program.ops)
+        return list(dict.fromkeys(op.group for op in ops if op.communicates))
+
+
+class Grid(NamedTuple):
+    """Ranks on a grid: its dimensions with their sizes, the one in which neighbours differ by 1
+    first (Megatron's order is tp-cp-ep-dp-pp)."""
+
+    sizes: Mapping[str, int]
+
+    @property
+    def world(self) -> int:
+        return math.prod(self.sizes.values())
+
+    def groups(self, *dimensions: str) -> Groups:
+        """The ranks that differ in these dimensions only, by the others' places."""
+        import numpy as np
+
+        names = list(self.sizes)
+        of = [len(names) - 1 - names.index(d) for d in dimensions]
+        ranks = np.arange(self.world).reshape([self.sizes[name] for name in reversed(names)])
+        n = math.prod(self.sizes[d] for d in dimensions)
+        apart = np.moveaxis(ranks, sorted(of), range(-len(of), 0)) if of else ranks
+        return tuple(map(tuple, apart.reshape(-1, n).tolist()))
+
+    def ranks(self, dimension: str, place: int) -> tuple[int, ...]:
+        """The ranks at one place of a dimension."""
+        stride = 1
+        for name, size in self.sizes.items():
+            if name == dimension:
+                return tuple(r for r in range(self.world) if r // stride % size == place)
+            stride *= size
+        raise KeyError(dimension)
+
+
+ORDER = re.compile(r"order:((?:[a-z]{1,8}\d{1,7}-?)+)/([a-z-]+)")
+
+
+def parse_order(text: str, world: int) -> Groups:
+    """The groups that ``order:tp2-dp4/tp`` names: a grid with its dimensions, the fastest first,
+    and those in which members of a group differ. Raises UsageError."""
+    found = ORDER.fullmatch(text)
+    named = re.findall(r"([a-z]+)(\d+)", found[1]) if found else []
+    grid = Grid({name: int(size) for name, size in named})
+    dimensions = found[2].split("-") if found else []
+    if not found or grid.world != world or not {*dimensions} <= {*grid.sizes}:
+        raise UsageError(
+            f"'{text[:80]}' is no grid of {world} ranks", "order:tp2-dp4/tp, for example"
+        )
+    return grid.groups(*dimensions)
+
+
+class Writer:
+    """A program as it is written down, operation by operation."""
+
+    def __init__(self, phase: str = "") -> None:
+        self.ops: list[Op] = []
+        self.phase = phase
+
+    def add(self, kind: str, **fields: object) -> int:
+        """One operation more, of the current phase unless it says; its id."""
+        self.ops.append(Op(kind=kind, **{"phase": self.phase, **fields}))  # type: ignore[arg-type]
+        return len(self.ops) - 1
+
+    def compute(self, flops: float = 0, touched: int = 0, source: str = "") -> int:
+        """Computation in the caller's thread, or on its current stream."""
+        return self.add("compute", flops=flops, touched=touched, lane="compute", source=source)
+
+    def wait(self, *ids: int) -> int:
+        """A wait for these operations, or for all so far."""
+        return self.add("wait", after=ids)
+
+    def program(self, ranks: Iterable[int], **holds: int) -> Program:
+        return Program(tuple(ranks), tuple(self.ops), holds)
+
+
+def refuse(step: Step) -> None:
+    """Raises UsageError for a step that says what cannot be, with the place where it does."""
+    _refuse_groups(step)
+    places = {name: _places(step, name) for name in (WORLD, *step.groups)}
+    seen: set[int] = set()
+    for program in step.programs:
+        if twice := seen.intersection(program.ranks):
+            raise UsageError(f"rank {min(twice)} has two programs", "one program a rank")
+        seen.update(program.ranks)
+        within = {
+            name: [found[rank] for rank in program.ranks if rank in found]
+            for name, found in places.items()
+        }
+        for number, op in enumerate(program.ops):
+            if trouble := _trouble(op, number, within, len(program.ranks)):
+                where = f"rank {program.ranks[0]}, op {number} ({op.kind})"
+                raise UsageError(f"{step.name}: {where}: {trouble}")
+    if without := {*range(step.world)} - seen:
+        raise UsageError(f"rank {min(without)} has no program", "an empty one is one, too")
+
+
+class _Place(NamedTuple):
+    """Where a rank is in its group of ``n`` members."""
+
+    at: int
+    n: int
+
+
+def _places(step: Step, name: str) -> dict[int, _Place]:
+    return {
+        rank: _Place(at, len(group)) for group in step.family(name) for at, rank in enumerate(group)
+    }
+
+
+def _refuse_groups(step: Step) -> None:
+    if not 0 < step.world <= MOST_RANKS:
+        raise UsageError(f"a world of {step.world} ranks", f"from 1 to {MOST_RANKS:,}")
+    for name, family in step.groups.items():
+        ranks = [rank for group in family for rank in group]
+        if not name or len({*ranks}) < len(ranks) or not all(family):
+            raise UsageError(
+                f"groups '{name}': they have no name, no ranks or share some",
+                "a name, and each rank in one of its groups at most",
+            )
+        if ranks and max(ranks) >= step.world:
+            raise UsageError(f"groups '{name}': there is no rank {max(ranks)} of {step.world}")
+
+
+def _trouble(op: Op, number: int, within: Mapping[str, Sequence[_Place]], ranks: int) -> str:
+    """What is wrong with an operation of so many ranks, which have these places in the groups of
+    each name; else nothing."""
+    for word, what, known in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
+        if word not in known:
+            return f"there is no {what} '{word[:40]}'"
+    if any(each >= number for each in op.after):
+        return f"it begins after op {max(op.after)}, which is not before it"
+    if not op.communicates:
+        return ""
+    places = within.get(op.group)
+    if places is None or len(places) < ranks:
+        return f"there is no group '{op.group[:40]}' that it is in"
+    if op.nbytes % DTYPES[op.dtype].size:
+        return f"{op.nbytes} B are no whole number of elements of {op.dtype}"
+    return next(filter(None, (_misplaced(op, place) for place in {*places})), "")
+
+
+def _misplaced(op: Op, place: _Place) -> str:
+    """What is wrong with the members that an operation names."""
+    if op.kind in POINT_TO_POINT:
+        if not 0 <= op.peer < place.n:
+            return f"peer {op.peer} is none of {place.n} members"
+        return "it is with itself" if op.peer == place.at else ""
+    row = COLLECTIVES[op.kind]
+    if row.rooted and not 0 <= op.root < place.n:
+        return f"root {op.root} is none of {place.n} members"
+    if row.uneven and len(op.sends) != place.n:
+        return f"sends has {len(op.sends)} numbers for {place.n} members"
+    return ""
