@@ -147,7 +147,7 @@ class Ddp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NO_LIMIT if self.find_unused_parameters else 1
 
 
-def ddp_buckets(model: Model, options: Ddp, reduced: int = NO_LIMIT) -> list[list[Tensor]]:
+def ddp_buckets(model: Model, options: Ddp, reduced: int = 2) -> list[list[Tensor]]:
     """What is reduced together, in this order, once there were so many reductions. Before buckets
     are rebuilt they are made from the first tensor on, as one unless a list of sizes or
     ``find_unused_parameters`` asks for more, and taken in reverse."""
