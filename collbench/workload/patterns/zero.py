@@ -252,6 +252,8 @@ class _Fetched(_Zero):
         )
         modules = [[at for at, _ in members] for _, members in of]
         self.trace = [*modules, *modules[::-1]]
+        behind = [*itertools.accumulate(sum(self.sizes[at] for at in m) for m in modules[::-1])]
+        self.behind = [*behind[-2::-1], 0]  # elements of the modules after each
         self.kept = {
             at for at, n in enumerate(self.sizes) if n <= options.param_persistence_threshold
         }
@@ -316,14 +318,12 @@ class _Fetched(_Zero):
         self.gather(ahead)
 
     def release(self, step: int) -> None:
-        """A module's parameters are let go, but for small ones and those used again soon."""
+        """A module's parameters are let go, but for small ones, those known to be used next, and
+        in forward those of which backward comes too soon."""
+        modules = len(self.trace) // 2
+        if step < modules and 2 * self.behind[step] < self.options.max_reuse_distance:
+            return
         gone = {at for at in self.trace[step] if self.fetched[at] <= step + 1} - self.kept
-        passed = 0
-        for later in range(step + 1, len(self.trace)):
-            if passed >= self.options.max_reuse_distance or not gone:
-                break
-            gone.difference_update(self.trace[later])
-            passed += sum(self.sizes[at] for at in self.trace[later])
         self.here -= gone
         self.live -= sum(self.sizes[at] for at in gone)
         if self.options.zero_hpz_partition_size > 1:
