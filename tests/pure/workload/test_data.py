@@ -119,6 +119,17 @@ def test_a_fused_bucket_ends_before_it_would_exceed(made: list[Tensor], limit: i
     assert ([*itertools.chain(*found)], all(fits), all(full)) == (made, True, True)
 
 
+FOURS = [Tensor(f"{n}.weight", (4,)) for n in range(4)]
+
+
+def test_a_bucket_that_has_just_its_size_is_closed() -> None:
+    assert [len(bucket) for bucket in buckets(FOURS, [16, 32], 4)] == [1, 2, 1]
+
+
+def test_what_just_fits_is_fused() -> None:
+    assert [len(bucket) for bucket in fused(FOURS, 8)] == [2, 2]
+
+
 @settings(max_examples=60, deadline=None)
 @given(tensors, st.integers(1, 64), st.integers(1, 4), st.booleans())
 def test_volume_is_that_of_the_closed_form(

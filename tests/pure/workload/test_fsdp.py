@@ -233,6 +233,12 @@ def test_a_layer_is_gathered_while_the_one_before_is_computed() -> None:
     assert took.seconds == 1 + 3 + 1 + 3 + 1  # the last second is the optimizer's
 
 
+def test_a_reduction_begins_once_the_one_before_has_ended() -> None:
+    made = fsdp2(as_model(Whole(3)), Layout(dp=2), Fsdp2()).programs[0].ops
+    at = [number for number, op in enumerate(made) if op.kind == "reduce_scatter"]
+    assert [made[number - 1].after for number in at[1:]] == [(number,) for number in at[:-1]]
+
+
 @pytest.mark.parametrize(
     ("layout", "options", "number"),
     [

@@ -113,6 +113,17 @@ def test_overlap_hides_a_bucket_behind_backward(overlap: bool) -> None:
     assert took == (4 if overlap else 6)
 
 
+def test_a_bucket_is_reduced_once_the_next_gradient_is_ready() -> None:
+    step = zero2(flat(9, 9, 9), Layout(dp=3), Zero(reduce_bucket_size=9))
+    assert [op.flops for op in ops(step, "compute", "backward")] == [4, 2, 0]
+
+
+def test_stage_3_has_three_reductions_under_way_at_most() -> None:
+    made = zero3(flat(*[9] * 6), Layout(dp=3), Zero3(reduce_bucket_size=9)).programs[0].ops
+    at = [number for number, op in enumerate(made) if op.kind == "reduce_scatter"]
+    assert [made[number - 1].after for number in at[3:]] == [(number,) for number in at[:3]]
+
+
 def test_stage_1_reduces_in_the_last_micro_batch_only() -> None:
     layout = Layout(dp=4, micro_batches=3)
     found = [len(ops(f(flat(8), layout, Zero()), "all_reduce", "backward")) for f in (zero1, zero2)]
