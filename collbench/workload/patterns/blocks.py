@@ -308,8 +308,12 @@ class Blocks:
             self._over_cp(block, "all_to_all", nbytes, wait="call")
 
     def ffn(self, block: Block, section: Section, forward: bool) -> None:
-        """The matrices after attention."""
-        *into, out = (t for t in section.tensors if t.flops and not attends(t))
+        """What comes after attention."""
+        self.dense(block, [t for t in section.tensors if t.flops and not attends(t)], forward)
+
+    def dense(self, block: Block, tensors: Sequence[Tensor], forward: bool) -> None:
+        """Matrices of which the last is divided by rows, the others by columns."""
+        *into, out = tensors
         if forward:
             self.column_forward(block, self.flops(into))
             self.row_forward(block, self.flops([out]))
@@ -337,6 +341,8 @@ class Blocks:
         options, n = self.options, self.width(group)
         several = several and options.overlap_grad_reduce
         shared = self.model.tied and self.layout.pp > 1
+        if not found:
+            return []
         alone = [0] if part[0].name == EMBEDDING else [len(found) - 1] * (part[-1].name == HEAD)
         made = buckets(
             [numel for numel, _ in found],
@@ -350,7 +356,9 @@ class Blocks:
 
     def width(self, group: str) -> int:
         """Ranks that have the same parameters."""
-        return self.layout.cp * self.layout.dp // (self.layout.ep if group == "edp" else 1)
+        layout = self.layout
+        same = layout.cp * layout.dp
+        return same * layout.tp // layout.ep if group == "edp" else same
 
     def several(self, group: str) -> bool:
         """Whether a group has more than one rank."""
@@ -397,13 +405,12 @@ class Blocks:
         found = {name: grid.groups(*dimensions) for name, dimensions in names.items()}
         found["embd"] = tuple((each[0], each[-1]) for each in found["pp"])
         found["tp-pp"] = grid.groups("tp", "pp")
-        if layout.ep > 1:
-            parts = {"tp": layout.tp, "ep": layout.ep, "edp": self.width("edp"), "pp": layout.pp}
-            found |= {name: Grid(parts).groups(name) for name in ("ep", "edp")}
+        experts = Grid({"ep": layout.ep, "edp": self.width("edp"), "pp": layout.pp})
+        found |= {name: experts.groups(name) for name in ("ep", "edp")}
         instances = self.options.num_distributed_optimizer_instances
         for name in (self.data, "edp") if instances > 1 else ():
-            whole = found.get(name, ())
-            inner = len(whole[0]) // instances if whole else 1
+            whole = found[name]
+            inner = len(whole[0]) // instances
             cut = [group[at : at + inner] for group in whole for at in range(0, len(group), inner)]
             found[f"{name}-inner"] = tuple(cut)
             outer = [group[at::inner] for group in whole for at in range(inner)]
@@ -420,7 +427,6 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
     """Raises UsageError for what cannot be divided so, with the number that is wrong."""
     tp, cp, tokens = layout.tp, layout.cp, layout.tokens(model)
     pp, chunks, batches = layout.pp, layout.chunks, layout.micro_batches
-    ranks = cp * layout.dp // layout.ep
     instances = options.num_distributed_optimizer_instances
     if not model.heads:
         raise UsageError(f"{model.name} is no transformer", "llama3-8b, for example")
@@ -430,8 +436,8 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
         ("heads of keys", model.kv_heads, tp * ulysses, "tp x cp" if ulysses > 1 else "tp"),
         ("columns of the MLP", model.ffn, tp, "tp"),
         ("tokens of a micro-batch", tokens, tp if layout.sp else 1, "tp"),
-        ("ranks of cp x dp", cp * layout.dp, layout.ep, "ep"),
-        ("ranks with the same parameters", ranks, instances, "optimizer instances"),
+        ("ranks of tp x cp x dp", tp * cp * layout.dp, layout.ep, "ep"),
+        ("ranks of cp x dp", cp * layout.dp, instances, "optimizer instances"),
         ("micro-batches", batches, pp if chunks > 1 else 1, "pp, as an interleaved pipeline needs"),
     ):
         if number % by:

@@ -213,27 +213,33 @@ class Stage:
 
 
 def megatron(model: Model, layout: Layout, options: Megatron) -> Step:
-    """A step of Megatron-Core. Raises UsageError."""
+    """A step of Megatron-Core, one program for each stage of the pipeline. Raises UsageError."""
     if model.experts:
         raise UsageError(f"{model.name} is a mixture of experts", "the pattern moe")
-    return assemble("megatron", Blocks(model, layout, options), options.layers)
+    return assemble("megatron", [Blocks(model, layout, options)], options.layers)
 
 
-def assemble(name: str, blocks: Blocks, layers: Sequence[int]) -> Step:
-    """The step of all stages: one program for all ranks of a stage."""
+def assemble(
+    name: str, places: Sequence[Blocks], layers: Sequence[int], told: tuple[str, ...] = ()
+) -> Step:
+    """The step of all stages, in each of which ranks have these blocks in turn."""
+    blocks, number = places[0], len(places)
     model, layout = blocks.model, blocks.layout
     counts = divide(model.layers, layout.pp * layout.chunks, layers)
     cut = parts(model, counts, model.tied and layout.pp > 1)
     programs = []
     for at in range(layout.pp):
-        stage = Stage(blocks, at, cut[at :: layout.pp])
-        stage.passes()
-        stage.finish()
-        programs.append(stage.writer.program(layout.grid.ranks("pp", at), **stage.holds))
+        ranks = layout.grid.ranks("pp", at)
+        for place, each in enumerate(places):
+            stage = Stage(each, at, cut[at :: layout.pp])
+            stage.passes()
+            stage.finish()
+            programs.append(stage.writer.program(ranks[place::number], **stage.holds))
     step = Step(f"{name}:{model.name}", layout.world, tuple(programs))
     groups = blocks.groups()
     used = {group: groups[group] for group in step.used if group}
-    return msgspec.structs.replace(step, groups=used, assumptions=(*assumed(blocks, counts),))
+    told = (*assumed(blocks, counts), *told)
+    return msgspec.structs.replace(step, groups=used, assumptions=told)
 
 
 def assumed(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
