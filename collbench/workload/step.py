@@ -259,9 +259,8 @@ def _trouble(op: Op, number: int, within: Mapping[str, Iterable[_Place]]) -> str
     if op.nbytes % DTYPES[op.dtype].size:
         return f"{op.nbytes} B are no whole number of elements of {op.dtype}"
     row = COLLECTIVES.get(op.kind)
-    if row and not (row.rooted or row.uneven):
-        return ""
-    return next(filter(None, (_misplaced(op, place) for place in {*places})), "")
+    named = places if row is None or row.rooted or row.uneven else ()
+    return next(filter(None, (_misplaced(op, place) for place in named)), "")
 
 
 def _misplaced(op: Op, place: _Place) -> str:

@@ -109,8 +109,8 @@ def draw(
     refuse_experts(experts, ranks, node_ranks)
     places = max(ranks // node_ranks, 1)
     if routing == "even":
-        there = [(ranks, experts.top), *((n, limited(experts, n)) for n in (ranks, places))]
-        return Table(*(np.full((ranks, n), math.ceil(tokens * m / n)) for n, m in there))
+        means = [(ranks, experts.top), *((n, limited(experts, n)) for n in (ranks, places))]
+        return Table(*(np.full((ranks, n), math.ceil(tokens * m / n)) for n, m in means))
     if routing.startswith("matrix:"):
         table = _read(routing.removeprefix("matrix:"), ranks, experts.number, tokens * experts.top)
         return Table(table.reshape(ranks, ranks, -1).sum(axis=2), None, None)
@@ -118,7 +118,8 @@ def draw(
         raise UsageError(
             f"{ranks * tokens:,} tokens are too many to draw experts for", "routing=even"
         )
-    weights = np.arange(1.0, experts.number + 1) ** -float(routing.partition(":")[2] or 0)
+    weights = np.arange(1, experts.number + 1, dtype=np.float32)
+    weights **= -float(routing.partition(":")[2] or 0)
     rng = np.random.default_rng(seed)
     found = [_drawn(rng, weights, tokens, experts) for _ in range(ranks)]
     at = [chosen // (experts.number // ranks) for chosen in found]
@@ -233,7 +234,8 @@ class Dispatch:
 
 
 class MoeBlocks(Blocks):
-    """Blocks of a model with experts, for the ranks at one place in their groups of ep."""
+    """Blocks of a model that has no experts but a rank's own (``own``), for the ranks at one place
+    in their groups of ep."""
 
     def __init__(self, model: Model, layout: Layout, options: Moe, dispatch: Dispatch) -> None:
         super().__init__(model, layout, options)
@@ -246,7 +248,7 @@ class MoeBlocks(Blocks):
             super().ffn(block, section, forward)
             return
         gate, shared = rest[0], [t for t in rest[1:] if ROUTED not in t.name]
-        each = 2.0 * sum(t.numel for t in experts) / self.experts.number
+        each = 2.0 * sum(t.numel for t in experts) / self.experts.number * self.layout.ep
         work = (1 if forward else 2) * each * self.dispatch.received
         router = (1 if forward else 2) * 2.0 * gate.numel * self.mine
         if forward:
@@ -302,10 +304,12 @@ class MoeBlocks(Blocks):
             for section in part
         ]
         found = super().held(tuple(everywhere), chunk, stage)
-        experts = []
-        for at, section in enumerate(part):
-            routed = [t.numel for t in section.tensors if ROUTED in t.name]
-            experts += [(numel, at) for numel in routed[: len(routed) // self.layout.ep]]
+        experts = [
+            (tensor.numel, at)
+            for at, section in enumerate(part)
+            for tensor in section.tensors
+            if ROUTED in tensor.name
+        ]
         return found + self.bucketed(experts, "edp", part, chunk + stage == 0)
 
     def groups(self) -> dict[str, Groups]:
@@ -332,6 +336,7 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
     routing = "even" if options.way == "allgather" else options.routing
     tokens, nodes = layout.tokens(model) // layout.tp, options.node_ranks
     table = draw(routing, tokens, experts, layout.ep, nodes, options.seed)
+    model = own(model, experts.number // layout.ep)
     blocks = [
         MoeBlocks(model, layout, options, Dispatch(options.way, table, at, model.hidden, nodes))
         for at in range(1 if routing == "even" else layout.ep)
@@ -339,6 +344,16 @@ def moe(model: Model, layout: Layout, options: Moe) -> Step:
     layers = options.layers or filled(model.layers, layout.pp * layout.chunks)
     told = (*assumed(options.way, routing, nodes), "the router's bias and losses are left out")
     return assemble("moe", blocks, layers, told)
+
+
+def own(model: Model, number: int) -> Model:
+    """The model with so many experts in each layer only, as many as a rank has."""
+    kept = [
+        tensor
+        for tensor in model.tensors
+        if ROUTED not in tensor.name or int(tensor.name.split(ROUTED)[1].split(".")[0]) < number
+    ]
+    return msgspec.structs.replace(model, tensors=tuple(kept))
 
 
 def filled(layers: int, parts: int) -> tuple[int, ...]:
