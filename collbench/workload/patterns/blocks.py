@@ -189,6 +189,7 @@ class Blocks:
             self._section(block, section, False)
             for each in reduced:
                 if each.first == at:
+                    block.flush()
                     self.reduce(block, each)
         block.flush()
         return block

@@ -20,6 +20,8 @@ from collbench.workload.step import Op, Step, refuse
 from collbench.workload.walk import Walk
 
 FEW = settings(max_examples=25, deadline=None)
+LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+MOVES = {"SEND_F": ("send", 0), "RECV_F": ("recv", 0), "SEND_B": ("send", 1), "RECV_B": ("recv", 1)}
 PIPELINES = [(1, 1, 3), (2, 1, 2), (4, 1, 4), (4, 1, 9), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)]
 
 
@@ -54,9 +56,8 @@ def of_torch(pp: int, chunks: int, batches: int) -> dict[int, list[Any]]:
         told.n_local_stages, told.microbatches_per_round = chunks, pp
         one = schedules.ScheduleInterleaved1F1B._calculate_single_rank_operations
         tables = {rank: one(told, rank) for rank in range(pp)}
-    kinds = ("F", "B")
     return {
-        rank: [a for a in actions if a and str(a.computation_type) in kinds]
+        rank: [a for a in actions if a and a.computation_type.name in LETTERS]
         for rank, actions in tables.items()
     }
 
@@ -66,7 +67,7 @@ def test_stages_compute_in_torchs_order(pp: int, chunks: int, batches: int) -> N
     layout = Layout(pp=pp, chunks=chunks, micro_batches=batches)
     for stage, actions in of_torch(pp, chunks, batches).items():
         mine = [("F" if s.forward else "B", s.chunk * pp + stage) for s in schedule(stage, layout)]
-        assert mine == [(str(a.computation_type), a.stage_index) for a in actions]
+        assert mine == [(LETTERS[a.computation_type.name], a.stage_index) for a in actions]
 
 
 @pytest.mark.parametrize(("pp", "chunks", "batches"), PIPELINES)
@@ -87,7 +88,11 @@ def test_stages_send_and_receive_as_often_as_torchs(pp: int, chunks: int, batche
     if chunks == 1:
         last = table[pp - 1]
         table[pp - 1] = [
-            _Action(a.stage_index, a.computation_type, a.microbatch_index - (str(a)[1] == "F"))
+            _Action(
+                a.stage_index,
+                a.computation_type,
+                a.microbatch_index - (a.computation_type.name == "FORWARD"),
+            )
             for a in last
         ]
     told = _add_send_recv(table, lambda stage: stage % pp, pp * chunks)
@@ -95,11 +100,8 @@ def test_stages_send_and_receive_as_often_as_torchs(pp: int, chunks: int, batche
         plain(pp * chunks), Layout(pp=pp, chunks=chunks, micro_batches=batches, sequence=64)
     )
     for stage in range(pp):
-        names = {"SEND_F": ("send", 0), "RECV_F": ("recv", 0)}
-        names |= {"SEND_B": ("send", 1), "RECV_B": ("recv", 1)}
-        theirs = Counter(
-            names[str(a.computation_type)] for a in told[stage] if str(a.computation_type) in names
-        )
+        names = [a.computation_type.name for a in told[stage]]
+        theirs = Counter(MOVES[name] for name in names if name in MOVES)
         ops = step.programs[stage].ops
         assert Counter((op.kind, op.tag) for op in ops if op.group == "pp") == theirs
 
