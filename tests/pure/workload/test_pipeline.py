@@ -283,3 +283,15 @@ def test_an_interleaved_stage_reduces_a_chunk_before_all_are_through() -> None:
     for program in step.programs:
         at = next(n for n, op in enumerate(program.ops) if op.kind == "reduce_scatter")
         assert any(op.kind == "compute" and op.flops for op in program.ops[at:])
+
+
+def test_further_stages_reduce_a_chunk_as_many_passes_later() -> None:
+    step = built(model("llama3-8b").cut(8), Layout(dp=2, pp=2, chunks=2, micro_batches=4))
+    passed = []
+    for program in step.programs:
+        at = next(n for n, op in enumerate(program.ops) if op.kind == "reduce_scatter")
+        backward = [
+            op for op in program.ops[:at] if op.kind == "compute" and op.phase == "backward"
+        ]
+        passed.append(len(backward))
+    assert passed == [6, 7]  # chunk 1 is through after six of eight
