@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -204,11 +204,12 @@ def refuse(step: Step) -> None:
             raise UsageError(f"rank {min(twice)} has two programs", "one program a rank")
         seen.update(program.ranks)
         within = {
-            name: [found[rank] for rank in program.ranks if rank in found]
+            name: {found[rank] for rank in program.ranks}
             for name, found in places.items()
+            if found.keys() >= {*program.ranks}
         }
         for number, op in enumerate(program.ops):
-            if trouble := _trouble(op, number, within, len(program.ranks)):
+            if trouble := _trouble(op, number, within):
                 where = f"rank {program.ranks[0]}, op {number} ({op.kind})"
                 raise UsageError(f"{step.name}: {where}: {trouble}")
     if without := {*range(step.world)} - seen:
@@ -242,9 +243,9 @@ def _refuse_groups(step: Step) -> None:
             raise UsageError(f"groups '{name}': there is no rank {max(ranks)} of {step.world}")
 
 
-def _trouble(op: Op, number: int, within: Mapping[str, Sequence[_Place]], ranks: int) -> str:
-    """What is wrong with an operation of so many ranks, which have these places in the groups of
-    each name; else nothing."""
+def _trouble(op: Op, number: int, within: Mapping[str, Iterable[_Place]]) -> str:
+    """What is wrong with an operation of ranks that have these places in the groups of each name;
+    else nothing."""
     for word, what, known in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
         if word not in known:
             return f"there is no {what} '{word[:40]}'"
@@ -253,11 +254,13 @@ def _trouble(op: Op, number: int, within: Mapping[str, Sequence[_Place]], ranks:
     if not op.communicates:
         return ""
     places = within.get(op.group)
-    if places is None or len(places) < ranks:
+    if places is None:
         return f"there is no group '{op.group[:40]}' that it is in"
     if op.nbytes % DTYPES[op.dtype].size:
         return f"{op.nbytes} B are no whole number of elements of {op.dtype}"
-    return next(filter(None, (_misplaced(op, place) for place in {*places})), "")
+    row = COLLECTIVES.get(op.kind)
+    named = places if row is None or row.rooted or row.uneven else ()
+    return next(filter(None, (_misplaced(op, place) for place in named)), "")
 
 
 def _misplaced(op: Op, place: _Place) -> str:

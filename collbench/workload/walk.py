@@ -136,6 +136,7 @@ class Walk:
         self._turns: list[Counter[Hashable]] = [Counter() for _ in range(number)]
         self._meetings: dict[Hashable, _Meeting] = {}
         self._met: dict[tuple[int, int], _Meeting] = {}
+        self._whole: dict[tuple[int, str], tuple[Hashable, frozenset[int]]] = {}
         self._waiting: dict[tuple[int, int], list[_Meeting]] = defaultdict(list)
         self._undone: list[set[int]] = [set() for _ in range(number)]
         self._last = [0.0] * number
@@ -210,8 +211,11 @@ class Walk:
         kinds = self.actors.kind
         group = self.actors.members(op.group, self.actors.first[actor])
         if op.kind not in POINT_TO_POINT:
-            needed = Counter(kinds[rank] for rank in group)
-            return (op.group, tuple(sorted(needed.items()))), frozenset(needed)
+            if (actor, op.group) not in self._whole:
+                needed = Counter(kinds[rank] for rank in group)
+                whom = (op.group, tuple(sorted(needed.items()))), frozenset(needed)
+                self._whole[actor, op.group] = whom
+            return self._whole[actor, op.group]
         pair = (actor, kinds[group[op.peer]])
         way = pair if op.kind == "send" else pair[::-1]
         return (op.group, op.tag, way), frozenset(pair)
