@@ -51,14 +51,21 @@ class Format(NamedTuple):
         overflow. Raises ValueError for a negative number where there is no sign."""
         import numpy as np
 
-        wide = np.asarray(values, np.float64)
+        wide = np.asarray(values)
+        narrow = wide.dtype == np.float32
+        wide = wide if narrow else wide.astype(np.float64)
+        word = np.uint32 if narrow else np.uint64
+        digits, bias = (23, 127) if narrow else (52, 1023)
         if not self.signed and (wide < 0).any():
             raise ValueError(f"{self.name} has no sign, and there is {wide[wide < 0].flat[0]:g}")
-        least, most = 1 - self.bias, (1 << self.exponent) - 1 - self.bias  # that of infinity
-        size = np.minimum(np.abs(np.where(np.isnan(wide), 0.0, wide)), 2.0**most)
-        power = np.frexp(np.maximum(size, 2.0**least))[1] - 1
-        units = np.rint(np.ldexp(size, self.significand - power))
-        codes = ((power - least) << self.significand) + units  # a carry goes to the exponent
+        size, least = np.asarray(np.abs(wide)), 1 - self.bias
+        bits, dropped = size.view(word), digits - self.significand
+        even = (bits >> dropped) & 1
+        normal = (bits + even + ((1 << (dropped - 1)) - 1)) >> dropped  # a carry to the exponent
+        normal -= np.asarray((bias - self.bias) << self.significand, word)
+        unit = np.asarray(2.0 ** (least + dropped), wide.dtype)  # its last bit is a subnormal's
+        subnormal = np.asarray(size + unit).view(word) - unit.view(word)
+        codes = np.minimum(np.where(size < 2.0**least, subnormal, normal), self.infinity)
         codes = np.where(np.isnan(wide), self.nan, codes).astype(np.uint16)
         negative = np.signbit(wide) & self.signed & ~np.isnan(wide)
         return np.asarray(codes | negative.astype(np.uint16) << np.uint16(15))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,11 +62,14 @@ def test_values_rise_with_codes(form: Format) -> None:
     assert (np.diff(form.decode(range(form.infinity + 1)).astype(np.float64)) > 0).all()
 
 
+@pytest.mark.parametrize("width", [np.float32, np.float64])
 @pytest.mark.parametrize("form", EVERY, ids=name)
-def test_halves_go_to_the_even_code_and_their_neighbours_to_the_nearer(form: Format) -> None:
+def test_halves_go_to_the_even_code_and_their_neighbours_to_the_nearer(
+    form: Format, width: Any
+) -> None:
     values = form.decode(finite(form)).astype(np.float64)
-    halves = (values[:-1] + values[1:]) / 2  # exact: one bit more
-    below, above = np.nextafter(halves, -np.inf), np.nextafter(halves, np.inf)
+    halves = ((values[:-1] + values[1:]) / 2).astype(width)  # exact: one bit more
+    below, above = (np.nextafter(halves, width(to)) for to in (-np.inf, np.inf))
     low = np.arange(len(halves))
     assert (form.encode(halves) == low + low % 2).all()
     assert (form.encode(below) == low).all()
@@ -102,6 +106,7 @@ def test_beyond_the_largest_half_a_unit_is_infinity(form: Format) -> None:
     half = largest + (largest - float(form.decode([form.infinity - 2])[0])) / 2
     beyond = [np.nextafter(half, 0), half, 1e300, np.inf]
     assert form.encode(beyond).tolist() == [form.infinity - 1, *[form.infinity] * 3]
+    assert form.encode(np.array([half, np.inf], np.float32)).tolist() == [form.infinity] * 2
 
 
 @pytest.mark.parametrize("form", EVERY, ids=name)
@@ -184,5 +189,6 @@ def test_infinities_that_cancel_are_no_number() -> None:
 
 def test_shapes_are_kept() -> None:
     for form, shape in itertools.product(EVERY, [(), (0,), (2, 3)]):
-        codes = form.encode(np.ones(shape))
-        assert (codes.shape, codes.dtype, form.decode(codes).shape) == (shape, np.uint16, shape)
+        for width in (np.float32, np.float64, np.int64):
+            codes = form.encode(np.ones(shape, width))
+            assert (codes.shape, codes.dtype, form.decode(codes).shape) == (shape, np.uint16, shape)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from collbench.core.errors import UsageError
-from collbench.workload import models, step, walk
+from collbench.workload import layout, models, step, walk
 from collbench.workload.layout import Layout
 from collbench.workload.models import Model, Tensor
 from collbench.workload.patterns import compressed
@@ -351,3 +351,37 @@ def test_a_wire_that_libraries_reduce_takes_one_all_reduce(wire: Any) -> None:
 def test_what_cannot_be_sharded(model: str, layout: Layout, options: DallE, number: str) -> None:
     with pytest.raises(UsageError, match=number):
         compressed.dalle(models.model(model), layout, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("rank=4,min_rate=3,plain=true", PowerSGD(4, 3.0, True)),
+        ("bucket_cap_mb=1.5", PowerSGD(bucket_cap_mb=1.5)),
+        ("format=1-6-9:59", Encoded("1-6-9:59")),
+        ("per=channel,channel=128", Quantized("channel", 128)),
+        ("shards=4,rank=512,wire=half", DallE(4, 512, "half")),
+    ],
+)
+def test_options_are_written_as_text(text: str, options: Any) -> None:
+    assert layout.read(text, type(options), "--options") == options
+
+
+@pytest.mark.parametrize(
+    "text", ["format=0-6-10", "format=1-6-8", "rank=0", "wire=int8", "shards=0", "min_rate=-1"]
+)
+def test_options_that_are_none(text: str) -> None:
+    name, _, _ = text.partition("=")
+    kinds: dict[str, Any] = {"format": Encoded, "rank": PowerSGD, "min_rate": PowerSGD}
+    with pytest.raises(UsageError, match=name):
+        layout.read(text, kinds.get(name, DallE), "--options")
+
+
+@pytest.mark.parametrize("wire", ["1-6-9", "1-6-9:59"])
+def test_what_a_format_leaves_open_is_told_with_its_largest_number(wire: Any) -> None:
+    largest = {"1-6-9": "4.29077e+09", "1-6-9:59": "15.9844"}[wire]
+    for made in (
+        compressed.encoded(GPT2, Layout(dp=2), Encoded(wire)),
+        compressed.dalle(LARGE.cut(1), Layout(dp=8), DallE(wire=wire)),
+    ):
+        assert any(f"and so {largest} as its largest number" in each for each in made.assumptions)

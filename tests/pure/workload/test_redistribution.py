@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.workload import models, step, walk
+from collbench.workload import layout, models, step, walk
 from collbench.workload.layout import Layout
 from collbench.workload.models import Model, Tensor
 from collbench.workload.patterns import redistribution
@@ -382,3 +382,10 @@ def test_every_rank_ends_with_its_part(
 def test_what_is_no_m2n(options: M2N, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         redistribution.m2n(MATRICES, Layout(tp=2, dp=2), options)
+
+
+def test_options_are_written_as_text() -> None:
+    said = "move=tp.None->None.None,shape=64/32,dtype=float"
+    options = layout.read(said, Redistribution, "--options")
+    (op,) = moved(redistribution.redistribute(TOY, Layout(tp=2), options))
+    assert (op.kind, op.nbytes, op.dtype) == ("all_gather", 64 * 32 * 4, "float")
