@@ -54,12 +54,13 @@ class Format(NamedTuple):
         wide = np.asarray(values)
         narrow = wide.dtype == np.float32
         wide = wide if narrow else wide.astype(np.float64)
-        word = np.uint32 if narrow else np.uint64
+        word: Any = np.uint32 if narrow else np.uint64
         digits, bias = (23, 127) if narrow else (52, 1023)
         if not self.signed and (wide < 0).any():
             raise ValueError(f"{self.name} has no sign, and there is {wide[wide < 0].flat[0]:g}")
         size, least = np.asarray(np.abs(wide)), 1 - self.bias
-        bits, dropped = size.view(word), digits - self.significand
+        dropped = digits - self.significand
+        bits: np.ndarray[Any, np.dtype[np.unsignedinteger]] = size.view(word)
         even = (bits >> dropped) & 1
         normal = (bits + even + ((1 << (dropped - 1)) - 1)) >> dropped  # a carry to the exponent
         normal -= np.asarray((bias - self.bias) << self.significand, word)
