@@ -51,7 +51,7 @@ def elements(ops: list[Op], size: int = 4) -> list[int]:
 
 
 GPT2 = models.model("gpt2-124m")
-SMALL = [(40, 300), (40,), (3, 2), (64, 40, 3, 3), (700, 900), (5000,), (1, 1), (512,)]
+SMALL = [(4, 4), (40, 300), (40,), (3, 2), (64, 40, 3, 3), (700, 900), (5000,), (1, 1), (512,)]
 
 
 def of(shapes: list[tuple[int, ...]]) -> Model:
