@@ -163,7 +163,8 @@ def parse_order(text: str, world: int) -> Groups:
     named = re.findall(r"([a-z]+)(\d+)", found[1]) if found else []
     grid = Grid({name: int(size) for name, size in named})
     dimensions = found[2].split("-") if found else []
-    if not found or grid.world != world or not {*dimensions} <= {*grid.sizes}:
+    once = len({*dimensions}) == len(dimensions) and len(grid.sizes) == len(named)
+    if not found or grid.world != world or not {*dimensions} <= {*grid.sizes} or not once:
         raise UsageError(
             f"'{text[:80]}' is no grid of {world} ranks", "order:tp2-dp4/tp, for example"
         )
@@ -194,6 +195,14 @@ class Writer:
         return Program(tuple(ranks), tuple(self.ops), holds)
 
 
+class Misplaced(UsageError):
+    """An operation of a rank that cannot be."""
+
+    def __init__(self, message: str, rank: int, op: int) -> None:
+        super().__init__(message)
+        self.rank, self.op = rank, op
+
+
 def refuse(step: Step) -> None:
     """Raises UsageError for a step that says what cannot be, with the place where it does."""
     _refuse_groups(step)
@@ -204,14 +213,14 @@ def refuse(step: Step) -> None:
             raise UsageError(f"rank {min(twice)} has two programs", "one program a rank")
         seen.update(program.ranks)
         within = {
-            name: {found[rank] for rank in program.ranks}
+            name: _Within.of([found[rank] for rank in program.ranks if rank in found])
             for name, found in places.items()
-            if found.keys() >= {*program.ranks}
         }
         for number, op in enumerate(program.ops):
-            if trouble := _trouble(op, number, within):
-                where = f"rank {program.ranks[0]}, op {number} ({op.kind})"
-                raise UsageError(f"{step.name}: {where}: {trouble}")
+            if trouble := _trouble(op, number, within, len(program.ranks)):
+                rank = program.ranks[0]
+                where = f"rank {rank}, op {number} ({op.kind})"
+                raise Misplaced(f"{step.name}: {where}: {trouble}", rank, number)
     if without := {*range(step.world)} - seen:
         raise UsageError(f"rank {min(without)} has no program", "an empty one is one, too")
 
@@ -221,6 +230,18 @@ class _Place(NamedTuple):
 
     at: int
     n: int
+
+
+class _Within(NamedTuple):
+    """Where so many ranks are in their groups of one name, and how large these are."""
+
+    ranks: int
+    places: frozenset[_Place]
+    sizes: frozenset[int]
+
+    @classmethod
+    def of(cls, places: Sequence[_Place]) -> _Within:
+        return cls(len(places), frozenset(places), frozenset(place.n for place in places))
 
 
 def _places(step: Step, name: str) -> dict[int, _Place]:
@@ -243,35 +264,35 @@ def _refuse_groups(step: Step) -> None:
             raise UsageError(f"groups '{name}': there is no rank {max(ranks)} of {step.world}")
 
 
-def _trouble(op: Op, number: int, within: Mapping[str, Iterable[_Place]]) -> str:
-    """What is wrong with an operation of ranks that have these places in the groups of each name;
+def _trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> str:
+    """What is wrong with an operation of so many ranks, which are there in the groups of each name;
     else nothing."""
     for word, what, known in ((op.kind, "kind", KINDS), (op.dtype, "datatype", (*DTYPES,))):
         if word not in known:
             return f"there is no {what} '{word[:40]}'"
     if any(each >= number for each in op.after):
         return f"it begins after op {max(op.after)}, which is not before it"
-    if not op.communicates:
+    if not op.communicates or not ranks:
         return ""
-    places = within.get(op.group)
-    if places is None:
+    there = within.get(op.group)
+    if there is None or there.ranks < ranks:
         return f"there is no group '{op.group[:40]}' that it is in"
     if op.nbytes % DTYPES[op.dtype].size:
         return f"{op.nbytes} B are no whole number of elements of {op.dtype}"
-    row = COLLECTIVES.get(op.kind)
-    named = places if row is None or row.rooted or row.uneven else ()
-    return next(filter(None, (_misplaced(op, place) for place in named)), "")
+    return _misplaced(op, there)
 
 
-def _misplaced(op: Op, place: _Place) -> str:
+def _misplaced(op: Op, there: _Within) -> str:
     """What is wrong with the members that an operation names."""
+    n = min(there.sizes)
     if op.kind in POINT_TO_POINT:
-        if not 0 <= op.peer < place.n:
-            return f"peer {op.peer} is none of {place.n} members"
-        return "it is with itself" if op.peer == place.at else ""
+        if not 0 <= op.peer < n:
+            return f"peer {op.peer} is none of {n} members"
+        itself = any(_Place(op.peer, size) in there.places for size in there.sizes)
+        return "it is with itself" if itself else ""
     row = COLLECTIVES[op.kind]
-    if row.rooted and not 0 <= op.root < place.n:
-        return f"root {op.root} is none of {place.n} members"
-    if row.uneven and len(op.sends) != place.n:
-        return f"sends has {len(op.sends)} numbers for {place.n} members"
+    if row.rooted and not 0 <= op.root < n:
+        return f"root {op.root} is none of {n} members"
+    if row.uneven and there.sizes != {len(op.sends)}:
+        return f"sends has {len(op.sends)} numbers for {max(there.sizes)} members"
     return ""
