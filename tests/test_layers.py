@@ -19,10 +19,10 @@ TESTS = Path(__file__).parent
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
     "core": 2_010,  # what a collective is, what algorithms do and cost
-    "machine": 470,  # where we are
+    "machine": 473,  # where we are
     "suite": 820,  # what is asked for
     "records": 2_460,  # what came out
-    "run": 8_570,  # how it is measured
+    "run": 8_612,  # how it is measured
     "judge": 3_500,  # what it means
     "show": 4_070,  # how it is told
     "cli": 2_180,  # how it is asked for

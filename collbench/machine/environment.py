@@ -255,7 +255,7 @@ def usable_cpus(root: Path = ROOT) -> list[int]:
     as the quota."""
     ordered = [
         c
-        for thread in itertools.zip_longest(*_cores(_affinity(root), root))
+        for thread in itertools.zip_longest(*by_core(affinity(root), root))
         for c in thread
         if c is not None
     ]
@@ -266,13 +266,13 @@ def core_count(root: Path = ROOT) -> int:
     """Physical cores that can be busy at once: those in the affinity mask, or the CPU quota rounded
     up if less."""
     allowed = frozenset(os.sched_getaffinity(0))
-    return _core_count(allowed) if root == ROOT else len(_cores(usable_cpus(root), root))
+    return _core_count(allowed) if root == ROOT else len(by_core(usable_cpus(root), root))
 
 
 @functools.lru_cache(maxsize=8)
 def _core_count(_: frozenset[int]) -> int:
     """Kept for each mask: it takes milliseconds, and planning asks of every case."""
-    return len(_cores(usable_cpus(ROOT), ROOT))
+    return len(by_core(usable_cpus(ROOT), ROOT))
 
 
 def numa_of(cpu: int, root: Path = ROOT) -> int:
@@ -283,7 +283,7 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
     seen, total = set[int](), 0
-    for cpu in _affinity(root):
+    for cpu in affinity(root):
         indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((integer(index / "level") or 0, index) for index in indices)[-1:]:
             total += (integer(last / "size", r"(\d+)K") or 0) << 10
@@ -383,10 +383,10 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _cpu(root: Path) -> dict[str, Any]:
     """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is the
     whole machine's."""
-    at, affinity = root / CPUS, _affinity(root)
-    cpus = cpu_list(at / "online") or affinity
-    cores = _cores(cpus, root)
-    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
+    at, allowed = root / CPUS, affinity(root)
+    cpus = cpu_list(at / "online") or allowed
+    cores = by_core(cpus, root)
+    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in allowed} - {""}
     turbo = (
         (at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
     )
@@ -404,18 +404,18 @@ def _cpu(root: Path) -> dict[str, Any]:
         "physical": len(cores),
         "logical": len(cpus),
         "smt": len(cpus) > len(cores),
-        "affinity": affinity,
+        "affinity": allowed,
         "cores": core_count(root),
         "llc_bytes": llc_bytes(root),
         "governor": ",".join(sorted(governors)) or None,
         "max_mhz": (
-            (integer(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
+            (integer(at / f"cpu{allowed[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
         ),
         "turbo": next((text(file) == on for file, on in turbo if file.exists()), None),
     }
 
 
-def _affinity(root: Path) -> list[int]:
+def affinity(root: Path = ROOT) -> list[int]:
     """CPUs the calling thread may run on, ascending."""
     allowed = set(
         cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
@@ -423,7 +423,7 @@ def _affinity(root: Path) -> list[int]:
     return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
 
 
-def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
+def by_core(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:
     """``cpus`` grouped by the physical core they are threads of, in their order; of unknown
     siblings, a core each."""
     cores: dict[tuple[int, ...], list[int]] = {}

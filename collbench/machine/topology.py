@@ -134,6 +134,12 @@ def gpus(root: Path) -> dict[str, Any]:
     }
 
 
+def cpus_near(pci: str, root: Path) -> list[int]:
+    """The CPUs on the node of a device, by its PCI address as NVML or sysfs writes it; empty where
+    the kernel does not tell."""
+    return sysfs.cpu_list(_place(pci, root) / "local_cpulist")
+
+
 def rdma(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Ports of adapters as InfiniBand and RoCE name them; ``gpus`` are the indices of the nearest,
     ``path`` the way."""

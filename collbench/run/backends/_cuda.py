@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
-from collbench.machine import environment
+from collbench.machine import environment, topology
 from collbench.run.backends import each_needs_one
-from collbench.run.rank import ncclog
+from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
+from collbench.run.rank.cores import near_gpu
+from collbench.run.rank.gpu import Cuda
 
 SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE
 
@@ -81,6 +83,16 @@ def seat(
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
         how += f", NCCL_MAX_CTAS={limit}"
     return Seat(torch.device("cuda", local_rank % mine), bool(crowded), how)
+
+
+def settle(device: torch.device, control: Control, pin: bool) -> Cuda:
+    """The stream of a device that this thread has to itself from now on; with ``pin``, it keeps to
+    CPUs near the device (all ranks call this together)."""
+    if pin:
+        pci = gpu.address(device)
+        near_gpu(control, topology.cpus_near(pci, environment.ROOT) if pci else ())
+    torch.cuda.set_device(device)
+    return Cuda(device)
 
 
 def _served() -> bool:

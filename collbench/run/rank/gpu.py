@@ -296,24 +296,24 @@ class Guard:
 
 
 def watch(device: torch.device) -> Watch | None:
-    """The watch of the GPU that torch calls ``device``, whatever CUDA_VISIBLE_DEVICES makes of its
-    index; a MIG instance has that of the whole GPU. None without NVML, or for a GPU it does not
-    know."""
-    if device.type != "cuda":
-        return None
-    try:
-        nvml = load()
-    except CannotRun:
-        return None
-    about = torch.cuda.get_device_properties(device)
-    uuid = str(about.uuid)
-    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
-    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
-    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
-    if gpu is None:
+    """The watch of the GPU that torch calls ``device``; a MIG instance has that of the whole GPU.
+    None without NVML, or for a GPU it does not know."""
+    nvml, gpu = _known(device)
+    about = torch.cuda.get_device_properties(device) if gpu is not None else None
+    return Watch(nvml, gpu, device.index or 0, about.name) if about else None
+
+
+def address(device: torch.device) -> str | None:
+    """The PCI address of the GPU that torch calls ``device``; None where neither torch (older
+    ones do not) nor NVML tells it."""
+    about: Any = torch.cuda.get_device_properties(device)
+    if hasattr(about, "pci_bus_id"):
+        return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+    nvml, gpu = _known(device)
+    pci = gpu is not None and ask(nvml, "DeviceGetPciInfo", gpu)
+    if nvml:
         ask(nvml, "Shutdown")
-        return None
-    return Watch(nvml, gpu, device.index or 0, about.name)
+    return str(pci.busId) if pci else None
 
 
 def throttled(state: GpuState) -> bool:
@@ -350,6 +350,25 @@ def everyones(control: Control, state: GpuState | None) -> list[GpuState]:
         for other in control.collect(msgspec.to_builtins(state))
         if other
     ]
+
+
+def _known(device: torch.device) -> tuple[Any, Any]:
+    """NVML and its handle of a device of torch's, whatever CUDA_VISIBLE_DEVICES makes of its index,
+    of the whole GPU for a MIG instance; two None where there is none."""
+    if device.type != "cuda":
+        return None, None
+    try:
+        nvml = load()
+    except CannotRun:
+        return None, None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
+    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
+    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
+    if gpu is None:
+        ask(nvml, "Shutdown")
+        return None, None
+    return nvml, gpu
 
 
 def _pick(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:

@@ -266,3 +266,20 @@ def test_states_of_all_ranks_travel_as_json() -> None:
 
     assert gpu.everyones(SimpleNamespace(collect=collect), mine) == [mine, mine]  # type: ignore[arg-type]
     assert gpu.everyones(SimpleNamespace(collect=collect), None) == []  # type: ignore[arg-type]
+
+
+def test_the_address_of_a_gpu_is_torchs_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xAB, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.address(CUDA0) == "0001:ab:00.0"
+
+
+def test_the_address_of_a_gpu_is_nvmls_elsewhere(install: Any) -> None:
+    nvml = install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
+    assert gpu.address(CUDA0) == "00000000:1B:00.0"
+    assert nvml.opened == 0
+
+
+def test_without_either_a_gpu_has_no_address(install: Any) -> None:
+    install(None, fake_nvml.UUID.format(0))
+    assert gpu.address(CUDA0) is None
