@@ -23,7 +23,7 @@ LAYERS = {
     "suite": 820,  # what is asked for
     "records": 2_460,  # what came out
     "run": 8_612,  # how it is measured
-    "judge": 3_500,  # what it means
+    "judge": 3_514,  # what it means
     "show": 4_070,  # how it is told
     "cli": 2_180,  # how it is asked for
 }
