@@ -22,7 +22,7 @@ LAYERS = {
     "machine": 473,  # where we are
     "suite": 820,  # what is asked for
     "records": 2_460,  # what came out
-    "run": 8_612,  # how it is measured
+    "run": 8_613,  # how it is measured
     "judge": 3_514,  # what it means
     "show": 4_070,  # how it is told
     "cli": 2_180,  # how it is asked for

@@ -61,14 +61,16 @@ def seat(
     ranks = Counter(host for host, _, _ in everyone)
     seats = Counter(host for host, _ in {(host, uuid) for host, uuid, _ in everyone})
     crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
+    oldest = min(tuple(version) for _, _, version in everyone)
+    too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
+            newer = f" with NCCL {dotted(SHARING)} or newer" * too_old
             raise CannotRun(
                 f"{each_needs_one(ranks[host], gpus)} on {host}",
-                "ask for fewer with -g, or --share-gpu (on nccl)",
+                f"ask for fewer with -g, or for --share-gpu{newer}",
             )
-    oldest = min(tuple(version) for _, _, version in everyone)
-    if crowded and of_nccl and oldest < SHARING:
+    if crowded and too_old:
         raise CannotRun(
             f"NCCL {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
             " share it",

@@ -89,6 +89,29 @@ def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
     assert "--share-gpu" in caught.value.hint and os.environ[ENABLE] == "0"
 
 
+@pytest.mark.parametrize(
+    ("version", "backend", "of_nccl", "hint"),
+    [
+        ((2, 30, 4), "nccl", True, "ask for fewer with -g, or for --share-gpu"),
+        ((2, 30, 4), "torch_one_shot", True, "ask for fewer with -g, or for --share-gpu"),
+        ((2, 28, 9), "symm", False, "ask for fewer with -g, or for --share-gpu"),
+        (
+            (2, 28, 9),
+            "torch_one_shot",
+            True,
+            "ask for fewer with -g, or for --share-gpu with NCCL 2.30 or newer",
+        ),
+    ],
+)
+def test_every_backend_that_can_share_is_told_how(
+    gpus: Any, version: tuple[int, ...], backend: str, of_nccl: bool, hint: str
+) -> None:
+    gpus(1, version)
+    with pytest.raises(CannotRun) as caught:
+        _cuda.seat(beside(1, 1, version), 0, False, backend, of_nccl)
+    assert caught.value.hint == hint
+
+
 def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(gpus: Any) -> None:
     gpus(2)
     seats = [
