@@ -23,7 +23,7 @@ from typing import Any
 
 from collbench.core.text import plain
 from collbench.core.version import __version__
-from collbench.machine import topology
+from collbench.machine import amd, topology
 from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
 
 # key path, value in one environment, value in another; None where absent
@@ -72,7 +72,8 @@ CGROUP_MEMORY = (
 
 
 ALLOWED = re.compile(
-    r"(NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
+    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA|HIP|HSA|ROCR)_\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
 )
 
@@ -104,9 +105,9 @@ RELEVANT = re.compile(
     r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
     r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
     r"|container\.(cpu_quota|marks\.\d+)|gpus\.links\..+"
-    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0)"
+    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0|\w+_partition)"
     r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
-    r"((NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
+    r"((NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA|HIP|HSA|ROCR)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
 
 
@@ -292,9 +293,11 @@ def llc_bytes(root: Path = ROOT) -> int | None:
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """NVIDIA GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; loads no
-    library."""
+    """GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; AMD's as amd.nodes
+    has them. Loads no library."""
     nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
+    if not nodes:
+        return amd.visible(len(amd.nodes(root)), os.environ)
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     return min(
         nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named)))

@@ -55,7 +55,7 @@ def seat(
     everyone = control.collect([environment.host(), uuid, version])
     if not all(uuid for _, uuid, _ in everyone):
         raise CannotRun(
-            f"backend {backend} needs an NVIDIA GPU and a CUDA build of torch",
+            f"backend {backend} needs a GPU and a torch built for it, CUDA or ROCm",
             "--backend gloo runs on CPUs",
         )
     ranks = Counter(host for host, _, _ in everyone)
@@ -65,16 +65,16 @@ def seat(
     too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
-            newer = f" with NCCL {dotted(SHARING)} or newer" * too_old
+            newer = f" with {name()} {dotted(SHARING)} or newer" * too_old
             raise CannotRun(
                 f"{each_needs_one(ranks[host], gpus)} on {host}",
                 f"ask for fewer with -g, or for --share-gpu{newer}",
             )
     if crowded and too_old:
         raise CannotRun(
-            f"NCCL {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
+            f"{name()} {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
             " share it",
-            "a newer torch or nvidia-nccl wheel, or --backend gloo",
+            f"a newer torch or {name()}, or --backend gloo",
         )
     how = ""
     if crowded:
@@ -121,6 +121,11 @@ def nccl_version() -> tuple[int, ...]:
     if ask is None or ask(ctypes.byref(code)):
         return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
     return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def name() -> str:
+    """What the library is called that torch names nccl: RCCL where torch is built for ROCm."""
+    return "RCCL" if torch.version.hip else "NCCL"
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -172,7 +177,7 @@ class Registered:
                 "smaller sizes, or leave -R out",
             )
         if isinstance(error, RuntimeError):
-            return f"NCCL refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
+            return f"{name()} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
         missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
         return missing, f"torch {SINCE[self._level]} does"
 

@@ -129,9 +129,10 @@ class Symmetric(Base):
     def _on_gpus(self, local_rank: int) -> tuple[Allot, int]:
         """With as many blocks for each rank as are sure to be resident together: one for each
         multiprocessor."""
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_available() or torch.version.hip:
             raise CannotRun(
-                "symm needs an NVIDIA GPU and a CUDA build of torch",
+                "symm needs an NVIDIA GPU and a CUDA build of torch: its kernel has NVIDIA's"
+                " instructions",
                 "--backend shm runs on CPUs; to try its kernel there, TRITON_INTERPRET=1",
             )
         virtual = self.policy.virtual

@@ -22,6 +22,7 @@ from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _cuda, _wire
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, world
+from collbench.run.rank.gpu import unwatched
 from collbench.suite.case import Case
 
 _REDUCTIONS = {
@@ -246,7 +247,8 @@ class TorchDistributed(Base):
         self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
         version = _cuda.dotted(_cuda.nccl_version())
-        self.library = f"NCCL {version} (torch {torch.__version__}){how}"
+        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
+        self.library += f", GPUs not watched: {why}" if (why := unwatched()) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""
