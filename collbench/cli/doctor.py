@@ -259,9 +259,8 @@ NO_TRITON = "pip install triton: without it symm runs no reference algorithm in 
 IN_CONTAINER = "or start the container with GPUs (docker run --gpus all)"
 
 
+NO_HIP = "not built for it: pytorch.org/get-started names the one for ROCm"
 NOT_FOR_AMD = "symm's kernel has NVIDIA's instructions: it runs on no GPU of AMD's"
-
-
 NO_KFD = "no GPU to use: check HIP_VISIBLE_DEVICES; docker run --device /dev/kfd --device /dev/dri"
 
 
@@ -283,7 +282,7 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
 
     gpus = found["gpus"]
     usable = max(environment.gpu_count(), torch.cuda.device_count())
-    if torch.version.hip:
+    if torch.version.hip or "vendor" in gpus:
         yield from _rocm(gpus.get("driver"), torch.version.hip, usable)
     else:
         yield _driver(gpus, usable)
@@ -315,7 +314,7 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(what, "note", detail)
 
 
-def _rocm(driver: str | None, hip: str, usable: int) -> Iterator[Finding]:
+def _rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]:
     """What ranks on AMD's GPUs stand on, as far as it differs from NVIDIA's."""
     from collbench.run.rank import gpu
 
@@ -326,7 +325,8 @@ def _rocm(driver: str | None, hip: str, usable: int) -> Iterator[Finding]:
     known = "clocks, throttling, errors, topology"
     detail = f"{missing}: without it {known} stay unknown" if missing else known
     yield Finding("amdsmi", "no" if missing else "yes", detail)
-    yield Finding("torch for ROCm", "yes", f"built for ROCm {hip}")
+    detail = f"built for ROCm {hip}" if hip else NO_HIP
+    yield Finding("torch for ROCm", "yes" if hip else "no", detail)
 
 
 def _driver(gpus: Mapping[str, Any], nodes: int) -> Finding:

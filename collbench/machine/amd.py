@@ -61,7 +61,8 @@ class Node(NamedTuple):
 
 
 def load() -> Any:
-    """The amdsmi module, initialised: each load is undone by ``ask(smi, "shut_down")``. Raises
+    """The amdsmi module, initialised. It counts no loads: who shut it down would take it, and all
+    handles, from torch and whoever else has it in this process, so that nobody does. Raises
     CannotRun."""
     try:
         smi = importlib.import_module("amdsmi")

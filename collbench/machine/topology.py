@@ -200,7 +200,6 @@ def _amd(root: Path) -> dict[str, Any]:
         ]
         for one, here in zip(handles, places, strict=True)
     ]
-    amd.ask(smi, "shut_down")
     return {
         "vendor": AMD,
         "driver": version,

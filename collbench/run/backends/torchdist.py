@@ -248,7 +248,7 @@ class TorchDistributed(Base):
         self._token = torch.zeros(1, device=self.device)
         version = _cuda.dotted(_cuda.nccl_version())
         self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
-        self.library += f", GPUs not watched: {why}" if (why := unwatched()) else ""
+        self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""

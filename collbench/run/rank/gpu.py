@@ -160,7 +160,8 @@ HOLDING_BACK = {
 UNEXPLAINED = "throttled"  # what AMD's GPUs before MI300 say, of a power cap, too
 
 
-ALLOWED = {"sw_power_cap", "package_power_limit", UNEXPLAINED}  # these alone spoil no samples
+# these alone spoil no samples
+ALLOWED = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED})
 
 
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
@@ -309,7 +310,7 @@ class AmdWatch:
         )
 
     def close(self) -> None:
-        amd.ask(self._smi, "shut_down")
+        """Nothing: AMD SMI is torch's, too."""
 
 
 class Guard:
@@ -357,15 +358,21 @@ def watch(device: torch.device) -> Watch | None:
     return kind(library, gpu, device.index or 0, about.name) if about else None
 
 
-def unwatched() -> str:
-    """Why no GPU of AMD's can be watched, and what to do; empty where one can, and elsewhere."""
-    if not torch.version.hip:
+def unwatched(device: torch.device | None = None) -> str:
+    """Why AMD SMI cannot watch this GPU of AMD's, and what to do; without one, why it can watch
+    none. Empty where it can, and for others' GPUs."""
+    if device is not None and not torch.version.hip:
         return ""
     try:
-        amd.ask(amd.load(), "shut_down")
+        smi = amd.load()
     except CannotRun as e:
         return f"{e.message} ({e.hint})"
-    return ""
+    if device is None:
+        return ""
+    pci = address(device)
+    here = f"at {pci}" if pci else f"of which torch {torch.__version__} tells no address"
+    known = pci and amd.handle(smi, pci) is not None
+    return "" if known else f"AMD SMI knows no GPU {here}"
 
 
 def address(device: torch.device) -> str | None:
@@ -435,17 +442,13 @@ def _known(device: torch.device) -> tuple[Any, Any]:
 
 
 def _amd(device: torch.device) -> tuple[Any, Any]:
-    """AMD SMI and its handle of a device of torch's; two None where there is none."""
+    """AMD SMI and its handle of a device of torch's; None where there is none."""
     try:
         smi = amd.load()
     except CannotRun:
         return None, None
     pci = address(device)
-    gpu = amd.handle(smi, pci) if pci else None
-    if gpu is None:
-        amd.ask(smi, "shut_down")
-        return None, None
-    return smi, gpu
+    return smi, amd.handle(smi, pci) if pci else None
 
 
 def _pick(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:

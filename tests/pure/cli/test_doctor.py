@@ -248,7 +248,7 @@ def test_amds_gpus_are_told_with_rccl(rocm: fake_amdsmi.Smi, told: Callable[...,
     assert found["ranks sharing a GPU"] == ("no", "RCCL 2.30 or newer can: a newer torch")
     assert found["triton"][0] == "no" and "nvidia-ml-py" not in found
     assert found["gpu 0"][1].startswith("MI300X, 2100 of 2100 MHz, 41 °C, 140 W; 2 uncorrected")
-    assert "amd-smi metric --ecc" in found["gpu 0"][1] and rocm.opened == 0
+    assert "amd-smi metric --ecc" in found["gpu 0"][1]
 
 
 @pytest.mark.usefixtures("rocm")
@@ -266,3 +266,12 @@ def test_a_container_without_amds_devices_is_told_how_to_start(told: Callable[..
     found = told({**AMDS, "gpus": {"driver": None, "devices": []}}, 0, (2, 26, 6))
     state, detail = found["gpu driver"]
     assert state == "no" and detail.startswith("amdgpu of the kernel: ") and "/dev/kfd" in detail
+
+
+def test_amds_gpus_need_a_torch_for_rocm(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    found = told(AMDS, 0)
+    assert found["torch for ROCm"][0] == found["amdsmi"][0] == "no"
+    assert "pytorch.org" in found["torch for ROCm"][1] and "torch for CUDA" not in found

@@ -188,7 +188,7 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
 ) -> None:
     gpus(1)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torchdist, "unwatched", lambda: missing)
+    monkeypatch.setattr(torchdist, "unwatched", lambda device: missing)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     zeros = torch.zeros
     here = {"device": "cpu"}

@@ -319,7 +319,6 @@ def test_amds_gpus_are_watched_by_amd_smi(amds: fake_amdsmi.Smi) -> None:
         pcie_replays=3,
     )
     watch.close()
-    assert amds.opened == 0
 
 
 @pytest.mark.parametrize(
@@ -350,19 +349,30 @@ def test_an_amd_gpu_that_amd_smi_does_not_know_has_no_watch(
     monkeypatch.setitem(ADDRESS, "pci_bus_id", 0x77)
     about = SimpleNamespace(name="x", **ADDRESS)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
-    assert gpu.watch(CUDA0) is None and amds.opened == 0
+    assert gpu.watch(CUDA0) is None
+    assert gpu.unwatched(CUDA0) == "AMD SMI knows no GPU at 0000:77:00.0"
+
+
+@pytest.mark.usefixtures("amds")
+def test_a_torch_that_tells_no_address_of_an_amd_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about = SimpleNamespace(name="x", uuid="1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.watch(CUDA0) is None and "tells no address" in gpu.unwatched(CUDA0)
 
 
 @pytest.mark.usefixtures("amds")
 def test_without_amdsmi_nothing_is_watched_and_the_reason_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert gpu.unwatched() == ""
+    assert gpu.unwatched(CUDA0) == gpu.unwatched() == ""
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     assert gpu.watch(CUDA0) is None
+    assert gpu.unwatched(CUDA0) == gpu.unwatched()
     assert gpu.unwatched().startswith("AMD SMI: ") and "pip install" in gpu.unwatched()
 
 
 def test_nvidias_gpus_need_no_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert gpu.unwatched() == ""
+    assert gpu.unwatched(CUDA0) == ""
