@@ -259,6 +259,11 @@ NO_TRITON = "pip install triton: without it symm runs no reference algorithm in 
 IN_CONTAINER = "or start the container with GPUs (docker run --gpus all)"
 
 
+NO_HIP = "not built for it: pytorch.org/get-started names the one for ROCm"
+NOT_FOR_AMD = "symm's kernel has NVIDIA's instructions: it runs on no GPU of AMD's"
+NO_KFD = "no GPU to use: check HIP_VISIBLE_DEVICES; docker run --device /dev/kfd --device /dev/dri"
+
+
 NO_NODES = f"check CUDA_VISIBLE_DEVICES, {IN_CONTAINER}"
 
 
@@ -276,14 +281,17 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
     import torch
 
     gpus = found["gpus"]
-    yield _driver(gpus, max(environment.gpu_count(), torch.cuda.device_count()))
-    yield _nvml(gpus)
-    yield _cuda(torch.version.cuda, gpus.get("cuda"))
+    usable = max(environment.gpu_count(), torch.cuda.device_count())
+    if torch.version.hip or "vendor" in gpus:
+        yield from _rocm(gpus.get("driver"), torch.version.hip, usable)
+    else:
+        yield _driver(gpus, usable)
+        yield _nvml(gpus)
+        yield _cuda(torch.version.cuda, gpus.get("cuda"))
     yield from _nccl()
     triton = found["libraries"].get("triton")
-    yield Finding(
-        "triton", *(("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON))
-    )
+    kernel = ("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON)
+    yield Finding("triton", *(("no", NOT_FOR_AMD) if torch.version.hip else kernel))
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         yield _reach(count)
@@ -304,6 +312,21 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
     ):
         if detail:
             yield Finding(what, "note", detail)
+
+
+def _rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]:
+    """What ranks on AMD's GPUs stand on, as far as it differs from NVIDIA's."""
+    from collbench.run.rank import gpu
+
+    about = f"amdgpu {driver or 'of the kernel'}"
+    detail = f"{about}, {usable} GPUs usable" if usable else f"{about}: {NO_KFD}"
+    yield Finding("gpu driver", "yes" if usable else "no", detail)
+    missing = gpu.unwatched()
+    known = "clocks, throttling, errors, topology"
+    detail = f"{missing}: without it {known} stay unknown" if missing else known
+    yield Finding("amdsmi", "no" if missing else "yes", detail)
+    detail = f"built for ROCm {hip}" if hip else NO_HIP
+    yield Finding("torch for ROCm", "yes" if hip else "no", detail)
 
 
 def _driver(gpus: Mapping[str, Any], nodes: int) -> Finding:
@@ -375,14 +398,14 @@ def _nccl() -> Iterator[Finding]:
         if usable
         else ("no", ", but torch sees no usable GPU: check the driver with nvidia-smi")
     )
-    yield Finding("nccl", state[0], f"NCCL {_cuda.dotted(version)}{state[1]}")
+    yield Finding("nccl", state[0], f"{_cuda.name()} {_cuda.dotted(version)}{state[1]}")
     shares = version >= _cuda.SHARING
     detail = (
         "--share-gpu, by NCCL_MULTI_RANK_GPU_ENABLE=1"
         if shares
         else (
-            f"NCCL {_cuda.dotted(_cuda.SHARING)} or newer can: a newer torch, or its nvidia-nccl"
-            " wheel"
+            f"{_cuda.name()} {_cuda.dotted(_cuda.SHARING)} or newer can: a newer torch"
+            + ", or its nvidia-nccl wheel" * (torch.version.hip is None)
         )
     )
     yield Finding("ranks sharing a GPU", "yes" if shares else "no", detail)
@@ -456,7 +479,8 @@ def _states(count: int) -> Iterator[Finding]:
             state.throttle
         )
         troubles += [
-            f"{state.ecc} uncorrected ECC errors: reset it, see nvidia-smi -q -d ECC"
+            f"{state.ecc} uncorrected ECC errors: reset it, see "
+            + ("amd-smi metric --ecc" if torch.version.hip else "nvidia-smi -q -d ECC")
         ] * bool(state.ecc)
         yield Finding(
             f"gpu {index}", "no" if troubles else "note", "; ".join([told(state), *troubles])

@@ -364,7 +364,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "import": {
         "files": Argument(metavar="FILE…", help="Logs, gzipped or not; - reads standard input."),
-        "kind": Option("--from", help="auto, nccl-tests, rccl-tests, osu or imb."),
+        "kind": Option("--from", help="auto, nccl-tests, rccl-tests, nccl-inspector, osu or imb."),
         "collective": Option("--collective", help="What was run, where the log does not say."),
         "ranks": Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU)."),
         "tag": Option("--tag", help="A name to find the runs by."),

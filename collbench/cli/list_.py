@@ -22,7 +22,7 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
     backends: list[tuple[str, ...]] = [
         ("name", "what it is"),
         ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
-        ("nccl", "torch.distributed on NVIDIA GPUs; algorithms by its messages (ring@nccl)"),
+        ("nccl", "torch.distributed on GPUs (AMD's: RCCL); algorithms by its messages (ring@nccl)"),
         ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
         ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
         (

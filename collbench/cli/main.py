@@ -79,7 +79,7 @@ COMMANDS = {
     ),
     "import": (
         "collbench.cli.import_:import_",
-        "Read logs of nccl-tests, rccl-tests, OSU and Intel MPI benchmarks into runs.",
+        "Read logs of nccl-tests, rccl-tests, NCCL's Inspector, OSU and IMB into runs.",
     ),
     "doctor": (
         "collbench.cli.doctor:doctor",

@@ -439,7 +439,10 @@ def _notes(
             )
     notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
     notes += [f"{counted(number, 'row')} {why}" for why, number in left_out.items()]
-    both = [(pair.base, pair.head) for pair in pairs if terms.in_pairs and pair.base and pair.head]
+    both = [(pair.base, pair.head) for pair in pairs if pair.base and pair.head]
+    if any(sides.disagreement(base, head, "stream") for base, head in both):
+        notes.append(sides.STREAMS_APART)
+    both = both if terms.in_pairs else []
     single = {place for base, head in both for place in base.launches.keys() ^ head.launches.keys()}
     if single:
         notes.append(

@@ -42,6 +42,18 @@ MANNER = (
 )  # fields of a policy that change what a call is timed with
 
 
+TORCH = re.compile(r"\(torch (\d+)\.(\d+)")  # in what a world of NCCL or RCCL calls its library
+
+# Since 2.8 torch runs a collective on the current stream; before, on a stream of its own, which had
+# to wait for that and that for it (PyTorch's pull request 150398): some us of every call.
+CURRENT_STREAM = 2, 8
+
+STREAMS_APART = (
+    "torch before 2.8 runs NCCL's collectives on a stream of its own, newer ones on the current"
+    " stream: some us of every call are not NCCL's, so that rows of nccl do not compare"
+)
+
+
 Place = tuple[
     int, int
 ]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
@@ -112,7 +124,7 @@ def _case_rows(found: Sequence[Row], paired: bool) -> CaseRows:
     manner: dict[str, set[str]] = {}
     for row in rows.fit(found):
         for cycle in row.fit:
-            for name, value in _manner(row.run, cycle.record).items():
+            for name, value in _manner(row, cycle.record).items():
                 manner.setdefault(name, set()).add(value)
     launches: dict[Place, Row] = {}
     for stage in rows.by(placed, lambda row: row.launch.stage).values():
@@ -124,12 +136,14 @@ def _place(row: Row, paired: bool) -> Place:
     return (row.launch.stage, row.launch.round) if paired else (row.file, row.launch.world)
 
 
-def _manner(run: Run, record: Record) -> dict[str, str]:
+def _manner(row: Row, record: Record) -> dict[str, str]:
     """How a record was made; what an imported run does not tell is left out, and then is no
     difference."""
+    run = row.run
     manner = {
         "times": "predicted" if record.status == "predicted" else "measured",
         "start": record.sync,
+        "stream": _stream(row),
     }
     if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
         manner["algorithm"] = record.note.removeprefix("ran ")
@@ -137,6 +151,15 @@ def _manner(run: Run, record: Record) -> dict[str, str]:
     if not run.imported:
         manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
     return {name: value for name, value in manner.items() if value}
+
+
+def _stream(row: Row) -> str:
+    """The stream that torch runs NCCL's collectives on; empty for others, and where no torch is
+    named."""
+    version = TORCH.search(row.world.library) if row.world else None
+    if not version or row.case.backend != "nccl":
+        return ""
+    return "current" if (int(version[1]), int(version[2])) >= CURRENT_STREAM else "torch's own"
 
 
 def smallest_change(row: CaseRows, facts: Mapping[str, Any]) -> float:
@@ -302,10 +325,12 @@ def common(base: CaseRows, head: CaseRows) -> list[Place]:
     return sorted(base.launches.keys() & head.launches.keys())
 
 
-def disagreement(base: CaseRows, head: CaseRows) -> str:
-    """What the two sides of a row differ in throughout, so that their times do not compare."""
-    for name in sorted(base.manner.keys() & head.manner.keys()):
-        if not base.manner[name] & head.manner[name]:
-            ours, theirs = (" or ".join(sorted(side.manner[name])) for side in (base, head))
-            return f"{name}: {ours} on base, {theirs} on head"
+def disagreement(base: CaseRows, head: CaseRows, name: str = "") -> str:
+    """What the two sides of a row differ in throughout, so that their times do not compare; only
+    whether they differ in ``name``, where that is given."""
+    for each in [name] if name else sorted(base.manner.keys() & head.manner.keys()):
+        one, other = (side.manner.get(each, set[str]()) for side in (base, head))
+        if one and other and not one & other:
+            ours, theirs = (" or ".join(sorted(values)) for values in (one, other))
+            return f"{each}: {ours} on base, {theirs} on head"
     return ""

@@ -23,7 +23,7 @@ from typing import Any
 
 from collbench.core.text import plain
 from collbench.core.version import __version__
-from collbench.machine import topology
+from collbench.machine import amd, topology
 from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
 
 # key path, value in one environment, value in another; None where absent
@@ -72,7 +72,8 @@ CGROUP_MEMORY = (
 
 
 ALLOWED = re.compile(
-    r"(NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA)_\w+|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
+    r"(NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|OMPI_MCA|HIP|HSA|ROCR)_\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER)"
     r"|SLURM_(JOB_ID|NNODES|NTASKS|PROCID)|PBS_JOBID|FLUX_JOB_ID|MASTER_(ADDR|PORT)|RANK|WORLD_SIZE|LOCAL_RANK"
 )
 
@@ -104,9 +105,9 @@ RELEVANT = re.compile(
     r"kernel|machine|product|python|libraries\..+|numa\.\d+\.cpus|memory\.(limit|huge_pages)|gpus\.(driver|cuda)"
     r"|cpu\.(model|sockets|physical|logical|smt|cores|llc_bytes|governor|turbo|max_mhz)"
     r"|container\.(cpu_quota|marks\.\d+)|gpus\.links\..+"
-    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0)"
+    r"|gpus\.devices\.\d+\.(name|memory|max_\w+|power_limit|nvlinks|numa|(mig|ecc)\.0|\w+_partition)"
     r"|nics\..+\.(driver|mbps|mtu)|rdma\..+\.(rate|link|firmware)|variables\.(?!.*(DEBUG|_LOG|DUMP|COMM_ID|HOSTID))"
-    r"((NCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
+    r"((NCCL|RCCL|GLOO|UCX|TORCH|OMP|FI|MPICH|I_MPI|CUDA|HIP|HSA|ROCR)_\w+|OMPI_MCA_(btl|coll|hwloc|mpi|mtl|opal|osc|pml|smsc)\w*)"
 )
 
 
@@ -255,7 +256,7 @@ def usable_cpus(root: Path = ROOT) -> list[int]:
     as the quota."""
     ordered = [
         c
-        for thread in itertools.zip_longest(*_cores(_affinity(root), root))
+        for thread in itertools.zip_longest(*by_core(affinity(root), root))
         for c in thread
         if c is not None
     ]
@@ -266,13 +267,13 @@ def core_count(root: Path = ROOT) -> int:
     """Physical cores that can be busy at once: those in the affinity mask, or the CPU quota rounded
     up if less."""
     allowed = frozenset(os.sched_getaffinity(0))
-    return _core_count(allowed) if root == ROOT else len(_cores(usable_cpus(root), root))
+    return _core_count(allowed) if root == ROOT else len(by_core(usable_cpus(root), root))
 
 
 @functools.lru_cache(maxsize=8)
 def _core_count(_: frozenset[int]) -> int:
     """Kept for each mask: it takes milliseconds, and planning asks of every case."""
-    return len(_cores(usable_cpus(ROOT), ROOT))
+    return len(by_core(usable_cpus(ROOT), ROOT))
 
 
 def numa_of(cpu: int, root: Path = ROOT) -> int:
@@ -283,7 +284,7 @@ def numa_of(cpu: int, root: Path = ROOT) -> int:
 def llc_bytes(root: Path = ROOT) -> int | None:
     """Sum of the last-level caches that CPUs of the affinity mask can reach, each counted once."""
     seen, total = set[int](), 0
-    for cpu in _affinity(root):
+    for cpu in affinity(root):
         indices = () if cpu in seen else (root / CPUS / f"cpu{cpu}/cache").glob("index*")
         for _, last in sorted((integer(index / "level") or 0, index) for index in indices)[-1:]:
             total += (integer(last / "size", r"(\d+)K") or 0) << 10
@@ -292,9 +293,11 @@ def llc_bytes(root: Path = ROOT) -> int | None:
 
 
 def gpu_count(root: Path = ROOT) -> int:
-    """NVIDIA GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; loads no
-    library."""
+    """GPUs this process may use, by their device nodes and CUDA_VISIBLE_DEVICES; AMD's as amd.nodes
+    has them. Loads no library."""
     nodes = len(list((root / "dev").glob("nvidia[0-9]*")))
+    if not nodes:
+        return amd.visible(len(amd.nodes(root)), os.environ)
     named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(nodes)))).split(",")
     return min(
         nodes, len(list(itertools.takewhile(re.compile(r"\s*\w").match, named)))
@@ -383,10 +386,10 @@ def _flat(value: Any, path: str = "") -> dict[str, Any]:
 def _cpu(root: Path) -> dict[str, Any]:
     """``cores`` may be busy at once, ``affinity`` is where this thread may run; the rest is the
     whole machine's."""
-    at, affinity = root / CPUS, _affinity(root)
-    cpus = cpu_list(at / "online") or affinity
-    cores = _cores(cpus, root)
-    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in affinity} - {""}
+    at, allowed = root / CPUS, affinity(root)
+    cpus = cpu_list(at / "online") or allowed
+    cores = by_core(cpus, root)
+    governors = {text(at / f"cpu{cpu}/cpufreq/scaling_governor") or "" for cpu in allowed} - {""}
     turbo = (
         (at / file, on) for file, on in (("intel_pstate/no_turbo", "0"), ("cpufreq/boost", "1"))
     )
@@ -404,18 +407,18 @@ def _cpu(root: Path) -> dict[str, Any]:
         "physical": len(cores),
         "logical": len(cpus),
         "smt": len(cpus) > len(cores),
-        "affinity": affinity,
+        "affinity": allowed,
         "cores": core_count(root),
         "llc_bytes": llc_bytes(root),
         "governor": ",".join(sorted(governors)) or None,
         "max_mhz": (
-            (integer(at / f"cpu{affinity[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
+            (integer(at / f"cpu{allowed[0]}/cpufreq/cpuinfo_max_freq") or 0) // 1000 or None
         ),
         "turbo": next((text(file) == on for file, on in turbo if file.exists()), None),
     }
 
 
-def _affinity(root: Path) -> list[int]:
+def affinity(root: Path = ROOT) -> list[int]:
     """CPUs the calling thread may run on, ascending."""
     allowed = set(
         cpu_list(root / "proc/thread-self/status", r"^Cpus_allowed_list:\s*(.*)")
@@ -423,7 +426,7 @@ def _affinity(root: Path) -> list[int]:
     return sorted(allowed & set(cpu_list(root / CPUS / "online")) or allowed)
 
 
-def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
+def by_core(cpus: Iterable[int], root: Path = ROOT) -> list[list[int]]:
     """``cpus`` grouped by the physical core they are threads of, in their order; of unknown
     siblings, a core each."""
     cores: dict[tuple[int, ...], list[int]] = {}

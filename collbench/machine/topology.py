@@ -2,7 +2,7 @@
 
 Paths have the names of nvidia-smi topo -m: NV# (so many NVLinks), PIX (one PCIe bridge between
 them), PXB (several), PHB (the host bridge), NODE (host bridges of one NUMA node), SYS (between NUMA
-nodes).
+nodes); and XGMI where that joins two of AMD's GPUs directly.
 
 Which rack each host is in, as a file says: TOML or JSON with a table ``hosts`` from a host's
 name to its rack's.
@@ -25,7 +25,7 @@ import msgspec
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.machine import sysfs
+from collbench.machine import amd, sysfs
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, load
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
@@ -93,6 +93,9 @@ RETRIES = (
 PORT_FACTS = {"rate": "rate", "state": "state", "link": "link_layer", "firmware": "../../fw_ver"}
 
 
+AMD, AMD_DRIVER = "AMD", "sys/class/kfd"
+
+
 class _Gpu(NamedTuple):
     """NVML's handle, the PCI address as NVML writes it, the device's folder in sysfs, and where its
     NVLinks end."""
@@ -104,8 +107,11 @@ class _Gpu(NamedTuple):
 
 
 def gpus(root: Path) -> dict[str, Any]:
-    """What NVML says: ``links[i][j]`` is the path from device i to j. Without it, what the driver
-    puts in /proc, and ``why_not``."""
+    """What NVML says, or AMD SMI where AMD's compute driver is there and NVIDIA's is not:
+    ``links[i][j]`` is the path from device i to j. Without it, what the driver puts in files, and
+    ``why_not``."""
+    if (root / AMD_DRIVER).exists() and not (root / "sys/module/nvidia").exists():
+        return _amd(root)
     try:
         nvml = load()
     except CannotRun as e:
@@ -132,6 +138,12 @@ def gpus(root: Path) -> dict[str, Any]:
         "devices": devices,
         "links": links if len(links) > 1 else [],
     }
+
+
+def cpus_near(pci: str, root: Path) -> list[int]:
+    """The CPUs on the node of a device, by its PCI address as NVML or sysfs writes it; empty where
+    the kernel does not tell."""
+    return sysfs.cpu_list(_place(pci, root) / "local_cpulist")
 
 
 def rdma(root: Path, devices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -166,6 +178,34 @@ def counters(root: Path) -> dict[str, int]:
         }
     texts = {name: sysfs.text(path) for name, path in sorted(found.items())}
     return {name: int(text) for name, text in texts.items() if text and text.isdecimal()}
+
+
+def _amd(root: Path) -> dict[str, Any]:
+    version = sysfs.text(root / "sys/module/amdgpu/version")  # none where it is the kernel's own
+    try:
+        smi = amd.load()
+    except CannotRun as e:
+        places = sorted((root / "sys/bus/pci/drivers/amdgpu").glob("*:*"))
+        known = [{"name": sysfs.text(at / "product_name"), "pci": at.name} for at in places]
+        return {"vendor": AMD, "why_not": e.message, "driver": version, "devices": known}
+    handles = amd.ask(smi, "get_processor_handles") or []
+    devices = [amd.described(smi, gpu) for gpu in handles]
+    places = [_place(device["pci"], root) for device in devices]
+    for device, place in zip(devices, places, strict=True):
+        device |= {"numa": _numa(place), "cpus": sysfs.text(place / "local_cpulist")}
+    links = [
+        [
+            "X" if one is other else "XGMI" if amd.joined(smi, one, other) else _path(here, there)
+            for other, there in zip(handles, places, strict=True)
+        ]
+        for one, here in zip(handles, places, strict=True)
+    ]
+    return {
+        "vendor": AMD,
+        "driver": version,
+        "devices": devices,
+        "links": links if len(links) > 1 else [],
+    }
 
 
 def _gpu(nvml: Any, handle: Any, root: Path) -> _Gpu:

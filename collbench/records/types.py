@@ -110,8 +110,8 @@ class GpuState(
     """What a GPU said of itself: clocks in MHz, why it held them back, and counters; None where it
     does not say.
 
-    ``ecc`` counts uncorrected errors since the driver was loaded, ``nvlink_errors`` of all links,
-    ``nvlink_kib`` what they carried; ``xid`` is the last critical error.
+    ``ecc`` counts uncorrected errors since the driver was loaded, ``nvlink_errors`` of all links
+    (xGMI's on AMD's GPUs), ``nvlink_kib`` what they carried; ``xid`` is the last critical error.
     """
 
     index: int

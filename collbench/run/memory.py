@@ -9,11 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import CannotRun
-from collbench.machine import environment
+from collbench.machine import amd, environment, sysfs
 from collbench.machine import gpu as nvml
 from collbench.suite.policy import Policy
 
@@ -76,11 +78,11 @@ def room(backend: str, n: int, policy: Policy) -> Room:
 
 @functools.cache
 def gpus() -> Sequence[Gpu]:
-    """Those that CUDA shows this process; none without a driver."""
+    """Those that CUDA shows this process, else AMD's; none without a driver."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return ()
+        return _amds(environment.ROOT)
     count = ctypes.c_int()
     if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()
@@ -99,6 +101,21 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
     cuda.cuDeviceGetUuid(ctypes.byref(uuid), device)
     return Gpu(_free(bytes(uuid).hex(), total.value), l2.value)
+
+
+def _amds(root: Path) -> Sequence[Gpu]:
+    """AMD's GPUs by the kernel's files, as many as the environment leaves."""
+    nodes = amd.nodes(root)
+    sizes = [
+        [
+            sysfs.integer(root / "sys/bus/pci/devices" / node.pci / f"mem_info_vram_{what}") or 0
+            for what in ("total", "used")
+        ]
+        for node in nodes[: amd.visible(len(nodes), os.environ)]
+    ]
+    return tuple(
+        Gpu(total - used, node.cache) for node, (total, used) in zip(nodes, sizes, strict=False)
+    )
 
 
 def _free(uuid: str, total: int) -> int:

@@ -339,7 +339,8 @@ FIELDS: tuple[Field, ...] = (
         ),
     ),
     Field("policy", "pin", "flag", default=True).option(
-        "--pin/--no-pin", "Give each rank cores of its own where there are enough."
+        "--pin/--no-pin",
+        "Give each rank cores of its own where there are enough, near its GPU if it has one.",
     ),
     Field("policy", "inject", "faults", default="").option(
         "--inject",

@@ -131,7 +131,7 @@ def test_without_a_gpu_ranks_say_what_they_need(
     done = cli(
         "all_reduce", "-g", "2", "--sizes", "64", "--no-save", "--backend", backend, *options
     )
-    assert done.returncode == 5 and f"backend {backend} needs an NVIDIA GPU" in done.stderr
+    assert done.returncode == 5 and f"backend {backend} needs a GPU" in done.stderr
     assert "--backend gloo" in done.stderr and "Traceback" not in done.stderr
 
 

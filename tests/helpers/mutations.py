@@ -331,6 +331,31 @@ FLAT |= {"size": 1024, "type": "float", "redop": "sum", "inPlace": 0, "time": 12
 FLAT |= {"algBw": 0.08, "busBw": 0.08, "wrong": "0"}
 RCCL_CSV = f"{','.join(FLAT)}\n" + 3 * f"{','.join(map(str, FLAT.values()))}\n"
 RCCL_JSON = json.dumps([FLAT, FLAT], indent=1)
+INSPECTED = "".join(
+    json.dumps(
+        {
+            "header": {"id": "0x7f", "comm_name": "DP", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {
+                "inspector_output_format_version": "v4.0",
+                "dump_timestamp_us": 1748030377748202,
+                "hostname": "node0",
+                "pid": 100 + rank,
+            },
+            "coll_perf": {
+                "coll": "AllReduce",
+                "coll_sn": call,
+                "coll_msg_size_bytes": 65536,
+                "coll_exec_time_us": 61 + call,
+                "coll_timing_source": "kernel_gpu",
+                "coll_algobw_gbs": 1.07,
+                "coll_busbw_gbs": 1.07,
+            },
+        }
+    )
+    + "\n"
+    for call in range(3)
+    for rank in range(2)
+)
 TOPOLOGY = '[hosts]\nnode0 = "rack1"\nnode1 = "rack2"\n'
 
 
@@ -389,5 +414,6 @@ KINDS = {
     "osu": _text(OSU, log_reader("osu"), "import", "FILE", "--ranks", "2"),
     "imb": _text(IMB, log_reader("imb"), "import", "FILE"),
     "rccl CSV": _text(RCCL_CSV, log_reader("rccl"), "import", "FILE"),
+    "inspector": _text(INSPECTED, log_reader("inspector"), "import", "FILE"),
     "rccl JSON": _text(RCCL_JSON, log_reader("rccl"), "import", "FILE"),
 }

@@ -21,7 +21,7 @@ from collbench.run import backends
 from collbench.run.backends import torchdist
 from collbench.run.launch import join
 from collbench.run.launch.environments import Membership
-from collbench.run.rank import worker
+from collbench.run.rank import cores, worker
 from collbench.run.rank.calls import allocate
 from collbench.run.rank.control import Store
 from collbench.run.rank.measure import Sampler, Sync
@@ -50,7 +50,7 @@ def measure(member: Membership, store: Store) -> None:
     place = worker.Place(*member[1:], launcher=member.launcher)
     control = worker.connect(place, store)
     board = join.shared_board(member, control)
-    worker.settle(place, control, 1)
+    cores.settle(place.rank, control, 1, True)
     backend = backends.find("gloo")
     backend.hosts = control.collect(environment.host())
     backend.open(place.rank, place.n, place.local_rank)

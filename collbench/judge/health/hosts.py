@@ -67,14 +67,14 @@ COUNTERS = (
     Rising(
         "nvlink_errors",
         "warning",
-        "NVLink errors",
-        "nvidia-smi nvlink -e; reseat or replace baseboard or GPU",
+        "NVLink or xGMI errors",
+        "nvidia-smi nvlink -e, or amd-smi metric --ecc-blocks; reseat or replace baseboard or GPU",
     ),
     Rising(
         "pcie_replays",
         "hint",
         "PCIe replays",
-        "nvidia-smi -q -d PCIE; look at riser, cable and slot if they go on",
+        "nvidia-smi -q -d PCIE, amd-smi metric --pcie; see riser, cable and slot if they go on",
     ),
 )
 

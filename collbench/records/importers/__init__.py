@@ -56,6 +56,11 @@ class Format(NamedTuple):
 
 
 FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl-tests does
+    "nccl-inspector": Format(
+        "inspector",
+        re.compile('"inspector_output_format_version"'),
+        "inspector_output_format_version",
+    ),
     "rccl-tests": Format(
         "rccl", re.compile(r'^[\[{\s"]{0,9}numCycle\b|^#? ?rccl-tests', re.MULTILINE), "rccl-tests"
     ),

@@ -46,6 +46,7 @@ TORCHS = ("gloo", "nccl", "ucc", "xccl")  # that torch.distributed itself knows 
 
 HEEDED = {  # the backends that a setting whose name begins so may mean something to
     "NCCL_": {"nccl", "ucc", "symm", *TOGETHER},
+    "RCCL_": {"nccl", "ucc"},
     "TORCH_NCCL_": {"nccl"},
     "UCC_": {"ucc"},
     "OMPI_": {"mpi"},
@@ -230,7 +231,7 @@ def why_not_here(name: str) -> str:
         return f"backend {name} needs torch, which cannot be imported here"
     if name in GPU_EACH:
         there = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
-        lack = "needs an NVIDIA GPU and a CUDA build of torch (--backend gloo runs on CPUs)"
+        lack = "needs a GPU and a torch built for it, CUDA or ROCm (--backend gloo runs on CPUs)"
     else:
         there = dist.is_available() and dist.is_backend_available(name)
         lack = f"is not in this torch, which was built without {name.upper()}"

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
-from collbench.machine import environment
+from collbench.machine import environment, topology
 from collbench.run.backends import each_needs_one
-from collbench.run.rank import ncclog
+from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
+from collbench.run.rank.cores import near_gpu
+from collbench.run.rank.gpu import Cuda
 
 SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE
 
@@ -53,24 +55,26 @@ def seat(
     everyone = control.collect([environment.host(), uuid, version])
     if not all(uuid for _, uuid, _ in everyone):
         raise CannotRun(
-            f"backend {backend} needs an NVIDIA GPU and a CUDA build of torch",
+            f"backend {backend} needs a GPU and a torch built for it, CUDA or ROCm",
             "--backend gloo runs on CPUs",
         )
     ranks = Counter(host for host, _, _ in everyone)
     seats = Counter(host for host, _ in {(host, uuid) for host, uuid, _ in everyone})
     crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
+    oldest = min(tuple(version) for _, _, version in everyone)
+    too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
+            newer = f" with {name()} {dotted(SHARING)} or newer" * too_old
             raise CannotRun(
                 f"{each_needs_one(ranks[host], gpus)} on {host}",
-                "ask for fewer with -g, or --share-gpu (on nccl)",
+                f"ask for fewer with -g, or for --share-gpu{newer}",
             )
-    oldest = min(tuple(version) for _, _, version in everyone)
-    if crowded and of_nccl and oldest < SHARING:
+    if crowded and too_old:
         raise CannotRun(
-            f"NCCL {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
+            f"{name()} {dotted(oldest)} puts one rank on a GPU; {dotted(SHARING)} and newer can"
             " share it",
-            "a newer torch or nvidia-nccl wheel, or --backend gloo",
+            f"a newer torch or {name()}, or --backend gloo",
         )
     how = ""
     if crowded:
@@ -81,6 +85,16 @@ def seat(
         limit = os.environ.setdefault("NCCL_MAX_CTAS", str(max(1, BLOCKS // most)))
         how += f", NCCL_MAX_CTAS={limit}"
     return Seat(torch.device("cuda", local_rank % mine), bool(crowded), how)
+
+
+def settle(device: torch.device, control: Control, pin: bool) -> Cuda:
+    """The stream of a device that this thread has to itself from now on; with ``pin``, it keeps to
+    CPUs near the device (all ranks call this together)."""
+    if pin:
+        pci = gpu.address(device)
+        near_gpu(control, topology.cpus_near(pci, environment.ROOT) if pci else ())
+    torch.cuda.set_device(device)
+    return Cuda(device)
 
 
 def _served() -> bool:
@@ -107,6 +121,11 @@ def nccl_version() -> tuple[int, ...]:
     if ask is None or ask(ctypes.byref(code)):
         return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
     return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def name() -> str:
+    """What the library is called that torch names nccl: RCCL where torch is built for ROCm."""
+    return "RCCL" if torch.version.hip else "NCCL"
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -158,7 +177,7 @@ class Registered:
                 "smaller sizes, or leave -R out",
             )
         if isinstance(error, RuntimeError):
-            return f"NCCL refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
+            return f"{name()} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
         missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
         return missing, f"torch {SINCE[self._level]} does"
 

@@ -26,7 +26,6 @@ from collbench.core.program import Bank
 from collbench.run.backends import Base, Call, _cuda, _instructions, _memory
 from collbench.run.backends._compiled import VECTOR, Compiled
 from collbench.run.rank.control import Control
-from collbench.run.rank.gpu import Cuda
 from collbench.suite.case import Case
 
 HALFWAY = 500e3  # alpha / beta in bytes: about 2 us, and 250 GB/s
@@ -130,9 +129,10 @@ class Symmetric(Base):
     def _on_gpus(self, local_rank: int) -> tuple[Allot, int]:
         """With as many blocks for each rank as are sure to be resident together: one for each
         multiprocessor."""
-        if not torch.cuda.is_available():
+        if not torch.cuda.is_available() or torch.version.hip:
             raise CannotRun(
-                "symm needs an NVIDIA GPU and a CUDA build of torch",
+                "symm needs an NVIDIA GPU and a CUDA build of torch: its kernel has NVIDIA's"
+                " instructions",
                 "--backend shm runs on CPUs; to try its kernel there, TRITON_INTERPRET=1",
             )
         virtual = self.policy.virtual
@@ -142,8 +142,7 @@ class Symmetric(Base):
         if not virtual:
             sharing = self.policy.share_gpu
             self.device, _, how = _cuda.seat(self._control, local_rank, sharing, "symm", False)
-        torch.cuda.set_device(self.device)
-        self.stream = Cuda(self.device)
+        self.stream = _cuda.settle(self.device, self._control, self.policy.pin)
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         most = min(self._control.collect(processors)) // len(self._ranks)
         if not most:

@@ -22,7 +22,7 @@ from collbench.records.types import Choice
 from collbench.run.backends import Base, Call, _cuda, _wire
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, world
-from collbench.run.rank.gpu import Cuda
+from collbench.run.rank.gpu import unwatched
 from collbench.suite.case import Case
 
 _REDUCTIONS = {
@@ -244,11 +244,11 @@ class TorchDistributed(Base):
         self.device, self.shared, how = _cuda.seat(
             control, local_rank, self.policy.share_gpu, self.label
         )
-        torch.cuda.set_device(self.device)
-        self.stream = Cuda(self.device)
+        self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
         version = _cuda.dotted(_cuda.nccl_version())
-        self.library = f"NCCL {version} (torch {torch.__version__}){how}"
+        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
+        self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
             self.library += f", choices unknown: {why}" if (why := self._listener.why_not) else ""

@@ -27,12 +27,13 @@ from collbench.run.launch import environments
 from collbench.run.launch.board import Board
 from collbench.run.launch.forkserver import Note, Parent, die_with_parent, leave
 
-# Becomes mpirun, which the kernel terminates when the launching process ends, so that it cleans up.
+# Becomes mpirun, which the kernel terminates when the launching process ends, so that it cleans up,
+# and whose process its wardens are told of.
 _BECOME = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
 if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
+    os.execv(sys.argv[2], [*sys.argv[2:], str(os.getpid())])
 """
 
 
@@ -133,11 +134,16 @@ class Mpirun(Parent):
         self._notes.close()
 
 
-def _guard(place: str, board: str) -> None:
-    """A warden's life: fork the rank, tell of it before it loads torch, and of its end."""
+def _guard(place: str, board: str, mpirun: str) -> None:
+    """A warden's life: fork the rank, tell of it before it loads torch, and of its end. It ends
+    with mpirun, also where that was killed before the kernel was asked, or is not its parent."""
     member = environments.detect()
     assert member is not None, "mpirun says nothing of its ranks in the environment"
     die_with_parent()
+    try:
+        above = os.pidfd_open(int(mpirun))
+    except ProcessLookupError:
+        return
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
     )  # mpirun sends it to the rank too, whose end is yet to be told
@@ -160,7 +166,8 @@ def _guard(place: str, board: str) -> None:
     events = select.poll()
     events.register(os.pidfd_open(pid), select.POLLIN)
     events.register(theirs, 0)  # the launching process has closed its end
-    if theirs.fileno() in [fd for fd, _ in events.poll()]:
+    events.register(above, select.POLLIN)
+    if {theirs.fileno(), above} & {fd for fd, _ in events.poll()}:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):
@@ -180,7 +187,7 @@ def _rank(rank: int, board: Board, at: socket.socket) -> int:
 
 
 def main() -> None:
-    """A warden's process: ``PLACE BOARD``."""
+    """A warden's process: ``PLACE BOARD MPIRUN``."""
     _guard(*sys.argv[1:])
 
 

@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from collbench.core.errors import CannotRun
+from collbench.machine import amd
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
 from collbench.records.types import GpuState
 from collbench.run.rank.control import Control
@@ -156,6 +157,13 @@ HOLDING_BACK = {
 }
 
 
+UNEXPLAINED = "throttled"  # what AMD's GPUs before MI300 say, of a power cap, too
+
+
+# these alone spoil no samples
+ALLOWED = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED})
+
+
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
 
 
@@ -195,9 +203,19 @@ COUNTERS = ("ecc", "nvlink_errors", "nvlink_kib", "pcie_replays")
 UNCORRECTED, VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 
 
-class Watch:
-    """Reads one GPU's state: nine calls of NVML, some of which ask the GPU, so never while a clock
-    runs."""
+class Watch(Protocol):
+    """Reads one GPU's state by calls some of which ask the GPU, so never while a clock runs."""
+
+    def read(self) -> GpuState:
+        """The state now; ``throttle`` is what held its clocks back, now or since the reading
+        before."""
+
+    def close(self) -> None:
+        """Let go of the library that was asked."""
+
+
+class NvmlWatch:
+    """An NVIDIA GPU, by nine calls of NVML."""
 
     def __init__(self, nvml: Any, gpu: Any, index: int, name: str) -> None:
         self._nvml, self._gpu = nvml, gpu
@@ -261,6 +279,40 @@ class Watch:
         ask(self._nvml, "Shutdown")
 
 
+class AmdWatch:
+    """A GPU of AMD's, by four calls of AMD SMI. What held its clocks back is known since the
+    reading before, by counters that its firmware renews ten times a second; of GPUs before MI300
+    only whether anything does. A low clock is no reason: nothing tells whether a GPU is idle.
+    """
+
+    def __init__(self, smi: Any, gpu: Any, index: int, name: str) -> None:
+        self._smi, self._gpu, self._index, self._name = smi, gpu, index, name
+        clock = amd.ask(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
+        self._default = amd.number(clock, "max_clk")
+        self._before = amd.read(smi, gpu).held
+
+    def read(self) -> GpuState:
+        now = amd.read(self._smi, self._gpu)
+        rising = [name for name, by in now.held.items() if by > self._before.get(name, by)]
+        self._before = now.held
+        return GpuState(
+            index=self._index,
+            name=self._name,
+            sm_mhz=now.sm_mhz,
+            sm_mhz_default=self._default,
+            memory_mhz=now.memory_mhz,
+            celsius=now.celsius,
+            watts=now.watts,
+            throttle=(*rising, *[UNEXPLAINED] * now.throttled),
+            ecc=now.ecc,
+            nvlink_errors=now.xgmi_errors,
+            pcie_replays=now.pcie_replays,
+        )
+
+    def close(self) -> None:
+        """Nothing: AMD SMI is torch's, too."""
+
+
 class Guard:
     """Judges a case's blocks of samples by the GPU's state, as nvbench does: a block during which
     it was held back is discarded, and the next one waits, 50 ms at first and twice as long each
@@ -296,31 +348,51 @@ class Guard:
 
 
 def watch(device: torch.device) -> Watch | None:
-    """The watch of the GPU that torch calls ``device``, whatever CUDA_VISIBLE_DEVICES makes of its
-    index; a MIG instance has that of the whole GPU. None without NVML, or for a GPU it does not
-    know."""
+    """The watch of the GPU that torch calls ``device``; a MIG instance has that of the whole GPU.
+    None without NVML or AMD SMI, or for a GPU it does not know."""
     if device.type != "cuda":
         return None
+    known, kind = (_amd, AmdWatch) if torch.version.hip else (_known, NvmlWatch)
+    library, gpu = known(device)
+    about = torch.cuda.get_device_properties(device) if gpu is not None else None
+    return kind(library, gpu, device.index or 0, about.name) if about else None
+
+
+def unwatched(device: torch.device | None = None) -> str:
+    """Why AMD SMI cannot watch this GPU of AMD's, and what to do; without one, why it can watch
+    none. Empty where it can, and for others' GPUs."""
+    if device is not None and not torch.version.hip:
+        return ""
     try:
-        nvml = load()
-    except CannotRun:
-        return None
-    about = torch.cuda.get_device_properties(device)
-    uuid = str(about.uuid)
-    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
-    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
-    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
-    if gpu is None:
+        smi = amd.load()
+    except CannotRun as e:
+        return f"{e.message} ({e.hint})"
+    if device is None:
+        return ""
+    pci = address(device)
+    here = f"at {pci}" if pci else f"of which torch {torch.__version__} tells no address"
+    known = pci and amd.handle(smi, pci) is not None
+    return "" if known else f"AMD SMI knows no GPU {here}"
+
+
+def address(device: torch.device) -> str | None:
+    """The PCI address of the GPU that torch calls ``device``; None where neither torch (older
+    ones do not) nor NVML tells it."""
+    about: Any = torch.cuda.get_device_properties(device)
+    if hasattr(about, "pci_bus_id"):
+        return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+    nvml, gpu = (None, None) if torch.version.hip else _known(device)
+    pci = gpu is not None and ask(nvml, "DeviceGetPciInfo", gpu)
+    if nvml:
         ask(nvml, "Shutdown")
-        return None
-    return Watch(nvml, gpu, device.index or 0, about.name)
+    return str(pci.busId) if pci else None
 
 
 def throttled(state: GpuState) -> bool:
     """Whether samples taken meanwhile are to be discarded: for a cause, never for their values. A
     power cap alone is none: it may be how the machine is set up, and what it costs shows in the
     clock."""
-    return any(reason != "sw_power_cap" for reason in state.throttle)
+    return any(reason not in ALLOWED for reason in state.throttle)
 
 
 def worst(seen: GpuState, now: GpuState) -> GpuState:
@@ -350,6 +422,33 @@ def everyones(control: Control, state: GpuState | None) -> list[GpuState]:
         for other in control.collect(msgspec.to_builtins(state))
         if other
     ]
+
+
+def _known(device: torch.device) -> tuple[Any, Any]:
+    """NVML and its handle of a device of torch's, whatever CUDA_VISIBLE_DEVICES makes of its index,
+    of the whole GPU for a MIG instance; two None where there is none."""
+    try:
+        nvml = load()
+    except CannotRun:
+        return None, None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    part = ask(nvml, "DeviceGetHandleByUUID", f"MIG-{uuid}")
+    whole = part and ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", part)
+    gpu = whole or ask(nvml, "DeviceGetHandleByUUID", f"GPU-{uuid}")
+    if gpu is None:
+        ask(nvml, "Shutdown")
+        return None, None
+    return nvml, gpu
+
+
+def _amd(device: torch.device) -> tuple[Any, Any]:
+    """AMD SMI and its handle of a device of torch's; None where there is none."""
+    try:
+        smi = amd.load()
+    except CannotRun:
+        return None, None
+    pci = address(device)
+    return smi, amd.handle(smi, pci) if pci else None
 
 
 def _pick(choose: Callable[..., Any], seen: GpuState, now: GpuState, name: str) -> Any:

@@ -256,6 +256,8 @@ def _reset() -> Callable[[], object] | None:
 def loaded(name: str) -> Any:
     """A function of the NCCL that this process has loaded, which may be part of torch; None where
     it has none such."""
-    paths = re.findall(r"/\S.*/lib(?:nccl|torch_cuda)\.so\S*", Path("/proc/self/maps").read_text())
+    paths = re.findall(
+        r"/\S.*/lib(?:[nr]ccl|torch_cuda|torch_hip)\.so\S*", Path("/proc/self/maps").read_text()
+    )
     found = (getattr(ctypes.CDLL(path), name, None) for path in sorted(set(paths)))
     return next(filter(None, found), None)

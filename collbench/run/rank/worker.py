@@ -10,7 +10,6 @@ import re
 import socket
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -38,6 +37,7 @@ from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
+from collbench.run.rank.cores import Cores, settle
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import Fields
@@ -86,43 +86,6 @@ def connect(place: Place, store: Any) -> Control:
     return Control(place.rank, place.n)
 
 
-class Cores(NamedTuple):
-    """The CPUs this rank may use; whether any machine has more ranks than cores for them
-    (``oversubscribed``), or fewer than threads of theirs that must run (``cramped``)."""
-
-    cpus: list[int]
-    oversubscribed: bool
-    cramped: bool
-
-
-def settle(place: Place, control: Control, threads: int, bind: bool) -> Cores:
-    """Give each rank of a machine cores of its own if there are enough for the ``threads`` of each
-    that must run and nobody has bound it yet: one bound to a single core waits there for the
-    library's thread, up to a timer tick, while other cores are idle.
-
-    Containers of one kernel share its cores, whatever hosts they take themselves for.
-    """
-    cpus = environment.usable_cpus()
-    cores = cpus[: environment.core_count()]
-    here = environment.boot_id() or environment.host()
-    everyone = control.collect([here, cores])
-    shared = {
-        machine: {c for m, mine in everyone for c in mine if m == machine}
-        for machine, _ in everyone
-    }
-    counts = Counter(machine for machine, _ in everyone)
-    share = len(cores) // counts[here]
-    if bind and threads <= share and len(shared[here]) == len(cores):
-        at = sum(machine == here for machine, _ in everyone[: place.rank]) * share
-        os.sched_setaffinity(0, cores[at : at + share])
-    ranks = [(counts[machine], len(shared[machine])) for machine in counts]
-    return Cores(
-        cpus=sorted(os.sched_getaffinity(0)),
-        oversubscribed=any(count > there for count, there in ranks),
-        cramped=any(count * threads > there for count, there in ranks),
-    )
-
-
 class Worker:
     def __init__(
         self,
@@ -155,7 +118,7 @@ class Worker:
         self._others = Others(place.rank, self._control.collect)
         threads = THREADS.get(plan.backend, 1)
         on_cpus = plan.backend not in ON_GPUS
-        cores = settle(place, self._control, threads, self._policy.pin and on_cpus)
+        cores = settle(place.rank, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
         self._open(place)
         took = clock() - began
@@ -287,20 +250,17 @@ class Worker:
         common: GlobalClock | None,
     ) -> World:
         place = self.place
-        host, device, numa = (
-            socket.gethostname(),
-            str(self._backend.device),
-            environment.numa_of(cores.cpus[0]),
-        )
+        host, device = socket.gethostname(), str(self._backend.device)
+        cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [
             RankInfo(
                 rank=whole[rank],
                 host=host,
                 pid=os.getpid(),
-                cpus=cores.cpus,
+                cpus=cpus,
                 device=device,
-                numa=numa,
+                numa=environment.numa_of(cpus[0]),
             )
             for rank in self._held
         ]

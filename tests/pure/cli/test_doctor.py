@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import fake_amdsmi
 import fake_nvml
 import pytest
 import torch
@@ -218,3 +219,59 @@ def test_where_nobody_can_tell_how_busy_it_is_nothing_is_said(
 ) -> None:
     monkeypatch.setattr(doctor.load, "look", dict)
     assert list(doctor._others()) == []
+
+
+AMDS = {
+    "gpus": {"vendor": "AMD", "driver": "6.12.12", "devices": [{}], "links": []},
+    "rdma": {},
+    "libraries": {"triton": "3.5.0"},
+}
+
+
+@pytest.fixture
+def rocm(monkeypatch: pytest.MonkeyPatch) -> fake_amdsmi.Smi:
+    """A torch that is built for ROCm, on a machine with one GPU of AMD's."""
+    smi = fake_amdsmi.Smi(fake_amdsmi.gpu(0))
+    about = SimpleNamespace(name="MI300X", pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    return smi
+
+
+def test_amds_gpus_are_told_with_rccl(rocm: fake_amdsmi.Smi, told: Callable[..., Told]) -> None:
+    found = told(AMDS, 1, (2, 26, 6))
+    assert found["gpu driver"] == ("yes", "amdgpu 6.12.12, 1 GPUs usable")
+    assert found["amdsmi"] == ("yes", "clocks, throttling, errors, topology")
+    assert found["torch for ROCm"] == ("yes", "built for ROCm 6.4.43482")
+    assert found["nccl"] == ("yes", "RCCL 2.26.6")
+    assert found["ranks sharing a GPU"] == ("no", "RCCL 2.30 or newer can: a newer torch")
+    assert found["triton"][0] == "no" and "nvidia-ml-py" not in found
+    assert found["gpu 0"][1].startswith("MI300X, 2100 of 2100 MHz, 41 °C, 140 W; 2 uncorrected")
+    assert "amd-smi metric --ecc" in found["gpu 0"][1]
+
+
+@pytest.mark.usefixtures("rocm")
+def test_without_amdsmi_it_is_said_what_to_install(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    found = told(AMDS, 1, (2, 26, 6))
+    assert found["amdsmi"][0] == "no" and "/opt/rocm/share/amd_smi" in found["amdsmi"][1]
+    assert found["gpu 0"] == ("note", "GPU number 0")
+
+
+@pytest.mark.usefixtures("rocm")
+def test_a_container_without_amds_devices_is_told_how_to_start(told: Callable[..., Told]) -> None:
+    found = told({**AMDS, "gpus": {"driver": None, "devices": []}}, 0, (2, 26, 6))
+    state, detail = found["gpu driver"]
+    assert state == "no" and detail.startswith("amdgpu of the kernel: ") and "/dev/kfd" in detail
+
+
+def test_amds_gpus_need_a_torch_for_rocm(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    found = told(AMDS, 0)
+    assert found["torch for ROCm"][0] == found["amdsmi"][0] == "no"
+    assert "pytorch.org" in found["torch for ROCm"][1] and "torch for CUDA" not in found

@@ -480,6 +480,49 @@ def test_rows_measured_in_different_ways_do_not_compare(change: SideChange, why:
     assert found.exit == (Exit.NO_VERDICT if why else Exit.OK)
 
 
+NCCL = case(backend="nccl")
+
+
+def of_torch(version: str, what: Case = NCCL, library: str = "NCCL 2.26.2") -> RunFile:
+    worlds = [world(backend=what.backend, library=f"{library} (torch {version})")]
+    facts = elsewhere(libraries={"torch": version})
+    return run_file([record(what, 50e3, world=0)], worlds, name=version, **facts)
+
+
+@pytest.mark.parametrize(
+    ("versions", "why"),
+    [
+        (("2.7.1+cu126", "2.8.0+cu128"), "stream: torch's own on base, current on head"),
+        (("2.13.0", "2.6.0"), "stream: current on base, torch's own on head"),
+        (("2.6.0", "2.7.1"), ""),
+        (("2.8.0", "2.13.0"), ""),
+    ],
+)
+def test_nccl_runs_on_another_stream_since_torch_2_8(versions: tuple[str, str], why: str) -> None:
+    found = compare(*map(of_torch, versions), Rules(across_machines=True))
+    assert (only(found).verdict == "INCOMPARABLE") == bool(why)
+    assert only(found).why.startswith(why)
+    assert (sides.STREAMS_APART in found.notes) == bool(why)
+
+
+def test_the_stream_is_told_of_where_the_environments_differ_too() -> None:
+    found = compare(of_torch("2.7.1"), of_torch("2.8.0"), Rules())
+    assert "libraries.torch 2.7.1 -> 2.8.0" in only(found).why
+    assert sides.STREAMS_APART in found.notes
+
+
+def test_only_nccls_rows_run_on_a_stream() -> None:
+    gloo = [of_torch(version, case(), "torch's gloo") for version in ("2.7.1", "2.8.0")]
+    found = compare(*gloo, Rules(across_machines=True))
+    assert only(found).verdict != "INCOMPARABLE" and sides.STREAMS_APART not in found.notes
+
+
+def test_logs_that_name_no_torch_say_nothing_of_streams() -> None:
+    log = logged("a", {NCCL: 50e3})
+    found = compare(log, of_torch("2.7.1"), Rules(across_machines=True))
+    assert only(found).verdict != "INCOMPARABLE"
+
+
 def test_parameters_may_differ_where_variants_choose_the_algorithm() -> None:
     def change(side: str, world: World, record: Record) -> Record:
         chosen = msgspec.structs.replace(

@@ -155,7 +155,7 @@ def watched(**fault: Any) -> Callable[[Record], Record]:
     [
         ({"xid": 79}, "critical", "Xid 79"),
         ({"ecc": 2}, "critical", "6 uncorrected ECC errors"),
-        ({"nvlink_errors": 5}, "warning", "15 NVLink errors"),
+        ({"nvlink_errors": 5}, "warning", "15 NVLink or xGMI errors"),
         ({"pcie_replays": 1}, "hint", "3 PCIe replays"),
         (
             {"throttle": ("hw_slowdown",), "celsius": 91},

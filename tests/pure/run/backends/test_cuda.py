@@ -89,6 +89,29 @@ def test_nobody_shares_a_gpu_unasked(gpus: Any) -> None:
     assert "--share-gpu" in caught.value.hint and os.environ[ENABLE] == "0"
 
 
+@pytest.mark.parametrize(
+    ("version", "backend", "of_nccl", "hint"),
+    [
+        ((2, 30, 4), "nccl", True, "ask for fewer with -g, or for --share-gpu"),
+        ((2, 30, 4), "torch_one_shot", True, "ask for fewer with -g, or for --share-gpu"),
+        ((2, 28, 9), "symm", False, "ask for fewer with -g, or for --share-gpu"),
+        (
+            (2, 28, 9),
+            "torch_one_shot",
+            True,
+            "ask for fewer with -g, or for --share-gpu with NCCL 2.30 or newer",
+        ),
+    ],
+)
+def test_every_backend_that_can_share_is_told_how(
+    gpus: Any, version: tuple[int, ...], backend: str, of_nccl: bool, hint: str
+) -> None:
+    gpus(1, version)
+    with pytest.raises(CannotRun) as caught:
+        _cuda.seat(beside(1, 1, version), 0, False, backend, of_nccl)
+    assert caught.value.hint == hint
+
+
 def test_ranks_take_turns_on_gpus_if_allowed_and_nccl_is_told_before_it_starts(gpus: Any) -> None:
     gpus(2)
     seats = [
@@ -141,10 +164,45 @@ def test_an_nccl_that_cannot_share_says_so_on_every_rank(gpus: Any) -> None:
         _cuda.seat(beside(1, 1, (2, 27, 5)), 0, True, "nccl")  # the other rank's
 
 
+def test_rocms_library_has_its_own_name(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    gpus(1, (2, 26, 6))
+    with pytest.raises(CannotRun, match=r"RCCL 2\.26\.6 puts one rank on a GPU"):
+        _cuda.seat(beside(1, 1, (2, 26, 6)), 0, True, "nccl")
+
+
+@pytest.mark.parametrize(
+    ("hip", "missing", "library"),
+    [
+        (None, "", "NCCL 2.30.4 (torch {})"),
+        ("6.4", "", "RCCL 2.30.4 (torch {})"),
+        (
+            "6.4",
+            "AMD SMI: nothing (pip)",
+            "RCCL 2.30.4 (torch {}), GPUs not watched: AMD SMI: nothing (pip)",
+        ),
+    ],
+)
+def test_the_record_names_the_library_and_why_gpus_are_not_watched(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, hip: str | None, missing: str, library: str
+) -> None:
+    gpus(1)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torchdist, "unwatched", lambda device: missing)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    zeros = torch.zeros
+    here = {"device": "cpu"}
+    monkeypatch.setattr(torch, "zeros", lambda *n, **kind: zeros(*n, **{**kind, **here}))
+    backend = torchdist.TorchDistributed("nccl")
+    backend.policy, backend.label = Policy(pin=False), "torch_one_shot"  # which listens to no log
+    backend._take_seat(ALONE, 0)
+    assert backend.library == library.format(torch.__version__)
+
+
 @pytest.mark.parametrize("mine", [0, 1])
 def test_a_host_without_a_gpu_stops_all_ranks(gpus: Any, mine: int) -> None:
     gpus(mine)
-    with pytest.raises(CannotRun, match="backend nccl needs an NVIDIA GPU"):
+    with pytest.raises(CannotRun, match="backend nccl needs a GPU"):
         _cuda.seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
 
 

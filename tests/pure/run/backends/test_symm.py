@@ -221,6 +221,11 @@ def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(symm, "_walker", Kernel)
     with pytest.raises(CannotRun, match="needs an NVIDIA GPU"):
         backend.open(0, 2, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", "6.4")  # whose GPUs lack the kernel's instructions
+    with pytest.raises(CannotRun, match="needs an NVIDIA GPU"):
+        backend.open(0, 2, 0)
+    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(Kernel, "INTERPRETED", True)
     with pytest.raises(CannotRun, match="virtual ranks need a GPU"):
         backend.open(0, 2, 0)

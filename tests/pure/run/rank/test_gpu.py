@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import fake_amdsmi
 import fake_nvml
 import msgspec
 import pytest
@@ -14,18 +15,18 @@ import torch
 
 from collbench.records.types import GpuState
 from collbench.run.rank import gpu
-from collbench.run.rank.gpu import Guard, Watch, since, throttled, worst
+from collbench.run.rank.gpu import Guard, NvmlWatch, since, throttled, worst
 
 ALL = 0xFFFFFFFF
 CUDA0 = torch.device("cuda", 0)
 NAMED = GpuState(index=0, name="x")
 
 
-def watching(*, xids: list[int] | None = None, **facts: Any) -> Watch:
+def watching(*, xids: list[int] | None = None, **facts: Any) -> NvmlWatch:
     nvml = fake_nvml.Nvml(fake_nvml.gpu(0, **facts))
     if xids is not None:
         nvml.xids[0] = xids
-    return Watch(nvml, 0, 0, "Fast GPU")
+    return NvmlWatch(nvml, 0, 0, "Fast GPU")
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def test_a_reading_has_all_that_nvml_says() -> None:
 
 def test_what_is_not_supported_is_unknown() -> None:
     nvml = fake_nvml.Nvml({"links": [], "fields": {}})
-    assert Watch(nvml, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
+    assert NvmlWatch(nvml, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
     binding = SimpleNamespace(NVMLError=KeyError)  # one that has none of the functions
-    assert Watch(binding, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
+    assert NvmlWatch(binding, 0, 3, "Odd GPU").read() == GpuState(index=3, name="Odd GPU")
 
 
 def test_old_drivers_call_reasons_otherwise() -> None:
@@ -266,3 +267,112 @@ def test_states_of_all_ranks_travel_as_json() -> None:
 
     assert gpu.everyones(SimpleNamespace(collect=collect), mine) == [mine, mine]  # type: ignore[arg-type]
     assert gpu.everyones(SimpleNamespace(collect=collect), None) == []  # type: ignore[arg-type]
+
+
+def test_the_address_of_a_gpu_is_torchs_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(pci_domain_id=1, pci_bus_id=0xAB, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.address(CUDA0) == "0001:ab:00.0"
+
+
+def test_the_address_of_a_gpu_is_nvmls_elsewhere(install: Any) -> None:
+    nvml = install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
+    assert gpu.address(CUDA0) == "00000000:1B:00.0"
+    assert nvml.opened == 0
+
+
+def test_without_either_a_gpu_has_no_address(install: Any) -> None:
+    install(None, fake_nvml.UUID.format(0))
+    assert gpu.address(CUDA0) is None
+
+
+# AMD
+
+
+ADDRESS = {"pci_domain_id": 0, "pci_bus_id": 0x1C, "pci_device_id": 0}
+
+
+@pytest.fixture
+def amds(monkeypatch: pytest.MonkeyPatch) -> fake_amdsmi.Smi:
+    """Two GPUs of AMD's, and a torch that is built for ROCm, whose first device is the second."""
+    smi = fake_amdsmi.Smi(fake_amdsmi.gpu(0), fake_amdsmi.gpu(1))
+    monkeypatch.setitem(sys.modules, "amdsmi", smi)
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    about = SimpleNamespace(name="AMD Instinct MI300X", **ADDRESS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    return smi
+
+
+def test_amds_gpus_are_watched_by_amd_smi(amds: fake_amdsmi.Smi) -> None:
+    amds.gpus[0]["get_gpu_metrics_info"] = {}
+    watch = gpu.watch(CUDA0)
+    assert watch is not None and watch.read() == GpuState(
+        index=0,
+        name="AMD Instinct MI300X",
+        sm_mhz=2100,
+        sm_mhz_default=2100,
+        memory_mhz=900,
+        celsius=41,
+        watts=140,
+        ecc=2,
+        nvlink_errors=5,
+        pcie_replays=3,
+    )
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("risen", "named", "spoils"),
+    [
+        ({"ppt_residency_acc": 1001}, ("package_power_limit",), False),
+        ({"socket_thm_residency_acc": 21}, ("socket_thermal_limit",), True),
+        ({"prochot_residency_acc": 5, "ppt_residency_acc": 1000}, ("prochot",), True),
+        ({"hbm_thm_residency_acc": "N/A"}, (), False),
+        ({"throttle_status": True}, ("throttled",), False),
+        ({"throttle_status": False}, (), False),
+    ],
+)
+def test_what_held_an_amd_gpu_back_since_the_last_reading(
+    amds: fake_amdsmi.Smi, risen: dict[str, Any], named: tuple[str, ...], spoils: bool
+) -> None:
+    watch = gpu.watch(CUDA0)
+    assert watch is not None and watch.read().throttle == ()
+    amds.gpus[1]["get_gpu_metrics_info"] = fake_amdsmi.metrics(**risen)
+    state = watch.read()
+    assert (state.throttle, throttled(state)) == (named, spoils)
+    assert watch.read().throttle == (named if "throttled" in named else ())
+
+
+def test_an_amd_gpu_that_amd_smi_does_not_know_has_no_watch(
+    amds: fake_amdsmi.Smi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ADDRESS, "pci_bus_id", 0x77)
+    about = SimpleNamespace(name="x", **ADDRESS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.watch(CUDA0) is None
+    assert gpu.unwatched(CUDA0) == "AMD SMI knows no GPU at 0000:77:00.0"
+
+
+@pytest.mark.usefixtures("amds")
+def test_a_torch_that_tells_no_address_of_an_amd_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about = SimpleNamespace(name="x", uuid="1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.watch(CUDA0) is None and "tells no address" in gpu.unwatched(CUDA0)
+
+
+@pytest.mark.usefixtures("amds")
+def test_without_amdsmi_nothing_is_watched_and_the_reason_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gpu.unwatched(CUDA0) == gpu.unwatched() == ""
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    assert gpu.watch(CUDA0) is None
+    assert gpu.unwatched(CUDA0) == gpu.unwatched()
+    assert gpu.unwatched().startswith("AMD SMI: ") and "pip install" in gpu.unwatched()
+
+
+def test_nvidias_gpus_need_no_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    assert gpu.unwatched(CUDA0) == ""

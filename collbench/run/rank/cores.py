@@ -1,0 +1,75 @@
+"""Which CPUs a rank keeps to: cores of its own where a machine has enough, and where its work is on
+a GPU those that are nearest to that."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from typing import NamedTuple
+
+from collbench.machine import environment
+from collbench.run.rank.control import Control
+
+GPU_CORES = 4  # of a GPU's rank: itself, two threads of NCCL's for a network, and torch's watchdog
+
+
+class Cores(NamedTuple):
+    """Whether any machine has more ranks than cores for them (``oversubscribed``), or fewer than
+    threads of theirs that must run (``cramped``)."""
+
+    oversubscribed: bool
+    cramped: bool
+
+
+def settle(rank: int, control: Control, threads: int, bind: bool) -> Cores:
+    """Give each rank of a machine cores of its own if there are enough for the ``threads`` of each
+    that must run and nobody has bound it yet: one bound to a single core waits there for the
+    library's thread, up to a timer tick, while other cores are idle.
+
+    Containers of one kernel share its cores, whatever hosts they take themselves for.
+    """
+    cpus = environment.usable_cpus()
+    cores = cpus[: environment.core_count()]
+    here = environment.boot_id() or environment.host()
+    everyone = control.collect([here, cores])
+    shared = {
+        machine: {c for m, mine in everyone for c in mine if m == machine}
+        for machine, _ in everyone
+    }
+    counts = Counter(machine for machine, _ in everyone)
+    share = len(cores) // counts[here]
+    if bind and threads <= share and len(shared[here]) == len(cores):
+        at = sum(machine == here for machine, _ in everyone[:rank]) * share
+        os.sched_setaffinity(0, cores[at : at + share])
+    ranks = [(counts[machine], len(shared[machine])) for machine in counts]
+    return Cores(
+        oversubscribed=any(count > there for count, there in ranks),
+        cramped=any(count * threads > there for count, there in ranks),
+    )
+
+
+def near_gpu(control: Control, near: Collection[int]) -> None:
+    """Keep this rank to the CPUs ``near`` its GPU, of those that it may use (all ranks call this
+    together): to whole cores of its own where ranks near the same CPUs get four or more each, else
+    to all of them, which these ranks share. From a farther CPU each launch takes microseconds more.
+
+    Ranks that their launcher has bound, each to CPUs of its own, are left as they are, as are those
+    that may use none of the CPUs near their GPU.
+    """
+    allowed = environment.affinity()
+    mine = sorted({*near} & {*allowed})
+    here = environment.boot_id() or environment.host()
+    everyone = control.collect([here, allowed, mine])
+    bound = any(machine == here and cpus != allowed for machine, cpus, _ in everyone)
+    if bound or not mine:
+        return
+    sharers = [rank for rank, each in enumerate(everyone) if each == [here, allowed, mine]]
+    cores = environment.by_core(mine)
+    share = len(cores) // len(sharers)
+    if share >= GPU_CORES:
+        at = sharers.index(control.rank) * share
+        mine = [cpu for core in cores[at : at + share] for cpu in core]
+    with suppress(OSError):  # a container may forbid it; the record says where the rank was
+        os.sched_setaffinity(0, mine)
