@@ -87,6 +87,27 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "counts": Option("--counts", help="Show rounds and bytes as fractions instead."),
         "output_format": Option("--format", help="table, json or csv."),
     },
+    "workload": {
+        "name": Argument(
+            metavar="[WORKLOAD]",
+            help="PATTERN:MODEL, or a file (.toml, .csv); without one they are listed.",
+        ),
+        "layout": Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8."),
+        "options": Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16."),
+        "ngpus": Option("-g", "--ngpus", min=1, help="Ranks, by more or fewer of dp."),
+        "layers": Option("--layers", min=0, help="Only so many layers of the model."),
+        "show": Option("--show", help="Count operations, bytes and memory; starts no ranks."),
+        "link": Option("--link", help="Predict on links between hosts, as `predict` writes them."),
+        "inside": Option("--inside", help="The links within a host of several ranks."),
+        "source": Option("--from", help="Take the link from this recorded run, as `fit` does."),
+        "node": Option("--node-ranks", min=1, help="Ranks a host, which share --inside."),
+        "tflops": Option(
+            "--tflops",
+            min=0,
+            help="What a rank computes, 1e12 operations a second; 0: in no time.",
+        ),
+        "output_format": Option("--format", help="table, json, md, or csv (the step itself)."),
+    },
     "fit": {
         "backend": Option("--backend", help="Only this backend."),
     },

@@ -43,6 +43,10 @@ COMMANDS = {
         "collbench.cli.predict:predict",
         "Predict times on a model network: per algorithm and size, crossovers, bounds.",
     ),
+    "workload": (
+        "collbench.cli.workload:workload",
+        "Count what a training step asks of the network and of memory, and predict what it takes.",
+    ),
     "fit": (
         "collbench.cli.fit:fit",
         "Fit latency and bandwidth of the model to recorded runs.",

@@ -40,7 +40,7 @@ def predict(
     smallest = grammar.parse_size(minbytes, "-b")
     largest = grammar.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
     sizes = grammar.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
-    speed, note = _link(link, source)
+    speed, note = link_of(link, source)
     model = networks.parse(network, n, speed, networks.parse_link(inside, "--inside"))
     words = [found.name for found in algorithms.of(row.name)] if algo == "all" else algo.split(",")
     variants = [algorithms.find(row.name, word) for word in words]
@@ -51,7 +51,7 @@ def predict(
     outputs.deliver(make(view, sizes, f"predicted: {about}{note}"), output_format)
 
 
-def _link(link: str, source: str) -> tuple[Link, str]:
+def link_of(link: str, source: str) -> tuple[Link, str]:
     """The link asked for, or the one that a recorded run shows and what it rests on."""
     if not source:
         from collbench.core import network

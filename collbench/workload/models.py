@@ -200,42 +200,45 @@ def _resnet50() -> Model:
     )
 
 
+def _attention(at: str, n: int, d: int, heads: int, context: int) -> Iterator[Tensor]:
+    """DeepSeek-V3's attention over latent keys and values."""
+    q_lora, kv_lora, nope, rope, v = 1536, 512, 128, 64, 128
+    yield _dense(f"{at}.wq_a.weight", q_lora, d, layer=n)
+    yield Tensor(f"{at}.q_norm.weight", (q_lora,), n)
+    yield _dense(f"{at}.wq_b.weight", heads * (nope + rope), q_lora, layer=n)
+    yield _dense(f"{at}.wkv_a.weight", kv_lora + rope, d, layer=n)
+    yield Tensor(f"{at}.kv_norm.weight", (kv_lora,), n)
+    yield _dense(f"{at}.wkv_b.weight", heads * (nope + v), kv_lora, layer=n)
+    scores = context * heads * float(nope + rope + v)  # causal
+    yield _dense(f"{at}.wo.weight", d, heads * v, layer=n, extra=scores)
+
+
+def _gated(at: str, n: int, d: int, ffn: int, share: float = 1.0) -> Iterator[Tensor]:
+    """A gated network of two layers that a share of all tokens comes to."""
+    for name, shape in (("w1", (ffn, d)), ("w3", (ffn, d)), ("w2", (d, ffn))):
+        yield Tensor(f"{at}.{name}.weight", shape, n, 2.0 * math.prod(shape) * share)
+
+
 def _deepseek_v3() -> Model:
     d, layers, vocab, heads, context = 7168, 61, 129280, 128, 4096
-    q_lora, kv_lora, nope, rope, v = 1536, 512, 128, 64, 128
     experts = Experts(number=256, top=8, ffn=2048, shared=1, dense=3, nodes=8, limit=4)
-
-    def attention(at: str, n: int) -> Iterator[Tensor]:
-        yield _dense(f"{at}.wq_a.weight", q_lora, d, layer=n)
-        yield Tensor(f"{at}.q_norm.weight", (q_lora,), n)
-        yield _dense(f"{at}.wq_b.weight", heads * (nope + rope), q_lora, layer=n)
-        yield _dense(f"{at}.wkv_a.weight", kv_lora + rope, d, layer=n)
-        yield Tensor(f"{at}.kv_norm.weight", (kv_lora,), n)
-        yield _dense(f"{at}.wkv_b.weight", heads * (nope + v), kv_lora, layer=n)
-        scores = context * heads * float(nope + rope + v)  # causal
-        yield _dense(f"{at}.wo.weight", d, heads * v, layer=n, extra=scores)
-
-    def mlp(at: str, n: int, ffn: int, share: float = 1.0) -> Iterator[Tensor]:
-        """A gated one that a share of all tokens comes to."""
-        for name, shape in (("w1", (ffn, d)), ("w3", (ffn, d)), ("w2", (d, ffn))):
-            yield Tensor(f"{at}.{name}.weight", shape, n, 2.0 * math.prod(shape) * share)
 
     def tensors() -> Iterator[Tensor]:
         yield Tensor("embed.weight", (vocab, d))
         for n in range(layers):
             at = f"layers.{n}"
             yield Tensor(f"{at}.attn_norm.weight", (d,), n)
-            yield from attention(f"{at}.attn", n)
+            yield from _attention(f"{at}.attn", n, d, heads, context)
             yield Tensor(f"{at}.ffn_norm.weight", (d,), n)
             if n < experts.dense:
-                yield from mlp(f"{at}.ffn", n, 18432)
+                yield from _gated(f"{at}.ffn", n, d, 18432)
                 continue
             yield _dense(f"{at}.ffn.gate.weight", experts.number, d, layer=n)
             yield Tensor(f"{at}.ffn.gate.bias", (experts.number,), n)
+            share = experts.top / experts.number
             for expert in range(experts.number):
-                share = experts.top / experts.number
-                yield from mlp(f"{at}.ffn.experts.{expert}", n, experts.ffn, share)
-            yield from mlp(f"{at}.ffn.shared_experts", n, experts.shared * experts.ffn)
+                yield from _gated(f"{at}.ffn.experts.{expert}", n, d, experts.ffn, share)
+            yield from _gated(f"{at}.ffn.shared_experts", n, d, experts.shared * experts.ffn)
         yield Tensor("norm.weight", (d,))
         yield _dense("head.weight", vocab, d)
 
@@ -246,7 +249,7 @@ def _deepseek_v3() -> Model:
         layers=layers,
         heads=heads,
         kv_heads=heads,
-        head_dim=nope + rope,
+        head_dim=192,
         ffn=18432,
         vocab=vocab,
         context=context,
@@ -254,10 +257,16 @@ def _deepseek_v3() -> Model:
     )
 
 
-def _transformer(name: str, d: int, layers: int, heads: int, dtype: str, context: int) -> Model:
-    """The matrices of a transformer alone, 12 d^2 a layer: what a paper tells of it."""
+def _transformer(
+    name: str, d: int, layers: int, heads: int, dtype: str, context: int, vocab: int = 0
+) -> Model:
+    """The matrices of a transformer alone, 12 d^2 a layer, and embeddings where there is a
+    vocabulary: what a paper tells of it."""
 
     def tensors() -> Iterator[Tensor]:
+        if vocab:
+            yield _dense("wte.weight", vocab, d)  # the head is tied to it
+            yield Tensor("wpe.weight", (context, d))
         for n in range(layers):
             yield _dense(f"{n}.attn.qkv.weight", 3 * d, d, layer=n)
             yield _dense(f"{n}.attn.out.weight", d, d, layer=n, extra=2.0 * context * d)
@@ -273,7 +282,9 @@ def _transformer(name: str, d: int, layers: int, heads: int, dtype: str, context
         kv_heads=heads,
         head_dim=d // heads,
         ffn=4 * d,
+        vocab=vocab,
         context=context,
+        tied=bool(vocab),
         dtype=dtype,
     )
 
@@ -297,7 +308,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "llama3-405b": lambda: _llama("llama3-405b", 16384, 126, 53248, 128),
     "deepseek-v3": _deepseek_v3,
     "dalle-12b": lambda: _transformer("dalle-12b", 3968, 64, 62, "half", 1280),
-    "gpt3-175b": lambda: _transformer("gpt3-175b", 12288, 96, 96, "float", 2048),
+    "gpt3-175b": lambda: _transformer("gpt3-175b", 12288, 96, 96, "float", 2048, 50257),
     "toy": _toy,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from collbench.core.errors import UsageError
 from collbench.workload.codec import FORMATS
 from collbench.workload.layout import Layout
 from collbench.workload.models import OUTSIDE, Model, Tensor
+from collbench.workload.patterns import data
 from collbench.workload.step import Grid, Program, Step, Writer
 
 Whole = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -110,36 +111,18 @@ def factors(tensor: Tensor, rank: int) -> Factors:
     return Factors(rows, columns, min(rows, columns, rank))
 
 
-def _buckets(model: Model, cap: float) -> list[list[Tensor]]:
-    """Tensors in the order in which their gradients are ready, a bucket closed once it has as much
-    as its limit."""
-    limits = [cap * MIB] if cap else [MIB, 25 * MIB]
-    found: list[list[Tensor]] = []
-    size = math.inf
-    for tensor in reversed(model.tensors):
-        if size >= limits[min(max(len(found) - 1, 0), len(limits) - 1)]:
-            found.append([])
-            size = 0
-        found[-1].append(tensor)
-        size += tensor.numel * DTYPES[model.dtype].size
-    return found
-
-
-def _numel(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel for tensor in tensors)
-
-
 def _ddp(
     model: Model, layout: Layout, cap: float, send: Send, **holds: int
 ) -> tuple[Step, list[list[Tensor]]]:
     """A step of DDP whose hook sends each bucket as ``send`` does."""
     tokens = layout.tokens(model) * layout.micro_batches
-    buckets = _buckets(model, cap)
+    limits = [round(cap * MIB)] if cap else [MIB, 25 * MIB]
+    found = data.buckets(model.tensors[::-1], limits, DTYPES[model.dtype].size)
     writer = Writer("forward")
     writer.compute(sum(tensor.flops for tensor in model.tensors) * tokens)
     writer.phase = "backward"
     sent = []
-    for number, bucket in enumerate(buckets):
+    for number, bucket in enumerate(found):
         source = f"{bucket[0].name}..., bucket {number}"
         writer.compute(2 * tokens * sum(tensor.flops for tensor in bucket), source=source)
         sent.append(send(writer, bucket, source))
@@ -153,7 +136,7 @@ def _ddp(
     memory |= {"optimizer": 8 * model.parameters, **holds}
     program = writer.program(range(layout.world), **memory)
     name = f"{model.name} on {layout.world} ranks"
-    return Step(name, layout.world, (program,), {"dp": layout.grid.groups("dp")}), buckets
+    return Step(name, layout.world, (program,), {"dp": layout.grid.groups("dp")}), found
 
 
 def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
@@ -172,17 +155,17 @@ def powersgd(model: Model, layout: Layout, options: PowerSGD) -> Step:
             writer.add, "all_reduce", group="dp", dtype=model.dtype, op="sum", source=source
         )
         if options.plain:
-            return Sent(add(nbytes=_numel(bucket) * size))
+            return Sent(add(nbytes=data.elements(bucket) * size))
         found = [each for each in map(compressed, bucket) if each]
-        rest = _numel(tensor for tensor in bucket if not compressed(tensor))
+        rest = data.elements(tensor for tensor in bucket if not compressed(tensor))
         flops = sum(each.flops for each in found)
-        writer.compute(flops, 4 * size * _numel(bucket), f"error feedback and P, {source}")
+        writer.compute(flops, 4 * size * data.elements(bucket), f"error feedback and P, {source}")
         last = add(nbytes=rest * size)
         last = add(nbytes=sum(each.p for each in found) * size, after=(last,))
         orthogonal = sum(each.orthogonal for each in found)
         _work(writer, last, flops + orthogonal, source=f"Q, {source}")
         last = add(nbytes=sum(each.q for each in found) * size, after=(last,))
-        return Sent(last, flops, 3 * size * _numel(bucket))
+        return Sent(last, flops, 3 * size * data.elements(bucket))
 
     of_all = [each for each in map(compressed, model.tensors) if each]
     holds = {
@@ -230,12 +213,12 @@ def encoded(model: Model, layout: Layout, options: Encoded) -> Step:
     """A step of DDP whose buckets are summed in a format of 16 bits that no library reduces."""
 
     def send(writer: Writer, bucket: Bucket, source: str) -> Sent:
-        elements = _numel(bucket)
+        elements = data.elements(bucket)
         last = _sum(writer, elements, options.format, "dp", layout.dp, source)
         return Sent(last, touched=6 * elements)
 
     step, buckets = _ddp(model, layout, options.bucket_cap_mb, send)
-    holds = 2 * 2 * max(map(_numel, buckets))
+    holds = 2 * 2 * max(map(data.elements, buckets))
     return _holding(
         step,
         f"encoded {options.format}: {step.name}",
@@ -267,7 +250,7 @@ def quantized(model: Model, layout: Layout, options: Quantized) -> Step:
     n, size = layout.dp, DTYPES[model.dtype].size
 
     def send(writer: Writer, bucket: Bucket, source: str) -> Sent:
-        elements, channels = _numel(bucket), 1
+        elements, channels = data.elements(bucket), 1
         if options.per == "channel":  # torch pads a whole channel where none is needed
             channels = elements // options.channel + 1
             elements = channels * options.channel
@@ -279,7 +262,7 @@ def quantized(model: Model, layout: Layout, options: Quantized) -> Step:
         return Sent(last, touched=(1 + 2 * 4) * elements * n)
 
     step, buckets = _ddp(model, layout, options.bucket_cap_mb, send)
-    largest = max(map(_numel, buckets)) + options.channel * (options.per == "channel")
+    largest = max(map(data.elements, buckets)) + options.channel * (options.per == "channel")
     return _holding(
         step,
         f"int8 per {options.per}: {step.name}",
@@ -436,7 +419,9 @@ def sensitive(model: Model) -> int:
     """Elements that are neither compressed nor of 16 bits: embeddings, unembeddings, gains and
     biases. Where a model names none, those that DALL-E's paper tells of: vocabularies of 16,384
     and 8,192 both ways, 256 places of text and as many padding tokens, 32 rows and columns."""
-    found = _numel(each for each in model.tensors if each.layer == OUTSIDE or len(each.shape) == 1)
+    found = data.elements(
+        each for each in model.tensors if each.layer == OUTSIDE or len(each.shape) == 1
+    )
     around = 2 * (16384 + 8192) + 2 * 256 + 2 * 32
     return found or model.hidden * (around + 13 * model.layers)
 
@@ -453,7 +438,7 @@ def resblocks(model: Model, shards: int, rank: int) -> list[Block]:
     return [
         Block(
             f"layer {layer}, {'MLP' if mlp else 'attention'}",
-            _numel(tensors),
+            data.elements(tensors),
             tuple(each for tensor in tensors for each in _shards(tensor, shards, rank)),
             sum(tensor.flops for tensor in tensors),
         )

@@ -95,7 +95,7 @@ class Ahead:
         coming = self.gather(layers[0], group) if layers else ()
         if times == 2:
             self.compute(self.root, times)
-        for layer, following in zip(layers, [*layers[1:], ()], strict=True):
+        for layer, following in zip(layers, [*layers, ()][1:], strict=True):
             self.ready(coming)
             coming = self.gather(following, group)
             self.compute(layer, times)

@@ -1,0 +1,145 @@
+"""Steps of training as documents: what there is, what one asks of the network and of memory, and
+what it would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collbench.core.text import counted, duration, size
+from collbench.show.document import Block, Document, Line, Table, toned
+from collbench.show.views.prediction import in_words
+from collbench.workload.count import Count, Forecast, Machine, group_words
+from collbench.workload.models import MODELS
+from collbench.workload.presets import PATTERNS, PRESETS
+from collbench.workload.step import Step
+from collbench.workload.walk import Walk
+
+
+def listed() -> Document:
+    """Presets, patterns and models."""
+    presets = [
+        {"workload": name, "layout": preset.layout, "options": preset.options}
+        for name, preset in PRESETS.items()
+    ]
+    patterns = [
+        {"pattern": name, "meaning": row.meaning, "source": row.source}
+        for name, row in PATTERNS.items()
+    ]
+    models = [{"model": name} for name in MODELS]
+    brief: list[Block] = []
+    for rows in (presets, patterns):
+        lines = [Line(tuple(row.values())) for row in rows]
+        brief += [Table(heads=tuple(rows[0]), lines=lines, align="lww"), ""]
+    return Document(
+        title="Workloads",
+        brief=[*brief, f"models: {', '.join(MODELS)}", USAGE],
+        rows=presets,
+        values={"presets": presets, "patterns": patterns, "models": models},
+    )
+
+
+USAGE = "collbench workload PATTERN:MODEL --show counts one, --link ib200 --tflops 400 predicts it"
+
+HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "all ranks")
+
+
+def document(
+    step: Step, found: Count, walk: Walk, machine: Machine | None, expected: Forecast | None
+) -> Document:
+    """A step's operations by phase, group and kind, for the program that sends the most; memory;
+    and with a machine what it would take there."""
+    kinds = len(walk.actors.first)
+    about = f"{step.name}: {counted(step.world, 'rank')}"
+    rows = [part._asdict() for part in found.parts]
+    lines = [
+        Line(
+            (
+                part.phase,
+                group_words(step, part.group),
+                part.kind,
+                part.dtype,
+                f"{part.ops:,}",
+                size(part.nbytes),
+                size(part.sent),
+                size(part.total),
+            )
+        )
+        for part in found.parts
+    ]
+    closing = [
+        Line(
+            ("", "", "", "", f"{found.ops:,}", "", size(found.sent), size(found.total)), ruled=True
+        )
+    ]
+    table = Table(
+        heads=HEADS, lines=lines, closing=closing, align="llll", dropped=("type", "all ranks")
+    )
+    alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
+    notes = [
+        f"no deadlock: walked in lock step, {alike}",
+        "memory a rank: " + (", ".join(_held(found)) or "not told"),
+        *(forecast_words(machine, expected) if machine and expected else ()),
+        *(f"assumed: {each}" for each in step.assumptions),
+    ]
+    return Document(
+        title=about,
+        brief=[toned(about, strong=True), table, toned(LEGEND, "quiet"), *notes],
+        rows=rows,
+        values={
+            "name": step.name,
+            "world": step.world,
+            "groups": {name: group_words(step, name) for name in step.groups},
+            "parts": rows,
+            "sent": found.sent,
+            "total": found.total,
+            "flops": found.flops,
+            "memory": {"bytes": found.memory, "holds": found.holds},
+            "kinds_of_ranks": kinds,
+            "assumptions": list(step.assumptions),
+            **({"forecast": _values(expected)} if expected else {}),
+        },
+    )
+
+
+LEGEND = (
+    "size: sum of the operations' sizes; sent: bytes that a rank, or all, have to send at least;"
+    " of programs that differ, the one that sends the most"
+)
+
+
+def _held(found: Count) -> list[str]:
+    parts = [f"{size(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
+    return [f"{size(found.memory)} ({', '.join(parts)})"] if parts else []
+
+
+def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
+    """What a step would take, and what of that is communication that computation does not hide."""
+    inside = f" ({in_words(machine.inside)} inside)" if machine.node > 1 else ""
+    hosts = (
+        f"hosts of {counted(machine.node, 'rank')}{inside}, between them {in_words(machine.link)}"
+    )
+    if not machine.flops:
+        took = f"communication takes at least {duration(expected.communication * 1e9)}"
+        return [f"predicted: {took} on {hosts}; --tflops adds computation"]
+    share = expected.exposed / expected.step if expected.step else 0.0
+    return [
+        f"predicted: a step takes {duration(expected.step * 1e9)}, computation alone"
+        f" {duration(expected.computation * 1e9)}, communication alone"
+        f" {duration(expected.communication * 1e9)}, exposed {duration(expected.exposed * 1e9)}"
+        f" ({share:.0%})",
+        f"on {hosts}; {machine.flops / 1e12:g} TFLOP/s a rank; each operation takes its lower bound"
+        " there, so that real ones take longer",
+    ]
+
+
+def _values(expected: Forecast) -> dict[str, Any]:
+    return {
+        "step_ns": expected.step * 1e9,
+        "computation_ns": expected.computation * 1e9,
+        "communication_ns": expected.communication * 1e9,
+        "exposed_ns": expected.exposed * 1e9,
+        "phases": [
+            {"phase": phase, "group": group, "busy_ns": seconds * 1e9}
+            for (phase, group), seconds in expected.phases.items()
+        ],
+    }

@@ -1,0 +1,91 @@
+"""`collbench workload`, as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def test_without_a_name_all_there_are_are_listed(bare) -> None:
+    done = bare("workload")
+    assert done.returncode == 0
+    for word in ("ddp:gpt2-124m", "megatron:llama3-405b", "zero3", "deepseek-v3"):
+        assert word in done.stdout
+
+
+def test_a_step_is_counted(bare) -> None:
+    done = bare("workload", "ddp:gpt2-124m", "--show")
+    assert done.returncode == 0
+    for words in (
+        "8 ranks",
+        "all_reduce",
+        "474.7 MiB",
+        "830.7 MiB",
+        "no deadlock",
+        "memory a rank",
+    ):
+        assert words in done.stdout
+
+
+def test_programs_get_bytes_by_phase_and_group(bare) -> None:
+    done = bare("workload", "fsdp2:llama3-8b", "--show", "--format", "json")
+    found = json.loads(done.stdout)
+    (forward,) = [part for part in found["parts"] if part["phase"] == "forward"]
+    assert (forward["kind"], forward["ops"], forward["nbytes"]) == (
+        "all_gather",
+        33,
+        16_060_522_496,
+    )
+
+
+def test_the_step_itself_is_read_again(bare, tmp_path: Path) -> None:
+    first = bare("workload", "toy:ddp", "--show", "--format", "csv").stdout
+    path = tmp_path / "step.csv"
+    path.write_text(first)
+    again = bare("workload", str(path), "--show", "--format", "csv")
+    assert (again.returncode, again.stdout) == (0, first)
+
+
+def test_a_prediction_says_what_it_rests_on(bare) -> None:
+    done = bare(
+        *("workload", "megatron:llama3-70b", "--link", "ib200", "--node-ranks", "8"),
+        *("--tflops", "400"),
+    )
+    told = " ".join(done.stdout.split())
+    assert "predicted: a step takes" in told
+    assert "hosts of 8 ranks" in told
+    assert "400 TFLOP/s a rank" in told
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("ddp:gpt2-124m",), "counted and predicted, not run yet"),
+        (("ddp:gpt2", "--show"), "did you mean gpt2-124m?"),
+        (("megatron:llama3-8b", "--show", "--layout", "tp=3"), "3"),
+        (("megatron:llama3-8b", "--show", "-g", "7"), "7 ranks are no multiple of tp=2"),
+        (("ddp:gpt2-124m", "--show", "--options", "hook=zip"), "hook=zip"),
+        (("ddp:gpt2-124m", "--show", "--layers", "13"), "has 12 layers, not 13"),
+        (("x.toml", "--show"), "x.toml"),
+        (("ddp:toy", "--show", "--format", "html"), "--format"),
+        (("ddp:toy", "--link", "warp9"), "warp9"),
+    ],
+)
+def test_what_cannot_be_is_told_in_a_line(bare, asked: tuple[str, ...], words: str) -> None:
+    done = bare("workload", *asked)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_a_step_that_would_never_end_is_refused_with_the_circle(bare, tmp_path: Path) -> None:
+    path = tmp_path / "ring.csv"
+    path.write_text(
+        "ranks,op,bytes,dtype,group,peer,wait\n"
+        "0,send,8,float,,1,call\n0,recv,8,float,,1,call\n"
+        "1,send,8,float,,0,call\n1,recv,8,float,,0,call\n"
+    )
+    done = bare("workload", str(path), "--show")
+    assert done.returncode == 2
+    assert "deadlock: rank 0 waits in op 0" in done.stderr

@@ -1,0 +1,205 @@
+"""Models, layouts and presets; what steps are counted and predicted to be."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+from collbench.core.network import LINKS, Link
+from collbench.workload import presets, step
+from collbench.workload.count import Machine, count, forecast
+from collbench.workload.layout import Layout, read
+from collbench.workload.models import MODELS, OUTSIDE, model
+from collbench.workload.patterns.data import Ddp
+from collbench.workload.step import Op, Step, Writer
+from collbench.workload.walk import Walk
+
+TOTALS = {  # parameters, tensors, bytes
+    "gpt2-124m": (124_439_808, 148, 497_759_232),
+    "resnet50": (25_557_032, 161, 102_228_128),
+    "llama3-8b": (8_030_261_248, 291, 16_060_522_496),
+    "llama3-70b": (70_553_706_496, 723, 141_107_412_992),
+    "llama3-405b": (405_853_388_800, 1137, 811_706_777_600),
+    "toy": (165, 4, 660),
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_models_have_the_parameters_that_are_published(name: str) -> None:
+    found = model(name)
+    assert (found.parameters, len(found.tensors), found.nbytes) == TOTALS[name]
+
+
+def test_layers_of_models_have_the_parameters_that_are_published() -> None:
+    def numel(name: str, layer: int) -> int:
+        return sum(tensor.numel for tensor in model(name).layer(layer))
+
+    assert numel("llama3-8b", 31) == 218_112_000
+    assert numel("llama3-8b", OUTSIDE) == 1_050_677_248
+    assert numel("llama3-70b", 0) == 855_654_400
+    assert numel("llama3-70b", OUTSIDE) == 2_101_354_496
+    assert numel("llama3-405b", 125) == 3_187_703_808
+    assert numel("llama3-405b", OUTSIDE) == 4_202_708_992
+    assert numel("deepseek-v3", 2) == 583_483_392
+    assert numel("deepseek-v3", 3) == 11_507_286_272
+    assert model("deepseek-v3").parameters == 671_026_419_200
+    assert round(model("gpt3-175b").nbytes / 1e9) == 698
+
+
+def test_forward_takes_the_work_that_is_known_of_it() -> None:
+    """ResNet-50's 4.1 G multiply-adds an image; 2 a parameter and token where nothing attends."""
+    assert sum(tensor.flops for tensor in model("resnet50").tensors) / 2e9 == pytest.approx(
+        4.1, 0.01
+    )
+    llama = model("llama3-405b")
+    flops = sum(tensor.flops for tensor in llama.tensors)
+    attention = 2 * llama.context * llama.heads * llama.head_dim * llama.layers
+    matrices = llama.parameters - llama.vocab * llama.hidden
+    assert flops == pytest.approx(2 * matrices + attention, 1e-4)
+
+
+def test_a_model_is_cut_to_its_first_layers() -> None:
+    cut = model("llama3-8b").cut(2)
+    assert cut.parameters == 2 * 218_112_000 + 1_050_677_248
+    with pytest.raises(UsageError, match="has 32 layers, not 33"):
+        model("llama3-8b").cut(33)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tq=4", "there is no 'tq=4'"),
+        ("tp", "there is no 'tp'"),
+        ("tp=x", "tp=x"),
+        ("tp=0", "tp=0"),
+        ("dp=9999999999", "dp=9999999999"),
+    ],
+)
+def test_layouts_that_make_no_sense_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read(text, Layout, "--layout")
+
+
+def test_what_is_not_said_stays_as_it_is_known() -> None:
+    base = read("tp=8,pp=4,dp=2", Layout, "--layout")
+    assert read("dp=16,sp=false", Layout, "--layout", base) == Layout(tp=8, pp=4, dp=16, sp=False)
+    assert read("bucket_cap_mb_list=1/25", Ddp, "--options").bucket_cap_mb_list == (1, 25)
+    assert base.on(256).dp == 8
+    with pytest.raises(UsageError, match="48 ranks are no multiple of tp=8 cp=1 pp=4"):
+        base.on(48)
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_presets_are_steps_that_end(name: str) -> None:
+    made = presets.find(name)
+    step.refuse(made)
+    assert Walk(made).seconds == 0
+    assert count(made).sent > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("dpp:gpt2-124m", "no workload"),
+        ("ddp:gpt5", "no model 'gpt5'"),
+        ("ddp", "ddp of what"),
+        ("m2n:x", "x"),
+        ("nowhere.toml", "nowhere.toml"),
+    ],
+)
+def test_names_that_stand_for_nothing_are_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        presets.find(name)
+
+
+def test_every_pattern_runs_every_model_that_it_can_or_says_why() -> None:
+    for pattern, row in presets.PATTERNS.items():
+        for name in MODELS if not row.move else ():
+            try:
+                made = presets.find(f"{pattern}:{name}", "dp=4", layers=_few(name))
+            except UsageError as e:
+                assert e.message
+            else:
+                step.refuse(made)
+
+
+def _few(name: str) -> int:
+    """Four layers, which deepseek-v3 needs for one with experts; none of what has no layers."""
+    return min(4, model(name).layers)
+
+
+def test_a_step_of_16384_gpus_is_counted_in_no_time() -> None:
+    """CPU time, as tests run beside others; six times what it takes."""
+    began = time.process_time()
+    made = presets.find("megatron:llama3-405b", world=16384)
+    step.refuse(made)
+    found = count(made)
+    walk = Walk(made)
+    assert (made.world, len(walk.actors.first)) == (16384, 16)
+    assert found.ops == 1348
+    assert time.process_time() - began < 6
+
+
+def simple(**fields: object) -> Step:
+    w = Writer("backward")
+    w.compute(flops=3e9)
+    w.add(
+        "all_reduce", **{"group": "dp", "nbytes": 1 << 20, "dtype": "float", "op": "sum", **fields}
+    )
+    w.wait()
+    return Step(
+        "x",
+        8,
+        (w.program(range(8), parameters=100, gradients=50),),
+        {"dp": ((0, 1, 2, 3), (4, 5, 6, 7))},
+    )
+
+
+def test_counts_are_those_of_the_operations() -> None:
+    found = count(simple())
+    (part,) = found.parts
+    assert part[:6] == ("backward", "dp", "all_reduce", "float", 4, 1)
+    assert part.sent == found.sent == 2 * 3 / 4 * (1 << 20)
+    assert found.total == 8 * found.sent
+    assert (found.flops, found.memory, found.holds) == (
+        3e9,
+        150,
+        {"parameters": 100, "gradients": 50},
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [name for name, row in COLLECTIVES.items() if row.moves_data and not row.uneven]
+)
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_what_a_rank_sends_is_the_tables_least(kind: str, n: int) -> None:
+    op = Op(kind=kind, nbytes=24 * n, dtype="float")
+    assert math.isclose(op.sent(n), COLLECTIVES[kind].traffic(n) * 24 * n / n)
+    assert op.sent(1) == 0
+
+
+def test_a_forecast_is_the_bound_of_the_link_that_members_share() -> None:
+    inside, between = Link(1e-6, 1e-9, 0), Link(5e-6, 4e-9, 0)
+    row, size = COLLECTIVES["all_reduce"].bound(4), 1 << 20
+    near = forecast(simple(), Machine(between, inside, 4)).step
+    far = forecast(simple(), Machine(between, inside, 1)).step
+    assert near == pytest.approx(row.alpha * 1e-6 + row.beta * size * 1e-9)
+    assert far == pytest.approx(row.alpha * 5e-6 + row.beta * size * 4e-9)
+
+
+def test_what_computation_hides_is_not_exposed() -> None:
+    machine = Machine(LINKS["eth10"], LINKS["nvlink"], 1, flops=1e12)
+    after = forecast(simple(), machine)
+    assert after.computation == pytest.approx(3e-3)
+    assert after.exposed == pytest.approx(after.communication)
+    w = Writer()
+    w.add("all_reduce", nbytes=1 << 20, dtype="float", op="sum")
+    w.compute(flops=1e12)
+    w.wait()
+    hidden = forecast(Step("x", 8, (w.program(range(8)),)), machine)
+    assert hidden.exposed == pytest.approx(0)
+    assert hidden.communication == pytest.approx(after.communication, 1)
