@@ -22,7 +22,7 @@ LAYERS = {
     "machine": 470,  # where we are
     "suite": 820,  # what is asked for
     "records": 2_460,  # what came out
-    "run": 8_570,  # how it is measured
+    "run": 8_590,  # how it is measured
     "judge": 3_500,  # what it means
     "show": 4_070,  # how it is told
     "cli": 2_180,  # how it is asked for
