@@ -245,8 +245,7 @@ def test_a_graph_replays_calls_without_the_host() -> None:
 def test_a_kernel_whose_peer_never_comes_gives_up_and_so_do_all_that_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 1's instructions are wiped out (a 0 is a WAIT, for 0 peers): the others wait for it in
-    vain."""
+    """Rank 1's instructions are wiped out (a 0 is a STOP): the others wait for it in vain."""
     monkeypatch.setattr(symm, "PATIENCE", 100_000)
     write = _instructions.write
 

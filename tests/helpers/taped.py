@@ -7,26 +7,36 @@ from collections.abc import Callable, Iterator, MutableMapping
 
 import numpy as np
 
-from collbench.run.backends._instructions import Opcode
+from collbench.run.backends._instructions import LENGTH, WIDE, Opcode
 
 Instruction = tuple[int, ...]
 
 
 def decoded(words: np.ndarray, program: int) -> list[Instruction]:
-    """One list of a tape, cut into instructions."""
+    """One list of a tape, cut into instructions, up to its STOP; each begins with its opcode, how
+    many peers or terms it has, and, where data moves, whether it is wide."""
     at, end = (int(word) for word in words[1 + program : 3 + program])
-    found = []
-    while at < end:
-        opcode, first = int(words[at]), int(words[at + 1])
-        length = {
-            Opcode.WAIT: 2 + 2 * first,
-            Opcode.MOVE: 6 + 2 * first,
-            Opcode.PUBLISH: 2,
-            Opcode.DIVIDE: 6,
-        }[opcode]
-        found.append(tuple(words[at : at + length].tolist()))
+    found: list[Instruction] = []
+    while (opcode := Opcode(int(words[at]) % WIDE)) != Opcode.STOP:
+        length, wide = int(words[at]) >> LENGTH, int(words[at]) & WIDE != 0
+        given = words[at + 1 : at + length].tolist()
+        assert len(given) == length - 1 and at + length < end
+        found.append(
+            {
+                Opcode.WAIT: (opcode, len(given) // 2, *given),
+                Opcode.MOVE: (opcode, (len(given) - 3) // 2, wide, *given),
+                Opcode.PUBLISH: (opcode, len(given) - 1, *given),
+                Opcode.DIVIDE: (opcode, wide, *given),
+            }[opcode]
+        )
         at += length
-    assert at == end
+    assert at == end - 1
+    return found
+
+
+def span(words: np.ndarray) -> int:
+    """By how much a call raises the base: what every list's STOP says."""
+    (found,) = {int(words[end - 1]) >> LENGTH for end in words[2 : int(words[1])].tolist()}
     return found
 
 
@@ -34,15 +44,17 @@ def walk(
     instructions: list[Instruction],
     own: tuple[int, int],
     base: int,
-    counters: MutableMapping[tuple[int, int], int],
+    progress: MutableMapping[tuple[int, int, int], int],
     at: Callable[[int, int, int], np.ndarray],
 ) -> Iterator[bool]:
-    """One call of ``own`` = (rank, channel); yields whether it got anywhere. ``at(address, past,
-    count)`` are elements in memory; whole numbers only."""
+    """One call of ``own`` = (rank, channel); yields whether it got anywhere.
+    ``progress[rank, channel, peer]`` is what a peer has told a rank, ``at(address, past, count)``
+    are elements in memory; whole numbers only."""
+    rank, channel = own
     for opcode, *words in instructions:
         if opcode == Opcode.WAIT:
-            for peer, progress in zip(words[1::2], words[2::2], strict=True):
-                while counters[peer, own[1]] < base + progress:
+            for peer, wanted in zip(words[1::2], words[2::2], strict=True):
+                while progress[rank, channel, peer] < base + wanted:
                     yield False
         elif opcode == Opcode.MOVE:
             terms, _, count, *pairs = words
@@ -56,8 +68,10 @@ def walk(
                 total = total + value
             target[:] = total
         elif opcode == Opcode.PUBLISH:
-            assert counters[own] < base + words[0]
-            counters[own] = base + words[0]
+            for peer in words[2:]:
+                assert progress[peer, channel, rank] < base + words[1]
+                progress[peer, channel, rank] = base + words[1]
+                yield True
         else:
             _, count, address, past, divisor = words
             target = at(address, past, count)

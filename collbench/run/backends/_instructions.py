@@ -4,26 +4,31 @@ second table, so that one tape serves all buffers of a case, in other processes'
 this one's.
 
 A channel is one block of threads. Channel c of C takes the c-th part of every cell, on all
-ranks, and has progress counters of its own: channels never touch each other's bytes and so need
-not wait for each other.
+ranks, and has a line of progress of its own: channels never touch each other's bytes and so need
+not wait for each other. A channel's line on a rank (``line_bytes``) is its base, to which all
+progress of a call is added, then a word for each rank: how far that one has said that it is.
+Each word has one writer, and is only written where this rank waits for what is written.
 
-An instruction begins with its opcode:
+An instruction begins with its head, one word of 31 bits: opcode, whether it is ``WIDE``, and from
+bit ``LENGTH`` on how many words it takes in all, so that the next head can be on its way while an
+instruction is executed. What follows the head:
 
-    WAIT     peers, then a pair for each of them: its rank, and the progress to wait for
-    MOVE     terms, wide, elements, then pairs of (address, bytes past it): the target, and each
-             of the terms
-    PUBLISH  progress
-    DIVIDE   wide, elements, address, bytes past it, divisor
+    STOP     nothing; for a length, by how much a call raises the base
+    WAIT     a pair for each peer: its rank, and the progress to wait for
+    MOVE     elements, then pairs of (address, bytes past it): the target, and each of the terms
+    PUBLISH  progress, then the rank of each peer that waits for it
+    DIVIDE   elements, address, bytes past it, divisor
 
 Addresses are numbers of the second table (``ADDRESSES`` of each rank: its banks, then its
-counters). ``wide`` says that all operands begin and end on multiples of 16 bytes. What is
-written before a WAIT may be read after it by any thread of the block, even where it waits for
-nobody. The tape begins with by how much a call raises the counters, and where each list begins
-and the last one ends.
+lines). WIDE says that all operands begin and end on multiples of 16 bytes. What is written
+before a WAIT may be read after it by any thread of the block, even where it waits for nobody.
+The tape begins with the bytes of a line, and where each list begins and the last one ends.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 
@@ -38,23 +43,29 @@ from collbench.suite.case import Case
 PIECE_BYTES = 8 << 10  # least of a cell for a channel of its own: a vector for each of 512 threads
 
 
-COUNTERS = len(Bank)  # a rank's last address: of its counters
+LINES = len(Bank)  # a rank's last address: of its channels' lines
 
 
-ADDRESSES = COUNTERS + 1
+ADDRESSES = LINES + 1
 
 
-LINE_BYTES = 128  # from one channel's counters to the next, so that no two share a cache line
+WIDE, LENGTH = 8, 4  # in a head: a flag, and from which bit on its length stands
 
 
 Words = NDArray[np.int64]
 
 
 class Opcode(IntEnum):
-    WAIT = 0
-    MOVE = 1
-    PUBLISH = 2
-    DIVIDE = 3
+    STOP = 0
+    WAIT = 1
+    MOVE = 2
+    PUBLISH = 3
+    DIVIDE = 4
+
+
+def line_bytes(n: int) -> int:
+    """From one channel's line to the next: cache lines, so that no two channels share one."""
+    return -(-8 * (1 + n) // 128) * 128
 
 
 def channels(compiled: Compiled, most: int) -> int:
@@ -68,30 +79,39 @@ def write(
     case: Case, compiled: Compiled, ranks: Sequence[int], parts: int, bases: Words, most: int
 ) -> Words:
     """The tape of these ranks, with ``parts`` channels each. ``bases``, of shape (n, ADDRESSES), is
-    only looked at for how addresses are aligned; ``most`` is how many peers a WAIT can hold."""
+    only looked at for how addresses are aligned; ``most`` is how many peers an instruction can
+    hold."""
     writer = _Writer(case, compiled, parts, bases, most)
     lists = (writer.instructions(rank, channel) for rank in ranks for channel in range(parts))
-    return _assembled(compiled.program.progress, lists)
+    return _assembled(case.n, compiled.program.progress, lists)
 
 
 def meeting(rank: int, n: int, most: int) -> Words:
     """The tape of a barrier, on one channel: everyone tells everyone else."""
-    peers = [(peer, 1) for peer in range(n) if peer != rank]
-    return _assembled(1, [[Opcode.PUBLISH, 1, *_waits(peers, most)]])
+    peers = [peer for peer in range(n) if peer != rank]
+    told, waits = _pushes(1, peers, most), _waits([(peer, 1) for peer in peers], most)
+    return _assembled(n, 1, [[*told, *waits]])
 
 
-def _assembled(span: int, lists: Iterable[Iterable[int]]) -> Words:
-    whole = [np.fromiter(words, np.int64) for words in lists]
+def _assembled(n: int, span: int, lists: Iterable[Iterable[int]]) -> Words:
+    stop = span << LENGTH | Opcode.STOP
+    whole = [np.fromiter(itertools.chain(words, (stop,)), np.int64) for words in lists]
     ends = np.cumsum([2 + len(whole), *map(len, whole)])
-    return np.concatenate([[span], ends, *whole])
+    return np.concatenate([[line_bytes(n)], ends, *whole])
+
+
+def _instruction(flagged: int, *words: int) -> tuple[int, ...]:
+    return ((1 + len(words)) << LENGTH | flagged, *words)
 
 
 def _waits(peers: Sequence[tuple[int, int]], most: int) -> Iterator[int]:
     for at in range(0, max(1, len(peers)), most):
-        some = peers[at : at + most]
-        yield from (Opcode.WAIT, len(some))
-        for pair in some:
-            yield from pair
+        yield from _instruction(Opcode.WAIT, *itertools.chain(*peers[at : at + most]))
+
+
+def _pushes(progress: int, peers: Sequence[int], most: int) -> Iterator[int]:
+    for at in range(0, len(peers), most):
+        yield from _instruction(Opcode.PUBLISH, progress, *peers[at : at + most])
 
 
 class _Writer:
@@ -100,6 +120,10 @@ class _Writer:
         self._size = case.type.size
         self._grain = max(1, VECTOR // self._size)
         self._past = bases % VECTOR
+        self._waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for rank, steps in enumerate(compiled.program.ranks):
+            for awaited in itertools.chain(*(step.waits for step in steps)):
+                self._waiting[awaited].append(rank)
 
     def instructions(self, rank: int, channel: int) -> Iterator[int]:
         for waits, actions, _, publish in self._compiled.program.ranks[rank]:
@@ -107,8 +131,7 @@ class _Writer:
             if waits or moves:
                 yield from _waits(waits, self._most)
             yield from moves
-            if publish:
-                yield from (Opcode.PUBLISH, publish)
+            yield from _pushes(publish, self._waiting[rank, publish], self._most)
         yield from self._divisions(rank, channel)
 
     def _moves(self, rank: int, action: Action, channel: int) -> Iterator[int]:
@@ -119,8 +142,8 @@ class _Writer:
         for spots in zip(*(self._spots(term, cells, channel) for term in named), strict=True):
             places = [(term.rank, spot) for term, spot in zip(named, spots, strict=True)]
             if places[1:] != places[:1]:
-                for operands in self._operands(places):
-                    yield from (Opcode.MOVE, len(terms), *operands)
+                for wide, operands in self._operands(places):
+                    yield from _instruction(Opcode.MOVE | wide, *operands)
 
     def _divisions(self, rank: int, channel: int) -> Iterator[int]:
         """What turns a rank's finished sums into means, once nobody reads them any more."""
@@ -130,21 +153,21 @@ class _Writer:
         own = self._compiled.schedule.output_cells(rank)
         yield from _waits((), self._most)
         for spot in self._spots(Term(rank, Bank.OUTPUT, own.start), len(own), channel):
-            for operands in self._operands([(rank, spot)]):
-                yield from (Opcode.DIVIDE, *operands, self._case.n)
+            for wide, operands in self._operands([(rank, spot)]):
+                yield from _instruction(Opcode.DIVIDE | wide, *operands, self._case.n)
 
     def _spots(self, term: Term, cells: int, channel: int) -> Iterator[Spot]:
         return self._compiled.spots(term, cells, channel, self._parts, self._grain)
 
-    def _operands(self, places: Sequence[tuple[int, Spot]]) -> Iterator[list[int]]:
+    def _operands(self, places: Sequence[tuple[int, Spot]]) -> Iterator[tuple[int, list[int]]]:
         """What an instruction on these bytes of ranks says, or two of them: one on all that moves
-        wide, one on what is left."""
+        wide, one on what is left; with its flag."""
         length = places[0][1].stop - places[0][1].start
         past = [int(self._past[rank, spot.bank]) + spot.start for rank, spot in places]
         wide = 0 if any(at % VECTOR for at in past) else length // VECTOR * VECTOR
         for low, high in ((0, wide), (wide, length)):
             if low < high:
-                words = [int(high == wide), (high - low) // self._size]
+                words = [(high - low) // self._size]
                 for rank, spot in places:
                     words += (rank * ADDRESSES + spot.bank, spot.start + low)
-                yield words
+                yield WIDE * (high == wide), words

@@ -1,12 +1,12 @@
 """Reference algorithms over memory that GPUs read from each other: a call is one launch of one
 kernel (_kernel.py), which walks a table of instructions (_instructions.py).
 
-Buffers, scratch and progress counters are torch's symmetric memory, one process per GPU; or, of
+Buffers, scratch and lines of progress are torch's symmetric memory, one process per GPU; or, of
 virtual ranks, plain memory of the one GPU that they share, in one launch whose blocks are all
 resident. In Triton's interpreter the ranks are CPU processes and the memory is shared by them.
 
 Nothing is done on the host between steps, and what a call must know of those before it (the
-counters' base) lies in device memory, so that CUDA graphs can replay it.
+lines' base) lies in device memory, so that CUDA graphs can replay it.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ class Symmetric(Base):
         self._walker = _walker()
         self.interpreted = self._walker.INTERPRETED
         self._allot, self._most = self._on_host() if self.interpreted else self._on_gpus(local_rank)
-        self._counters = self._allot(self._most * _instructions.LINE_BYTES)
-        self._counters.mine.zero_()
+        self._lines = self._allot(self._most * _instructions.line_bytes(n))
+        self._lines.mine.zero_()
         self._claim = torch.zeros(1, dtype=torch.int32, device=self.device)
         on_gpu = self.device.type == "cuda"
         self._report = torch.zeros(self._walker.REPORT_WORDS, dtype=torch.int64, pin_memory=on_gpu)
         self._said = self._report.numpy()  # which the host reads at the price of memory
         self.finish()
-        self._control.barrier()  # all counters are 0
+        self._control.barrier()  # all progress is 0
         if not self.policy.virtual:
             meeting = _instructions.meeting(rank, n, self._walker.peers_at_once())
             self._meet = self._launch(
@@ -230,7 +230,7 @@ class Symmetric(Base):
         for at, bank in enumerate(extra):
             assert self._scratch
             bases[:, bank] = [base + room * at for base in self._scratch.at]
-        bases[:, _instructions.COUNTERS] = self._counters.at
+        bases[:, _instructions.LINES] = self._lines.at
         return bases
 
     def _launch(
@@ -238,7 +238,7 @@ class Symmetric(Base):
     ) -> Callable[[], object]:
         """What launches the kernel, which is compiled here."""
         patience = INTERPRETED_PATIENCE if self.interpreted else PATIENCE
-        first, chosen = self._ranks.start, self._walker.options(case)
+        first, chosen = self._ranks.start, self._walker.options(case, self.policy.virtual)
         given = words, self._on_device(bases), self._claim, self._report, first, patience
         if not self.interpreted:
             self._walker.walk.warmup(*given, grid=(1,), **chosen)

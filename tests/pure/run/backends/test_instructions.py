@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from interleaving import cases as every
 from interleaving import finish
-from taped import decoded, walk
+from taped import decoded, span, walk
 
 from collbench.core.program import Bank, Term
 from collbench.run.backends import _instructions
@@ -19,13 +19,13 @@ from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._instructions import ADDRESSES, Opcode
 from collbench.suite.case import Case
 
-PEERS = 3  # at once in a WAIT: less than some wait for
+PEERS = 3  # at once in an instruction: less than some wait for
 BANKS = (Bank.INPUT, Bank.OUTPUT, Bank.SCRATCH, Bank.SPARE)
 
 
 class World:
-    """All ranks of one case in one array of bytes: buffers, scratch, and a progress counter for
-    each channel."""
+    """All ranks of one case in one array of bytes: buffers, scratch, and for each channel what
+    its peers have told it."""
 
     def __init__(self, case: Case, parts: int, past: int = 0) -> None:
         self.case, self.parts = case, parts
@@ -48,7 +48,7 @@ class World:
         self.lists = {
             (r, c): decoded(self.words, r * parts + c) for r in range(case.n) for c in range(parts)
         }
-        self.counters = Counter[tuple[int, int]]()
+        self.progress = Counter[tuple[int, int, int]]()
 
     def at(self, address: int, past: int, count: int) -> np.ndarray:
         start = int(self.bases.flat[address]) + past
@@ -59,7 +59,7 @@ class World:
 
     def walk(self, rank: int, channel: int, base: int) -> Iterator[bool]:
         own = rank, channel
-        return walk(self.lists[own], own, base, self.counters, self.at)
+        return walk(self.lists[own], own, base, self.progress, self.at)
 
     def life(
         self,
@@ -80,7 +80,7 @@ class World:
                 done[rank] += 1
             while done[rank] < call * (self.parts + 1) + 1:
                 yield False  # the input is not there yet
-            yield from self.walk(rank, channel, call * int(self.words[0]))
+            yield from self.walk(rank, channel, call * span(self.words))
             done[rank] += 1
             if done[rank] == (call + 1) * (self.parts + 1):
                 wanted = self.case.row.result(given, np.add, max(self.case.root, 0))[rank]
@@ -237,13 +237,36 @@ def test_a_barrier_holds_everyone_until_all_have_come() -> None:
 
 def test_a_meeting_waits_for_all_others_in_as_many_waits_as_it_takes() -> None:
     words = _instructions.meeting(2, 6, PEERS)
-    assert words[0] == 1
-    publish, *waits = decoded(words, 0)
-    assert publish == (Opcode.PUBLISH, 1)
+    assert span(words) == 1
+    *told, first, second = decoded(words, 0)
+    assert told == [(Opcode.PUBLISH, 3, 1, 0, 1, 3), (Opcode.PUBLISH, 2, 1, 4, 5)]
+    waits = [first, second]
     assert [wait[:2] for wait in waits] == [(Opcode.WAIT, 3), (Opcode.WAIT, 2)]
     assert {pair for wait in waits for pair in zip(wait[2::2], wait[3::2], strict=True)} == {
         (peer, 1) for peer in (0, 1, 3, 4, 5)
     }
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_who_waits_is_told_and_nobody_else(n: int) -> None:
+    """Every progress is told to a peer once, where that peer waits for it in the same call: then
+    nobody writes into another's memory after it."""
+    for case in cases(n, 41):
+        world = World(case, 2)
+        told, awaited = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+        for (rank, channel), own in world.lists.items():
+            for opcode, _, *words in own:
+                if opcode == Opcode.PUBLISH:
+                    told.update((rank, words[0], peer, channel) for peer in words[1:])
+                elif opcode == Opcode.WAIT:
+                    pairs = zip(words[::2], words[1::2], strict=True)
+                    awaited.update((*pair, rank, channel) for pair in pairs)
+        assert told == awaited, case.key
+        assert max(told.values(), default=1) == 1 and bool(told) == (n > 1)
+
+
+def test_a_line_of_progress_shares_no_cache_line_with_another_channels() -> None:
+    assert [_instructions.line_bytes(n) for n in (1, 15, 16, 132)] == [128, 128, 256, 1152]
 
 
 def test_tapes_of_some_ranks_are_those_of_all() -> None:
@@ -253,7 +276,7 @@ def test_tapes_of_some_ranks_are_those_of_all() -> None:
     assert [decoded(words, channel) for channel in range(2)] == [
         world.lists[2, channel] for channel in range(2)
     ]
-    assert words[0] == world.words[0]
+    assert span(words) == span(world.words)
 
 
 def test_means_are_taken_once_nobody_reads_the_sums() -> None:

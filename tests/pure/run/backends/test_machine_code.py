@@ -1,5 +1,6 @@
 """What the compiler makes of the kernel for GPUs that are not here (Triton brings the assembler
-along): a thread's loads and stores are to be 16 bytes each where a tape says that they may be."""
+along): a thread's loads and stores are to be 16 bytes each where a tape says that they may be, and
+a step is to wait for as few loads and barriers as it can."""
 
 from __future__ import annotations
 
@@ -30,14 +31,17 @@ POINTERS = {"tape": "*i64", "bases": "*i64", "claim": "*i32", "report": "*i64"}
 THREADS = 32 * _kernel.WARPS
 
 
-def options(kind: tuple[str, str, str]) -> dict[str, Any]:
+SCOPES = {False: "sys", True: "gpu"}  # by whether all ranks are on one GPU
+
+
+def options(kind: tuple[str, str, str], virtual: bool = False) -> dict[str, Any]:
     collective, dtype, op = kind
     case = Case(collective=collective, backend="symm", n=2, nbytes=1024, dtype=dtype, op=op)
-    return _kernel.options(case)
+    return _kernel.options(case, virtual)
 
 
-def compiled(kind: tuple[str, str, str], architecture: int) -> Any:
-    given = options(kind)
+def compiled(kind: tuple[str, str, str], architecture: int, virtual: bool = False) -> Any:
+    given = options(kind, virtual)
     launch = {name: given.pop(name) for name in ("num_warps", "enable_fp_fusion")}
     names = _kernel.walk.arg_names
     source = ASTSource(
@@ -62,31 +66,117 @@ def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
     found = compiled(kind, architecture)
     given, ptx = options(kind), found.asm["ptx"]
     vectors = given["block"] // given["grain"] // THREADS  # a thread's in a tile
-    loads = 4 * vectors  # a copy's, the first two terms', and any later one's
-    assert number(r"ld\.global\.cg\.v(4\.b32|2\.b64)", ptx) == loads
-    assert number(r"st\.global\.v(4\.b32|2\.b64)", ptx) >= 2 * vectors  # a copy's, and a sum's
+    ways = 1 if kind[2] == "none" else 4  # a copy's, the first two terms', and any later one's
+    assert number(r"ld\.global\.cg\.v(4\.b32|2\.b64)", ptx) == ways * vectors
+    assert (
+        number(r"st\.global\.v(4\.b32|2\.b64)", ptx) >= min(ways, 2) * vectors
+    )  # a copy's, and a sum's
     single = given["narrow"] // THREADS  # what is not on 16 bytes, and nothing else
-    assert number(r"ld\.global\.cg\.b\d+", ptx) == 4 * single
+    assert number(r"ld\.global\.cg\.b\d+", ptx) == ways * single
     assert stack(found.asm["cubin"], tmp_path) <= SPILLED[architecture]
 
 
 def stack(cubin: bytes, folder: Path) -> int:
     """Bytes a thread for which there were no registers."""
-    path = folder / "walk.cubin"
-    path.write_bytes(cubin)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    used = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True)
-    registers, spilled = map(int, re.findall(r"(?:REG|STACK):(\d+)", used.stdout))
+    used = disassembled(cubin, folder, "-res-usage")
+    registers, spilled = map(int, re.findall(r"(?:REG|STACK):(\d+)", used))
     assert registers * THREADS <= 65536  # of a multiprocessor: else no block is resident
     return spilled
 
 
+def disassembled(cubin: bytes, folder: Path, how: str) -> str:
+    path = folder / "walk.cubin"
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([tool, how, path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("virtual", SCOPES)
 @pytest.mark.parametrize("architecture", SPILLED)
-def test_what_is_published_is_released_and_what_is_awaited_acquired(architecture: int) -> None:
-    ptx = compiled(KINDS[0], architecture).asm["ptx"]
-    assert number(r"atom\.global\.sys\.release\.exch\.b64", ptx) == 1
-    assert number(r"ld\.acquire\.sys\.global\.u64", ptx) >= 2  # a first look, and a loop's
-    published = ptx.index("atom.global.sys.release.exch.b64")
-    before = re.findall(r"bar\.sync|[ls][dt]\.global\S*", ptx[:published])
-    assert "bar.sync" in before[-2:]  # between it and all data; the counter's place may be read
+def test_what_is_published_is_released_and_what_is_awaited_acquired(
+    architecture: int, virtual: bool
+) -> None:
+    """Where ranks are on several GPUs, at the system's scope, and no atomic leaves the GPU."""
+    ptx = compiled(KINDS[0], architecture, virtual).asm["ptx"]
+    scope = SCOPES[virtual]
+    assert number(rf"st\.release\.{scope}\.global\.u64", ptx) == 1
+    assert number(rf"ld\.acquire\.{scope}\.global\.u64", ptx) == 1
+    assert len(re.findall(r"\.(?:release|acquire)\b", ptx)) == 2
+    assert re.findall(r"\batom\S*", ptx) == ["atom.global.gpu.relaxed.exch.b32"]  # the claim
+    before = re.findall(r"bar\.sync|[ls][dt]\.global\S*", ptx[: ptx.index("st.release.")])
+    assert before[-1] == "bar.sync"  # between it and all data
     assert ".ftz" not in ptx  # no float is rounded otherwise than on CPUs
+
+
+@pytest.mark.parametrize("architecture", SPILLED)
+def test_who_waits_meets_one_barrier_and_looks_without_any(architecture: int) -> None:
+    ptx = compiled(KINDS[0], architecture).asm["ptx"]
+    looks = ptx[ptx.index("look:") : ptx.index("told:")]
+    assert "ld.acquire" in looks and "bar." not in looks
+    steps = re.findall(r"bar\.\w+|\bbra\b|ld\.acquire|vote\.sync", ptx)
+    seen = steps.index("ld.acquire")  # and, once nobody is behind, on to what follows
+    assert steps[seen : seen + 5] == ["ld.acquire", "vote.sync", "bra", "bar.red", "bra"]
+    assert steps.count("bar.red") == 1
+
+
+def waited_for(ttir: str) -> dict[str, int]:
+    """How many loads must have come, one after the other, before data can be loaded (``.cg``),
+    before the barrier after looks (``.red``) and before progress is released. What is in a
+    branch or a loop waits for what decides on it; what was before a loop, or a loop hands on to
+    its next turn, is there."""
+    came: dict[str, int] = {}
+    around, found = [(-1, 0)], dict.fromkeys(("cacheModifier = cg", "bar.red", "st.release"), 0)
+    for line in (line.split(" loc(")[0] for line in ttir.splitlines()):
+        indent = len(line) - len(line.lstrip())
+        if "%" not in line or line[indent] in "}^" or "tt.func" in line:
+            continue
+        while around[-1][0] >= indent:
+            around.pop()
+        parts = re.fullmatch(r"\s*(?:(%\S+) = )?(.*)", line)
+        assert parts
+        name, operation = parts[1] or "", parts[2].partition("iter_args")[0]
+        if "scf.while" in operation:
+            came.clear()
+        needs = re.findall(r"%\w+", operation)
+        depth = max([around[-1][1], *(came.get(need, 0) for need in needs)])
+        for what in found:
+            found[what] = max(found[what], depth if what in operation else 0)
+        came[name.partition(":")[0]] = depth + operation.startswith("tt.load")
+        if line.endswith("{"):
+            around.append((indent, depth))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+def test_a_step_waits_for_few_loads_one_after_the_other(kind: tuple[str, str, str]) -> None:
+    """Each instruction's head has come before: a MOVE waits for which addresses, and for these; a
+    WAIT for its pairs, in the assembly, and a PUBLISH for whom to tell, and where."""
+    found = compiled(kind, 90).asm
+    waits = {"cacheModifier = cg": 2, "bar.red": 0, "st.release": 1}
+    assert waited_for(found["ttir"]) == waits
+    poll, push = (block(found["ptx"], name) for name in ("bar.red", "st.release"))
+    assert [number(r"ld\.global\.u64", asm) for asm in (poll, push)] == [2, 2]
+    assert push.rindex("ld.global") < push.index("bar.sync")  # while others finish
+
+
+def block(ptx: str, name: str) -> str:
+    """The inline assembly with an instruction of this name."""
+    (found,) = (
+        asm
+        for asm in re.findall(r"begin inline asm(.*?)end inline", ptx, re.DOTALL)
+        if name in asm and ".reg" in asm
+    )
+    return found
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_the_next_head_is_on_its_way_while_a_rank_waits(architecture: int, tmp_path: Path) -> None:
+    """No instruction between the load and a WAIT's barrier needs it (assemblers would copy 64
+    bits at once). For B200 the head is among what float sums spill, and is waited for."""
+    sass = disassembled(compiled(KINDS[0], architecture).asm["cubin"], tmp_path, "-sass")
+    code = re.findall(r"/\*[0-9a-f]{4}\*/\s+(.*?);", sass)
+    barrier = next(at for at, line in enumerate(code) if "BAR.RED" in line)
+    heads = [at for at, line in enumerate(code[:barrier]) if re.match(r"LDG\.E R\d+,", line)]
+    assert len(heads) == 2  # the first one's, and the next one's
+    (register,) = re.findall(r"LDG\.E (R\d+),", code[heads[1]])
+    assert not any(re.search(rf"\b{register}\b", line) for line in code[heads[1] + 1 : barrier])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from interleaving import cases, finish
-from taped import decoded, walk
+from taped import decoded, span, walk
 
 from collbench.core.errors import CannotRun
 from collbench.run import backends
@@ -22,31 +22,31 @@ from collbench.run.backends import _instructions, symm
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
-LINE = _instructions.LINE_BYTES
-
 
 def words(address: int, count: int) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(address))
 
 
-class Counters(MutableMapping[tuple[int, int], int]):
-    """Where a launch's table of addresses says that they are."""
+class Progress(MutableMapping[tuple[int, int, int], int]):
+    """Where a launch's table of addresses says that it is."""
 
     def __init__(self, bases: np.ndarray) -> None:
         self.bases = bases
 
     def line(self, own: tuple[int, int]) -> np.ndarray:
-        return words(int(self.bases[own[0], _instructions.COUNTERS]) + own[1] * LINE, 2)
+        """A channel's, on a rank: its base, and what each rank has told it."""
+        past = own[1] * _instructions.line_bytes(len(self.bases))
+        return words(int(self.bases[own[0], _instructions.LINES]) + past, 1 + len(self.bases))
 
-    def __getitem__(self, own: tuple[int, int]) -> int:
-        return int(self.line(own)[0])
+    def __getitem__(self, key: tuple[int, int, int]) -> int:
+        return int(self.line(key[:2])[1 + key[2]])
 
-    def __setitem__(self, own: tuple[int, int], value: int) -> None:
-        self.line(own)[0] = value
+    def __setitem__(self, key: tuple[int, int, int], value: int) -> None:
+        self.line(key[:2])[1 + key[2]] = value
 
-    def __delitem__(self, own: tuple[int, int]) -> None: ...
+    def __delitem__(self, key: tuple[int, int, int]) -> None: ...
 
-    def __iter__(self) -> Iterator[tuple[int, int]]: ...  # type: ignore[empty-body]
+    def __iter__(self) -> Iterator[tuple[int, int, int]]: ...  # type: ignore[empty-body]
 
     def __len__(self) -> int:
         return 0
@@ -63,7 +63,8 @@ class Kernel:
         self.compiled: list[Any] = []
         self.walk = self
 
-    def options(self, case: Case) -> dict[str, Any]:
+    def options(self, case: Case, virtual: bool) -> dict[str, Any]:
+        assert virtual
         return {"kind": np.dtype(case.dtype if case.row.reduces else f"i{case.type.size}")}
 
     def peers_at_once(self) -> int:
@@ -79,10 +80,11 @@ class Kernel:
         ) -> None:
             assert kind in self.compiled  # or a peer may wait for the compiler
             self.grids.append(grid)
-            counters, code = Counters(bases.numpy()), tape.numpy()
+            progress, code = Progress(bases.numpy()), tape.numpy()
+            assert code[0] == _instructions.line_bytes(len(progress.bases))
 
             def at(address: int, past: int, count: int) -> np.ndarray:
-                start = int(counters.bases.flat[address]) + past
+                start = int(progress.bases.flat[address]) + past
                 return np.ctypeslib.as_array(
                     (ctypes.c_char * (count * kind.itemsize)).from_address(start)
                 ).view(kind)
@@ -91,12 +93,12 @@ class Kernel:
                 (first + rank, channel) for rank in range(grid[1]) for channel in range(grid[0])
             ]
             lives = {
-                number: walk(decoded(code, number), own, int(counters.line(own)[1]), counters, at)
+                number: walk(decoded(code, number), own, int(progress.line(own)[0]), progress, at)
                 for number, own in enumerate(keys)
             }
             assert finish(lives, random.Random(1), 1000 * len(keys))
             for own in keys:
-                counters.line(own)[1] += code[0]
+                progress.line(own)[0] += span(code)
 
         return launch
 
