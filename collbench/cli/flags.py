@@ -77,10 +77,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "network": Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
         "link": Option(
             "--link",
-            help=(
-                "eth10, eth25, ib100, ib200 (the default), nvlink; ib200,alpha=5us; or"
-                " alpha=2us,bandwidth=25GB."
-            ),
+            help="ib200 (default), eth10, eth25, ib100, nvlink; or alpha=2us,bandwidth=25GB.",
         ),
         "inside": Option("--inside", help="The link inside nodes of a two-level network."),
         "source": Option("--from", help="Take the link from this recorded run, as `fit` does."),
@@ -88,24 +85,17 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "output_format": Option("--format", help="table, json or csv."),
     },
     "workload": {
-        "name": Argument(
-            metavar="[WORKLOAD]",
-            help="PATTERN:MODEL, or a file (.toml, .csv); without one they are listed.",
-        ),
+        "name": Argument(metavar="[WORKLOAD]", help="PATTERN:MODEL or a file; default: list them."),
         "layout": Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8."),
         "options": Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16."),
         "ngpus": Option("-g", "--ngpus", min=1, help="Ranks, by more or fewer of dp."),
-        "layers": Option("--layers", min=0, help="Only so many layers of the model."),
+        "layers": Option("--layers", min=0, help="Only so many of the model's."),
         "show": Option("--show", help="Count operations, bytes and memory; starts no ranks."),
         "link": Option("--link", help="Predict on links between hosts, as `predict` writes them."),
         "inside": Option("--inside", help="The links within a host of several ranks."),
         "source": Option("--from", help="Take the link from this recorded run, as `fit` does."),
         "node": Option("--node-ranks", min=1, help="Ranks a host, which share --inside."),
-        "tflops": Option(
-            "--tflops",
-            min=0,
-            help="What a rank computes, 1e12 operations a second; 0: in no time.",
-        ),
+        "tflops": Option("--tflops", min=0, help="What a rank computes; 0: in no time."),
         "output_format": Option("--format", help="table, json, md, or csv (the step itself)."),
     },
     "fit": {
@@ -131,10 +121,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "small": Option("--small", help="Size for latency; 0 = none."),
         "among": Option(
             "--among",
-            help=(
-                "all, node (pairs on one host), inter (on two hosts) or rail (of one place on two"
-                " hosts)."
-            ),
+            help="all, node (on one host), inter (on two) or rail (of one place on two).",
         ),
         "alone": Option(
             "--one-at-a-time", help="No two pairs at once: what links can do that others share."

@@ -51,6 +51,35 @@ def document(
     kinds = len(walk.actors.first)
     about = f"{step.name}: {counted(step.world, 'rank')}"
     rows = [part._asdict() for part in found.parts]
+    alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
+    notes = [
+        f"no deadlock: walked in lock step, {alike}",
+        "memory a rank: " + (", ".join(_held(found)) or "not told"),
+        *(forecast_words(machine, expected) if machine and expected else ()),
+        *(f"assumed: {each}" for each in step.assumptions),
+    ]
+    return Document(
+        title=about,
+        brief=[toned(about, strong=True), _table(step, found), toned(LEGEND, "quiet"), *notes],
+        rows=rows,
+        values={
+            "name": step.name,
+            "world": step.world,
+            "groups": {name: group_words(step, name) for name in step.groups},
+            "parts": rows,
+            "sent": found.sent,
+            "total": found.total,
+            "flops": found.flops,
+            "memory": {"bytes": found.memory, "holds": found.holds},
+            "kinds_of_ranks": kinds,
+            "assumptions": list(step.assumptions),
+            **({"forecast": _values(expected)} if expected else {}),
+        },
+    )
+
+
+def _table(step: Step, found: Count) -> Table:
+    """A line for each part, and the sums of the program that sends the most."""
     lines = [
         Line(
             (
@@ -71,33 +100,8 @@ def document(
             ("", "", "", "", f"{found.ops:,}", "", size(found.sent), size(found.total)), ruled=True
         )
     ]
-    table = Table(
+    return Table(
         heads=HEADS, lines=lines, closing=closing, align="llll", dropped=("type", "all ranks")
-    )
-    alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
-    notes = [
-        f"no deadlock: walked in lock step, {alike}",
-        "memory a rank: " + (", ".join(_held(found)) or "not told"),
-        *(forecast_words(machine, expected) if machine and expected else ()),
-        *(f"assumed: {each}" for each in step.assumptions),
-    ]
-    return Document(
-        title=about,
-        brief=[toned(about, strong=True), table, toned(LEGEND, "quiet"), *notes],
-        rows=rows,
-        values={
-            "name": step.name,
-            "world": step.world,
-            "groups": {name: group_words(step, name) for name in step.groups},
-            "parts": rows,
-            "sent": found.sent,
-            "total": found.total,
-            "flops": found.flops,
-            "memory": {"bytes": found.memory, "holds": found.holds},
-            "kinds_of_ranks": kinds,
-            "assumptions": list(step.assumptions),
-            **({"forecast": _values(expected)} if expected else {}),
-        },
     )
 
 

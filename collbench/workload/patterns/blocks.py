@@ -25,8 +25,8 @@ WHOLE = ("norm", "ln_", "wpe", "wq_a", "wkv_a", "gate", "c_proj.bias")  # not di
 
 
 class Megatron(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of Megatron-Core by its own names, as Megatron-Bridge's recipes set them; the
-    ``schedule`` is interleaved where a stage has several chunks. ``cp`` is how context parallel
+    """Settings of Megatron-Core by its own names, with overlap and the distributed optimizer;
+    the ``schedule`` is interleaved where a stage has several chunks. ``cp`` is how context parallel
     ranks come to each other's keys and values (``a2a`` is Ulysses), ``layers`` how many each part
     of the pipeline has, where these are not equally many."""
 

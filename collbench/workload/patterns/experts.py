@@ -358,7 +358,7 @@ def own(model: Model, number: int) -> Model:
 
 def filled(layers: int, parts: int) -> tuple[int, ...]:
     """Layers of the pipeline's parts where they are not equally many: so many each that the last
-    part has what is left, as Megatron-Bridge divides DeepSeek-V3's."""
+    part has what is left."""
     each = -(-layers // parts)
     last = layers - each * (parts - 1)
     return (*[each] * (parts - 1), last) if layers % parts and last > 0 else ()

@@ -245,7 +245,7 @@ def assemble(
 def assumed(blocks: Blocks, counts: Sequence[int]) -> Iterator[str]:
     """What the step takes from a framework's source without running it, or leaves open."""
     layout, model, options = blocks.layout, blocks.model, blocks.options
-    yield f"transcribed from {SOURCE}, with switches as Megatron-Bridge's recipes set them"
+    yield f"transcribed from {SOURCE}, not run; with overlap and distributed optimizer"
     if blocks.vocab != model.vocab:
         yield f"vocabulary padded from {model.vocab} to {blocks.vocab}, a multiple of 128 x tp"
     if len({*counts}) > 1:
