@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.shapes import layers_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def built(whole: Model, layout: Layout, **options: Any) -> Step:
 
 def plain(layers: int) -> Model:
     """Equal layers, and nothing before or after them."""
-    return model("gpt3-175b").cut(layers)
+    return layers_alone("gpt3-175b").cut(layers)
 
 
 def working(op: Op, members: tuple[int, ...]) -> float:

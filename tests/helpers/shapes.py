@@ -1,0 +1,14 @@
+"""Models as tests want them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from collbench.workload.models import OUTSIDE, Model, model
+
+
+def layers_alone(name: str) -> Model:
+    """A model without embeddings and head."""
+    whole = model(name)
+    kept = tuple(tensor for tensor in whole.tensors if tensor.layer != OUTSIDE)
+    return msgspec.structs.replace(whole, tensors=kept, vocab=0, tied=False)
