@@ -24,7 +24,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallelism (``pp``); with ``sp`` activations between the layers are split over the ranks of tp
     (sequence parallelism). ``chunks`` are the parts of the model a pipeline stage has
     (interleaved), ``micro_batches`` those of a step, each of ``micro_batch`` sequences of
-    ``sequence`` tokens, of the model's context where it is 0. Ranks of ep are among those of tp, cp and dp."""
+    ``sequence`` tokens, of the model's context where it is 0. Ranks of ep are among those of tp,
+    cp and dp."""
 
     tp: Size = 1
     cp: Size = 1
