@@ -85,7 +85,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "output_format": Option("--format", help="table, json or csv."),
     },
     "workload": {
-        "name": Argument(metavar="[WORKLOAD]", help="PATTERN:MODEL or a file; default: list them."),
+        "name": Argument(metavar="WORKLOAD", help="PATTERN:MODEL or a file; default: list them."),
         "layout": Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8."),
         "options": Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16."),
         "ngpus": Option("-g", "--ngpus", min=1, help="Ranks, by more or fewer of dp."),

@@ -53,6 +53,8 @@ def document(
     rows = [part._asdict() for part in found.parts]
     alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
     notes = [
+        f"in all {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
+        f" all ranks together {size(found.total)}",
         f"no deadlock: walked in lock step, {alike}",
         "memory a rank: " + (", ".join(_held(found)) or "not told"),
         *(forecast_words(machine, expected) if machine and expected else ()),
@@ -79,7 +81,7 @@ def document(
 
 
 def _table(step: Step, found: Count) -> Table:
-    """A line for each part, and the sums of the program that sends the most."""
+    """A line for each part."""
     lines = [
         Line(
             (
@@ -95,14 +97,7 @@ def _table(step: Step, found: Count) -> Table:
         )
         for part in found.parts
     ]
-    closing = [
-        Line(
-            ("", "", "", "", f"{found.ops:,}", "", size(found.sent), size(found.total)), ruled=True
-        )
-    ]
-    return Table(
-        heads=HEADS, lines=lines, closing=closing, align="llll", dropped=("type", "all ranks")
-    )
+    return Table(heads=HEADS, lines=lines, align="llll", dropped=("type", "all ranks"))
 
 
 LEGEND = (
