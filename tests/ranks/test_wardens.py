@@ -1,9 +1,11 @@
-"""What mpirun starts for each rank ends with mpirun, whoever its parent is."""
+"""What mpirun starts for each rank ends with mpirun, whoever its parent is; what is started ends
+with who started it."""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +19,7 @@ import psutil
 import pytest
 
 from collbench.run.launch.board import Board
-from collbench.run.launch.forkserver import Note
+from collbench.run.launch.forkserver import Note, bound
 
 AS_RANK_0 = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 AS_RANK_0 |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -71,3 +73,33 @@ def test_a_warden_and_its_rank_end_with_an_mpirun_that_is_not_its_parent(
         assert not psutil.pid_exists(born.pid)
         assert told(notes)[0] == Note(0, status=9)
         os.close(*fds)
+
+
+STARTS = """
+import os, signal, subprocess, sys
+from collbench.run.launch.forkserver import bound
+command = bound(sys.executable, signal.SIGKILL, os.getpid(), "sleep", "600")
+print(subprocess.Popen(command).pid, flush=True)
+signal.pause()
+"""
+
+
+def test_what_is_bound_ends_with_who_started_it_before_it_has_loaded_anything() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout
+        started = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+        assert started.wait(SOON) is None or not started.is_running()
+
+
+def test_what_is_bound_to_a_parent_that_is_gone_never_begins() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    command = bound(sys.executable, signal.SIGKILL, gone.pid, "echo", "begun")
+    assert subprocess.run(command, capture_output=True, check=False).stdout == b""
+
+
+def test_what_is_bound_may_be_told_its_own_pid() -> None:
+    command = bound(sys.executable, signal.SIGKILL, 0, "echo", "{pid}")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.communicate()[0].strip() == str(process.pid)

@@ -25,7 +25,7 @@ from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.forkserver import Note, Parent, Spawn
+from collbench.run.launch.forkserver import Note, Parent, Spawn, bound
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
@@ -66,7 +66,10 @@ class ForkServer(Parent):
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [python, "-m", "collbench.run.launch.forkserver", str(theirs.fileno())]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=dict(env), stdin=subprocess.DEVNULL
+            bound(python, signal.SIGKILL, os.getpid(), *command),
+            pass_fds=[theirs.fileno()],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._up = False

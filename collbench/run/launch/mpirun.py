@@ -25,17 +25,7 @@ from collbench.core.errors import CannotRun
 from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.forkserver import Note, Parent, die_with_parent, leave
-
-# Becomes mpirun, which the kernel terminates when the launching process ends, so that it cleans up,
-# and whose process its wardens are told of.
-_BECOME = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], [*sys.argv[2:], str(os.getpid())])
-"""
-
+from collbench.run.launch.forkserver import Note, Parent, bound, die_with_parent, leave
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
 
@@ -95,12 +85,12 @@ class Mpirun(Parent):
         self._notes.bind(str(self._place))
         self._alive = n
         me = os.getpid()
-        mine = [str(self._place), f"/proc/{me}/fd/{board}"]
+        mine = [str(self._place), f"/proc/{me}/fd/{board}", "{pid}"]
         warden = [self._python, "-m", "collbench.run.launch.mpirun", *mine]
-        command = [self._python, "-I", "-S", "-c", _BECOME, str(me)]
+        started = [self._mpirun, "-n", str(n), *bound(self._python, signal.SIGKILL, 0, *warden)]
         with interrupts.held():
             self.process = subprocess.Popen(
-                [*command, self._mpirun, "-n", str(n), *warden],
+                bound(self._python, signal.SIGTERM, me, *started),
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
