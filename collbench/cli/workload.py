@@ -28,7 +28,7 @@ def workload(
     """Count what a training step asks of the network and of memory, and predict what it takes."""
     from collbench.cli import outputs
     from collbench.show.views import workload as view
-    from collbench.workload import files, presets, step
+    from collbench.workload import files, presets
     from collbench.workload.count import count, forecast
     from collbench.workload.walk import Walk
 
@@ -40,10 +40,9 @@ def workload(
             "workloads are counted and predicted, not run yet", "--show, or --link ib200"
         )
     made = presets.find(name, layout, options, ngpus, layers)
-    step.refuse(made)
     machine = _machine(link, inside, source, node, tflops) if link or source else None
     walk = Walk(made)
-    expected = forecast(made, machine) if machine else None
+    expected = forecast(made, machine, walk.actors) if machine else None
     if output_format == "csv":
         return outputs.show(files.write(made))
     outputs.deliver(view.document(made, count(made), walk, machine, expected), output_format)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.network import Link, Network, TwoLevel
 from collbench.workload.step import POINT_TO_POINT, WORLD, Op, Program, Step
-from collbench.workload.walk import Walk
+from collbench.workload.walk import Actors, Walk
 
 
 class Part(NamedTuple):
@@ -153,8 +153,8 @@ class Forecast(NamedTuple):
         return self.step - self.computation
 
 
-def forecast(step: Step, machine: Machine) -> Forecast:
-    """What a step would take. Raises UsageError where it would never end."""
+def forecast(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
+    """What a step would take; ``actors`` as in Walk. Raises UsageError where it would never end."""
 
     def silent(op: Op, members: tuple[int, ...]) -> float:
         return machine.seconds(op, members) if op.kind == "compute" else 0.0
@@ -162,13 +162,15 @@ def forecast(step: Step, machine: Machine) -> Forecast:
     def idle(op: Op, members: tuple[int, ...]) -> float:
         return 0.0 if op.kind == "compute" else machine.seconds(op, members)
 
-    whole = Walk(step, machine.seconds)
+    whole = Walk(step, machine.seconds, actors)
     phases: dict[tuple[str, str], float] = {}
     for actor in range(len(whole.ops)):
         for key, seconds in _busy(whole, actor):
             phases[key] = max(phases.get(key, 0.0), seconds)
-    alone = Walk(step, silent).seconds, Walk(step, idle).seconds
-    return Forecast(whole.seconds, *alone, phases)
+    computation, communication = (
+        Walk(step, seconds, whole.actors).seconds for seconds in (silent, idle)
+    )
+    return Forecast(whole.seconds, computation, communication, phases)
 
 
 def _busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
@@ -187,5 +189,7 @@ def _busy(walk: Walk, actor: int) -> Iterator[tuple[tuple[str, str], float]]:
 
 def group_words(step: Step, name: str) -> str:
     """A group as tables name it: dp of 8."""
+    if name == WORLD:
+        return "world"
     sizes = {len(group) for group in step.family(name)}
-    return f"{name or 'world'} of {'/'.join(map(str, sorted(sizes)))}" if name != WORLD else "world"
+    return f"{name} of {'/'.join(map(str, sorted(sizes)))}"

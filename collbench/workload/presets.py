@@ -13,10 +13,10 @@ from collbench.core.errors import UsageError
 from collbench.core.text import near
 from collbench.workload import files, models
 from collbench.workload.layout import Layout, Nothing, read
-from collbench.workload.models import MODELS, Model
+from collbench.workload.models import Model
 from collbench.workload.patterns import compressed, data, experts, fsdp, model, redistribution, zero
 from collbench.workload.patterns.blocks import Megatron
-from collbench.workload.step import Step
+from collbench.workload.step import Step, refuse
 
 Make = Callable[[Model, Layout, Any], Step]
 
@@ -164,11 +164,13 @@ def find(
     shape = models.model(preset.model)
     laid = read(layout, Layout, "--layout", read(preset.layout, Layout, "--layout"))
     told = read(preset.options, pattern.options, "--options")
-    return pattern.make(
+    made = pattern.make(
         shape.cut(layers) if layers else shape,
         laid.on(world) if world else laid,
         read(options, pattern.options, "--options", told),
     )
+    refuse(made)
+    return made
 
 
 def _preset(name: str) -> Preset:
@@ -186,6 +188,4 @@ def _preset(name: str) -> Preset:
         )
     if PATTERNS[word].move:
         return Preset(word, "llama3-8b", options=f"move={rest}")
-    if rest not in MODELS:
-        models.model(rest)
     return Preset(word, rest)

@@ -121,12 +121,14 @@ class _Meeting:
 
 class Walk:
     """A walk of a step, done once made. ``spans[kind]`` has a Span for each operation of that kind
-    of rank's program. Raises UsageError where ranks disagree, or wait for each other in a
-    circle."""
+    of rank's program; ``actors`` are those of an earlier walk of the same step. Raises UsageError
+    where ranks disagree, or wait for each other in a circle."""
 
-    def __init__(self, step: Step, seconds: Seconds | None = None) -> None:
+    def __init__(
+        self, step: Step, seconds: Seconds | None = None, actors: Actors | None = None
+    ) -> None:
         self._step, self._seconds = step, seconds or (lambda op, members: 0.0)
-        self.actors = Actors(step)
+        self.actors = actors or Actors(step)
         of_rank = {rank: program.ops for program in step.programs for rank in program.ranks}
         self.ops = [of_rank[rank] for rank in self.actors.first]
         number = len(self.ops)

@@ -56,7 +56,7 @@ def document(
         f"in all {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
         f" all ranks together {size(found.total)}",
         f"no deadlock: walked in lock step, {alike}",
-        "memory a rank: " + (", ".join(_held(found)) or "not told"),
+        f"memory a rank: {_held(found)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
         *(f"assumed: {each}" for each in step.assumptions),
     ]
@@ -106,9 +106,9 @@ LEGEND = (
 )
 
 
-def _held(found: Count) -> list[str]:
+def _held(found: Count) -> str:
     parts = [f"{size(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
-    return [f"{size(found.memory)} ({', '.join(parts)})"] if parts else []
+    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "not told"
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:

@@ -4,7 +4,6 @@ and DALL-E's two levels."""
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
@@ -17,6 +16,7 @@ from collbench.workload.codec import FORMATS
 from collbench.workload.layout import Layout
 from collbench.workload.models import OUTSIDE, Model, Tensor
 from collbench.workload.patterns import data
+from collbench.workload.patterns.fsdp import padded
 from collbench.workload.step import Grid, Program, Step, Writer
 
 Whole = Annotated[int, Meta(ge=1, le=1 << 30)]
@@ -25,7 +25,6 @@ Cap = Annotated[float, Meta(ge=0, le=1 << 20)]
 Bucket = Sequence[Tensor]
 Send = Callable[[Writer, Bucket, str], "Sent"]
 
-MIB = 1 << 20
 INLINE = (
     "what a hook computes between its operations holds up the backward pass after it, as it does"
     " where callbacks run in the caller's thread"
@@ -116,8 +115,7 @@ def _ddp(
 ) -> tuple[Step, list[list[Tensor]]]:
     """A step of DDP whose hook sends each bucket as ``send`` does."""
     tokens = layout.tokens(model) * layout.micro_batches
-    limits = [round(cap * MIB)] if cap else [MIB, 25 * MIB]
-    found = data.buckets(model.tensors[::-1], limits, DTYPES[model.dtype].size)
+    found = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
     writer = Writer("forward")
     writer.compute(sum(tensor.flops for tensor in model.tensors) * tokens)
     writer.phase = "backward"
@@ -199,13 +197,13 @@ def _sum(
             source=source,
             after=after,
         )
-    padded = math.ceil(elements / n) * n
-    add = functools.partial(writer.add, group=group, nbytes=2 * padded, dtype="uint8")
+    whole = padded(elements, n)
+    add = functools.partial(writer.add, group=group, nbytes=2 * whole, dtype="uint8")
     writer.add(
         "compute", lane="compute", touched=6 * elements, source=f"encode {source}", after=after
     )
     sent = add("all_to_all", source=f"{wire} codes of {source}")
-    _work(writer, sent, padded, 2 * padded, f"decode, add and encode {source}")
+    _work(writer, sent, whole, 2 * whole, f"decode, add and encode {source}")
     return add("all_gather", source=f"{wire} codes of {source}", after=(sent,))
 
 
