@@ -195,13 +195,10 @@ class Server:
 
 
 def main() -> None:
-    die_with_parent()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is the parent's to handle: it ends the ranks
     control = socket.socket(fileno=int(sys.argv[1]))
-    if select.select([control], [], [], 0)[0] and not control.recv(1, socket.MSG_PEEK):
-        return  # the parent was gone before its end could be this one's
     gc.disable()
     # the reason this process exists: torch is loaded before the forks
     import collbench.run.launch.fresh

@@ -126,10 +126,9 @@ class Mpirun(Parent):
 
 def _guard(place: str, board: str, mpirun: str) -> None:
     """A warden's life: fork the rank, tell of it before it loads torch, and of its end. It ends
-    with mpirun, also where that was killed before the kernel was asked, or is not its parent."""
+    with mpirun, also where that is not its parent."""
     member = environments.detect()
     assert member is not None, "mpirun says nothing of its ranks in the environment"
-    die_with_parent()
     try:
         above = os.pidfd_open(int(mpirun))
     except ProcessLookupError:
