@@ -28,7 +28,7 @@ from collbench.machine import environment
 from collbench.run import memory, variants
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board, doing
-from collbench.run.launch.forkserver import die_with_parent, leave
+from collbench.run.launch.forkserver import bound, leave
 from collbench.run.launch.fresh import Side, Told, live
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
@@ -152,9 +152,15 @@ class Keeper:
         """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""
         if told.side:
             return Forked(self._server(told, told.side))
-        command, pipe = [sys.executable, "-m", "collbench.run.launch.keeper"], subprocess.PIPE
-        env = self._settings(told.env, None)
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+        command = [sys.executable, "-m", "collbench.run.launch.keeper"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            bound(sys.executable, signal.SIGKILL, os.getpid(), *command),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            env=self._settings(told.env, None),
+        )
 
     def _server(self, told: Told, side: Side) -> ForkServer:
         """What forks a side's ranks: as before, unless it is to be renewed or needs another
@@ -253,7 +259,6 @@ def _lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, byt
 
 def main() -> None:
     """A rank's process. Its lines go where standard output was."""
-    die_with_parent()
     leave(live(Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))))
 
 
