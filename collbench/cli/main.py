@@ -45,7 +45,7 @@ COMMANDS = {
     ),
     "workload": (
         "collbench.cli.workload:workload",
-        "Count what a training step asks of the network and of memory, and predict what it takes.",
+        "Run a training step's communication and computation; or count it, and predict it.",
     ),
     "fit": (
         "collbench.cli.fit:fit",

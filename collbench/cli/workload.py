@@ -1,58 +1,270 @@
-"""The command `workload`: what a training step asks of the network."""
+"""The command `workload`: what a training step asks of the network, and what it takes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
 
+import typer
+from typer import Argument, Option
+
+from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collbench.records.types import End
+    from collbench.run.reporter import Reporter
+    from collbench.suite.policy import Policy
+    from collbench.suite.sweep import Suite
     from collbench.workload.count import Machine
+    from collbench.workload.step import Step
+
+FORMATS = ("table", "json", "csv", "md")
+
+# The options, as help tells of them.
+Name = Annotated[
+    str, Argument(metavar="WORKLOAD", help="PATTERN:MODEL or a file; default: list them.")
+]
+Layout = Annotated[
+    str, Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8.")
+]
+Options = Annotated[
+    str, Option("--options", help="What the pattern takes: bucket_cap_mb=50,hook=bf16.")
+]
+Ranks = Annotated[
+    int | None, Option("-g", "--ngpus", "--ranks", min=1, help="Ranks, by more or fewer of dp.")
+]
+Layers = Annotated[int, Option("--layers", min=0, help="Only so many of the model's.")]
+Scale = Annotated[str, Option("--scale", help="This part of every operation's elements: 1/16.")]
+Group = Annotated[
+    str, Option("--slice", metavar="GROUP", help="Only the ranks of one such group: tp.")
+]
+Played = Annotated[
+    str,
+    Option(
+        "--compute",
+        help="What stands for computation: auto (gemm and copy), gemm (products of matrices), copy"
+        " (of memory), spin or sleep (time alone), or none.",
+    ),
+]
+Tflops = Annotated[
+    float, Option("--tflops", min=0, help="What a rank computes, for --link, spin and sleep.")
+]
+Show = Annotated[bool, Option("--show", help="Count operations, bytes, memory; starts no ranks.")]
+OnLink = Annotated[
+    str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
+]
+Inside = Annotated[str, Option("--inside", help="The links within a host of several ranks.")]
+Source = Annotated[
+    str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
+]
+Node = Annotated[int, Option("--node-ranks", min=1, help="Ranks a host, which share --inside.")]
+Env = Annotated[list[str] | None, option("envs")]
+Rounds = Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")]
+Warmup = Annotated[
+    int | None, Option("-w", "--warmup_iters", min=0, help="Rounds before, not counted.")
+]
+Longest = Annotated[
+    str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
+]
+Format = Annotated[
+    str, Option("--format", help="table, json, md, or csv (with --show: the step itself).")
+]
+
+
+class Wanted(NamedTuple):
+    """A step as the command line names it."""
+
+    name: str
+    layout: str
+    options: str
+    layers: int
+    scale: str
+    group: str
+
+    def made(self, world: int | None) -> Step:
+        """The step on so many ranks, on its own number where that is None. Raises UsageError."""
+        from collbench.workload import presets, reshape
+        from collbench.workload.step import refuse
+
+        made = presets.find(self.name, self.layout, self.options, world, self.layers)
+        made = reshape.sliced(made, self.group) if self.group else made
+        made = reshape.scaled(made, reshape.share(self.scale))
+        refuse(made)
+        return made
+
+    def on(self, ranks: int, told: bool) -> Step:
+        """The step on so many ranks; where nobody has ``told`` how many and they do not suit it, on
+        its own number."""
+        try:
+            return self.made(None if self.group or Path(self.name).suffix else ranks)
+        except UsageError:
+            if told:
+                raise
+            return self.made(None)
 
 
 def workload(
-    name: str = "",
-    layout: str = "",
-    options: str = "",
-    ngpus: int | None = None,
-    layers: int = 0,
-    show: bool = False,
-    link: str = "",
-    inside: str = "nvlink",
-    source: str = "",
-    node: int = 1,
-    tflops: float = 0.0,
-    output_format: str = "table",
+    name: Name = "",
+    layout: Layout = "",
+    options: Options = "",
+    ngpus: Ranks = None,
+    layers: Layers = 0,
+    scale: Scale = "1",
+    group: Group = "",
+    compute: Played = "auto",
+    tflops: Tflops = 0.0,
+    show: Show = False,
+    link: OnLink = "",
+    inside: Inside = "nvlink",
+    source: Source = "",
+    node: Node = 1,
+    backend: Annotated[str, option("backends")] = "",
+    algo: Annotated[str, option("algorithms")] = "",
+    env: Env = None,
+    iters: Rounds = None,
+    warmup: Warmup = None,
+    max_time: Longest = "",
+    check: Annotated[int, option("check")] = 1,
+    timeout: float | None = None,
+    inject: str = "",
+    launcher: str = "auto",
+    save: bool = True,
+    output: Path | None = None,
+    tag: str = "",
+    dry_run: Annotated[bool, option("dry_run")] = False,
+    output_format: Format = "table",
     debug: bool = False,
 ) -> None:
-    """Count what a training step asks of the network and of memory, and predict what it takes."""
+    """Run a training step's communication and computation; or count it, and predict it.
+
+    The whole step, its computation alone and its communication alone are measured in turns: what
+    the step takes beyond its computation is communication that is exposed. Every operation's data
+    is checked. --show, --link and --from start no ranks, and take a world of any size.
+    """
+    wanted = Wanted(name, layout, options, layers, scale, group)
+    if not name or show or link or source:
+        return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
+    policy = _policy(iters, max_time, warmup=warmup, check=check, timeout=timeout, inject=inject)
+    suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []), compute, tflops)
+    _run(suite, launcher, (save, output, tag), dry_run, output_format)
+
+
+def _counted(
+    wanted: Wanted, ngpus: int | None, machine: tuple[str, str, str, int, float], printed: str
+) -> None:
+    """Print the list of steps; or one as counted, and what it would take on a machine."""
     from collbench.cli import outputs
     from collbench.show.views import workload as view
-    from collbench.workload import files, presets
+    from collbench.workload import files
     from collbench.workload.count import count, forecast
     from collbench.workload.walk import Walk
 
-    outputs.check(output_format, (), ("table", "json", "csv", "md"))
-    if not name:
-        return outputs.deliver(view.listed(), output_format)
-    if not (show or link or source):
-        raise UsageError(
-            "workloads are counted and predicted, not run yet", "--show, or --link ib200"
-        )
-    made = presets.find(name, layout, options, ngpus, layers)
-    machine = _machine(link, inside, source, node, tflops) if link or source else None
+    outputs.check(printed, (), FORMATS)
+    if not wanted.name:
+        return outputs.deliver(view.listed(), printed)
+    made, at = wanted.made(ngpus), _machine(*machine)
     walk = Walk(made)
-    expected = forecast(made, machine, walk.actors) if machine else None
-    if output_format == "csv":
+    expected = forecast(made, at, walk.actors) if at else None
+    if printed == "csv":
         return outputs.show(files.write(made))
-    outputs.deliver(view.document(made, count(made), walk, machine, expected), output_format)
+    outputs.deliver(view.document(made, count(made), walk, at, expected), printed)
 
 
-def _machine(link: str, inside: str, source: str, node: int, tflops: float) -> Machine:
+def _machine(link: str, inside: str, source: str, node: int, tflops: float) -> Machine | None:
     """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
     from collbench.cli.predict import link_of
     from collbench.core import network
     from collbench.workload.count import Machine
 
+    if not (link or source):
+        return None
     speed, _ = link_of(link, source)
     return Machine(speed, network.parse_link(inside, "--inside"), node, 1e12 * tflops)
+
+
+def _policy(iters: int | None, max_time: str, **said: object) -> Policy:
+    from collbench.suite import grammar
+    from collbench.suite.policy import Policy
+
+    if iters and max_time:
+        raise UsageError("-n fixes the rounds that --max-time would choose", "give one of them")
+    seconds = grammar.parse_duration(max_time, "--max-time") if max_time else None
+    return Policy(iters=iters, max_seconds=seconds, **said)  # type: ignore[arg-type]
+
+
+def _suite(
+    wanted: Wanted,
+    policy: Policy,
+    ngpus: int | None,
+    launcher: str,
+    swept: tuple[str, str, Sequence[str]],
+    compute: str,
+    tflops: float,
+) -> Suite:
+    """The step as it is to be run. Raises UsageError, for one that would never end as well."""
+    from msgspec.structs import replace
+
+    from collbench.run import backends
+    from collbench.run.launch import join
+    from collbench.suite import grammar
+    from collbench.suite.sweep import Axes, Suite
+    from collbench.workload import reshape, walk
+    from collbench.workload.step import Compute
+
+    grammar.choice("--compute", compute, get_args(Compute))
+    member = join.detect(launcher)
+    if member and ngpus not in (None, member.n):
+        raise UsageError(f"-g {ngpus}: {member.launcher} started {member.n} ranks", "leave -g out")
+    names, algorithms = (tuple(grammar.words(text)) for text in swept[:2])
+    axes = Axes(
+        collectives=(),
+        sizes=(),
+        ranks=(),
+        backends=names,
+        algorithms=algorithms or ("native",),
+        envs=grammar.expand_envs(swept[2]),
+    ).settled()
+    backends.refuse_unknown(axes.backends)
+    ranks = member.n if member else ngpus or axes.ranks[0]
+    made = reshape.computing(wanted.on(ranks, bool(member or ngpus)), compute, tflops)
+    if without := [name for name in axes.backends if name not in reshape.AVERAGING]:
+        made = reshape.summed(made, without[0])
+    walk.refuse(made)
+    axes = replace(axes, ranks=(made.world,))
+    return Suite(name="workload", axes=axes, policy=policy, steps=(made,))
+
+
+def _run(
+    suite: Suite,
+    launcher: str,
+    kept: tuple[bool, Path | None, str],
+    dry_run: bool,
+    printed: str,
+) -> None:
+    from collbench.cli import outputs
+    from collbench.cli.measure import carry_out
+    from collbench.cli.options import kept as keeping
+    from collbench.run.session import Order
+
+    outputs.check(printed, (), FORMATS)
+    order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*kept))
+    raise typer.Exit(carry_out(order, _reporter(printed), dry_run))
+
+
+def _reporter(printed: str) -> Callable[[], Reporter]:
+    """What tells of a step's run: as of any, and in the end what came of it."""
+    from collbench.cli import outputs
+    from collbench.run.reporter import Gathered, Several
+    from collbench.show import live
+    from collbench.show.views import steps as view
+
+    class Told(Gathered):
+        def end(self, end: End, path: Path | None) -> None:
+            super().end(end, path)
+            if self.arrived:
+                outputs.deliver(view.document(self.file), printed)
+
+    return lambda: Several(live.LiveTable() if printed == "table" else live.Status(), Told())

@@ -376,6 +376,25 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
+def _part(name: str, meaning: str, moves_data: bool = True) -> Collective:
+    """A part of a step of training, which stands where a collective does: its size is what the
+    busiest rank has to send."""
+    least = ("0", "1" if moves_data else "0", "0")
+    counts = _same if moves_data else _nothing
+    return Collective(name, meaning, _barrier, counts, "1", least, "?", moves_data=moves_data)
+
+
+STEP = "step"
+PARTS: dict[str, Collective] = {  # of a step, as they are measured in turns
+    row.name: row
+    for row in (
+        _part(STEP, "Communication and computation as the program of a step has them."),
+        _part("computation", "The same without its communication.", moves_data=False),
+        _part("communication", "The same without its computation."),
+    )
+}
+
+
 def collective(name: str) -> Collective:
     """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``
     …)."""

@@ -18,6 +18,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.records.types import Record, Sent, World
 from collbench.suite.case import Case
+from collbench.workload.step import Step
 
 SILENT = (0.9, 1.15)  # counted over needed, between which there is nothing to say
 UNSEEN = 0.05  # below, the data went where no counter is: through shared memory
@@ -100,7 +101,7 @@ def _shares(case: Case, sent: Sent) -> tuple[float, float]:
 def traffic(record: Record, world: World | None) -> Traffic:
     """What the counts of a record come to; where there are none, what is known of the library."""
     try:
-        found = _counted(record) if record.sent else Traffic()
+        found = _counted(record) if record.sent and not record.case.step else Traffic()
     except UsageError:
         found = Traffic()
     return found if found.wire is not None else _known(record.case, world, found)
@@ -131,6 +132,46 @@ def _table(case: Case) -> str:
     return f"the schedule of {case.algorithm} has"
 
 
+class Carried(NamedTuple):
+    """Bytes that left all hosts in a step's communication, what its operations need at least, and
+    what they take as far as is known of the library."""
+
+    counted: float
+    needed: float
+    known: float
+
+
+def of_step(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
+    """What links carried for a step: of the counts, that during which least else did; None where
+    there is none, or as much came from others."""
+    total = known = 0.0
+    for program in step.programs:
+        for op in program.ops if program.ranks else ():
+            if op.communicates and (n := len(members := step.members(op.group, program.ranks[0]))):
+                bytes_ = len(program.ranks) * op.sent(n, members.index(program.ranks[0]))
+                total += bytes_
+                other = _instead(library, case.backend, op.kind) if n > 1 else ""
+                more = (
+                    COLLECTIVES[other].traffic(n) / COLLECTIVES[op.kind].traffic(n) if other else 1
+                )
+                known += more * bytes_
+    quiet = [
+        (sum(each.bytes.values()) - idle, idle)
+        for each in sent
+        if (idle := sum(each.idle.values())) <= NOISE * total
+    ]
+    return Carried(min(quiet)[0], total, known) if quiet and total else None
+
+
+def _instead(library: str, backend: str, collective: str) -> str:
+    """What a library is known to run in place of a collective of its own; else an empty string."""
+    version, key = TORCH.match(library), (backend, collective)
+    if not version or key not in KNOWN:
+        return ""
+    other, latest = KNOWN[key]
+    return other if (int(version[1]), int(version[2])) <= latest else ""
+
+
 def likely(case: Case, wire: float) -> str:
     """What a library's own choice probably is, by what it sends; empty where nothing fits."""
     if case.algorithm != "native" or case.splits:
@@ -154,12 +195,8 @@ def _close(one: float, other: float, share: float = ALIKE) -> bool:
 
 def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
     """What links carried where it was not counted, by KNOWN."""
-    version = TORCH.match(world.library if world else "")
-    key = case.backend, case.collective
-    if not version or case.algorithm != "native" or case.n < 2 or key not in KNOWN:
-        return found
-    other, latest = KNOWN[key]
-    if (int(version[1]), int(version[2])) > latest:
+    other = _instead(world.library if world else "", case.backend, case.collective)
+    if not other or case.algorithm != "native" or case.n < 2:
         return found
     carried = COLLECTIVES[other].traffic(case.n) / case.row.traffic(case.n)
     words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "

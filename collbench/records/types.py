@@ -257,6 +257,18 @@ class ToolTime(
     by_rank: tuple[Time, Time, Time] | None = None
 
 
+class Operation(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """An operation of a rank's program in some steps that were watched one by one: when it began
+    and ended in each, after the rank had begun the step; 0 where it was not. ``alone_ns``: some
+    calls of the like of it by themselves, on the slowest rank; of rank 0's operations only."""
+
+    begins_ns: Samples = []
+    ends_ns: Samples = []
+    alone_ns: Samples = []
+
+
 class Record(_Line, frozen=True, tag="record"):
     """The outcome of one case. ``times_ns[i]`` is the duration of sample i on its slowest rank, for
     ``inner`` calls; ``per_rank[r][i]`` the same for each rank and ``starts_ns[r][i]`` its start
@@ -283,7 +295,8 @@ class Record(_Line, frozen=True, tag="record"):
     ``sent`` are bytes counted after all of this, of all groups; several times where the first count
     was not what the collective needs. ``injected`` says which faults were planted (faults.py).
     ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
-    imported record; ``times_ns`` is then often empty. Raises ValueError where times by rank are not
+    imported record; ``times_ns`` is then often empty. ``operations`` are a step's, by rank; of its
+    three records, sample i is of the same round. Raises ValueError where times by rank are not
     of the case's ranks, or not as many of each.
     """
 
@@ -330,6 +343,7 @@ class Record(_Line, frozen=True, tag="record"):
     load: dict[str, Load] = {}
     sent: list[Sent] = []
     calibration: Calibration | None = None
+    operations: list[list[Operation]] = []
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

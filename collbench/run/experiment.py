@@ -301,9 +301,7 @@ class Experiment:
                     self._sides[name].keep(msgspec.structs.replace(record, world=-1))
         outcomes = [record for name in SIDES for record in found[name].values()]
         if not rows and all(record.status != "wrong" for record in outcomes):
-            raise session.nothing_runs(
-                [record.note for record in outcomes if record.status != "ok"]
-            )
+            raise plan.nothing_runs([record.note for record in outcomes if record.status != "ok"])
         return rows
 
     def _settle(self, known: dict[Case, Record], line: World | Record) -> None:
@@ -328,7 +326,7 @@ class Experiment:
                     case = row.jobs[name].case
                     side.keep(Record(case=case, status="skipped", note=note))
         if rows and not kept:
-            raise session.nothing_runs([note])
+            raise plan.nothing_runs([note])
         return kept
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 
 from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
-from collbench.run import session
+from collbench.run import plan, session, steps
 from collbench.run.backends import why_never, why_not_here, why_not_so
 from collbench.run.launch.places import Places
 from collbench.run.plan import Job, needs
 from collbench.run.variants import Name, Variant, applied
-from collbench.suite.case import Skip
+from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite, why_not
 
@@ -95,22 +95,21 @@ def rows(
     differs = {field for variant in variants.values() for field in variant.differs}
     jobs: dict[Name, dict[str, Job]] = {}
     skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
-    policy = suite.policy
+    policy, played = suite.policy, steps.titled(suite.steps)
     for name in SIDES:
         mine = applied(cases, variants[name])
         own = variants[name].python or there  # whose torch nobody has asked
         absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
         reasons = {
-            case: why_not(case)
-            or why_never(case)
+            case: _why_not(case, played)
             or why_not_so(case, policy)
             or (there.why_not(case) if there else "")
             or absent.get(case.backend, "")
             for case in mine
         }
-        possible = [case for case in mine if not reasons[case]]
+        possible = [case for case in mine if not reasons[case] and not (case.step and case.place)]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(possible, policy, there.room if there else None)
+        fitting, no_room = session.fitted(possible, policy, there.room if there else None, played)
         skips[name] += no_room
         jobs[name] = {stripped(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):
@@ -126,13 +125,20 @@ def rows(
     return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
 
 
+def _why_not(case: Case, played: steps.Steps) -> str:
+    """Why a case can run nowhere, as far as its names tell; else an empty string."""
+    if case.step:
+        return steps.why_not(played[case.step], case, lambda each: None)
+    return why_not(case) or why_never(case)
+
+
 def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
     """Raises CannotRun where there is no row that both sides may run, which names the side where
     one alone has the reason."""
     if not found:
         base, head = ({skip.reason for skip in skips[side]} - {ONE_SIDED} for side in SIDES)
         own = [f"base: {why}" for why in base - head] + [f"head: {why}" for why in head - base]
-        raise session.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
+        raise plan.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
 
 
 def _alike(key: str, jobs: dict[Name, Job], differs: Collection[str]) -> Row:

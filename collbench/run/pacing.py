@@ -63,7 +63,7 @@ class Passes:
         )
 
     def _begun(self, job: Job) -> Job:
-        if plan.fixed_seconds(job, self._policy) > AT_ONCE * self._most:
+        if job.step or plan.fixed_seconds(job, self._policy) > AT_ONCE * self._most:
             return job
         job = msgspec.structs.replace(job, seconds=COARSE * self._most)
         self._jobs[job.case] = job
@@ -83,7 +83,7 @@ class Passes:
     def further(self) -> list[Job]:
         """The second pass of the world that has just ended its first: widest intervals first."""
         wide = {case: r for case, r in self._coarse.items() if r.stop in ("budget", "max_n")}
-        leading = sorted((case for case in wide if case.group == 0), key=lambda c: -width(wide[c]))
+        leading = sorted((case for case in wide if case.place == 0), key=lambda c: -width(wide[c]))
         jobs = [
             msgspec.structs.replace(
                 self._jobs[case],
@@ -157,7 +157,7 @@ class Budget:
         self._seen: dict[str, Cost] = {}
         self._known: dict[bool, list[tuple[Cost, Cost]]] = {False: [], True: []}  # seen, guessed
         self._guess = cache(
-            lambda job: Cost(plan.fixed_seconds(job, policy), plan.call_seconds(job.case))
+            lambda job: Cost(plan.fixed_seconds(job, policy), plan.call_seconds(job))
         )
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0

@@ -14,14 +14,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from collbench.core import algorithms, groups
+from collbench.core.errors import CannotRun
 from collbench.core.schedule import fan_in
 from collbench.core.text import counted, size
 from collbench.machine import environment
+from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import Cache
 from collbench.run.backends import UNDER_MPIRUN, is_predicted
 from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
+from collbench.run.steps import NONE, Steps, buffers, calls, computing
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
+from collbench.workload.step import Step
 
 MAX_ROTATION = 64
 
@@ -55,6 +59,12 @@ GUESS_CASE = 0.1
 GUESS_ALIGN = 300e-6
 
 
+GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
+
+
+COMPUTING = 160 << 20  # bytes of a rank for what stands for a step's computation
+
+
 class Job(msgspec.Struct, frozen=True):
     """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
 
@@ -63,6 +73,7 @@ class Job(msgspec.Struct, frozen=True):
     spent on its samples, where that is not the policy's; ``least`` of them are taken however long
     they take. ``control``: with a few in the other cadence. ``beside`` is another job that is done
     by the same ranks at the same time, block by block, which goes first drawn by lot each time.
+    ``step`` is that of a case of one.
     """
 
     case: Case
@@ -75,6 +86,7 @@ class Job(msgspec.Struct, frozen=True):
     least: int = 1
     control: bool = True
     beside: Job | None = None
+    step: Step | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -160,13 +172,17 @@ def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
 
 
 def fit(
-    cases: Sequence[Case], policy: Policy, room: Callable[[Case], Room]
+    cases: Sequence[Case], policy: Policy, room: Callable[[Case], Room], played: Steps = NONE
 ) -> tuple[list[Job], list[Skip]]:
     """Jobs for what fits into the room there is, with fewer buffers where needed; skips for the
     rest."""
     jobs: list[Job] = []
     skips: list[Skip] = []
     for case in cases:
+        if case.step:
+            one = _fit_step(case, policy, room(case), played[case.step])
+            (jobs if isinstance(one, Job) else skips).append(one)  # type: ignore[arg-type]
+            continue
         pair = buffer_bytes(case, policy)
         where, available, cache_bytes, sharers, base = room(case)
         fixed = sharers * (base + scratch_bytes(case))
@@ -193,8 +209,33 @@ def fit(
     return jobs, skips
 
 
+def _fit_step(case: Case, policy: Policy, room: Room, step: Step) -> Job | Skip:
+    """A step as a job if it fits, every operation with a buffer of its own."""
+    job = Job(case, 1, "", step=step)
+    each = room.base + memory_per_rank(job, policy) - RANK_BYTES
+    if room.sharers * each <= room.available:
+        return job
+    left = max(1, room.available // room.sharers - room.base)
+    part = 1 << math.ceil(math.log2(max(2.0, (each - room.base) / left)))
+    need, there = room.sharers * each >> 20, room.available >> 20
+    return Skip(
+        case,
+        f"{counted(room.sharers, 'rank')} with buffers for each operation of {step.name} need"
+        f" {need:,} MiB {room.where}, {there:,} MiB are available; --scale 1/{part} would fit",
+    )
+
+
+def _calls(job: Job) -> list[Case]:
+    """What a call of a job makes on the rank that makes most."""
+    return [job.case] if job.step is None else calls(job.step, job.case)
+
+
 def memory_per_rank(job: Job, policy: Policy) -> int:
     """Bytes a rank of this job takes, buffers and all."""
+    if job.step:
+        own = max((scratch_bytes(each) for each in _calls(job)), default=0)
+        needs = buffers(job.step, job.case, lambda each: buffer_bytes(each, policy))
+        return RANK_BYTES + own + needs + COMPUTING
     return RANK_BYTES + scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
 
 
@@ -203,7 +244,7 @@ def seconds(job: Job, policy: Policy, most: bool = False) -> float:
     where times scatter so much that all the time allowed is spent."""
     if is_predicted(job.case.backend):
         return 0.0
-    call = call_seconds(job.case) + GUESS_ALIGN * (job.case.mode == "isolated")
+    call = call_seconds(job) + GUESS_ALIGN * (job.case.mode == "isolated")
     limits = policy.resolved(_crowding(job.case) > 1)
     longest = limits.max_seconds or 0.0
     adaptive = min(longest, max(limits.min_seconds, longest if most else 150 * call))
@@ -234,17 +275,22 @@ def meeting(jobs: Sequence[Job], policy: Policy) -> float:
     )
 
 
-def call_seconds(case: Case) -> float:
-    """A rough guess of what a call takes."""
-    bound = case.row.bound(case.n)
-    alone = bound.alpha * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
-    return alone * _crowding(case)
+def call_seconds(job: Job) -> float:
+    """A rough guess of what a call takes; a step's, with those of its two parts beside."""
+    alone = 0.0
+    for case in _calls(job):
+        bound = case.row.bound(case.n)
+        alone += bound.alpha * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+    if job.step:
+        alone = 2 * (alone + computing(job.step, GUESS_FLOPS, GUESS_COPY))
+    return alone * _crowding(job.case)
 
 
 def fixed_seconds(job: Job, policy: Policy) -> float:
     """A rough guess of what a job takes beside warming up and measuring."""
-    filled = job.rotation * buffer_bytes(job.case, policy) / 2e9 * _crowding(job.case)
-    return GUESS_CASE + call_seconds(job.case) + (4 * filled if policy.check else 0.0)
+    each = [buffer_bytes(case, policy) for case in _calls(job)]
+    filled = job.rotation * sum(each) / 2e9 * _crowding(job.case)
+    return GUESS_CASE + call_seconds(job) + (4 * filled if policy.check else 0.0)
 
 
 def _crowding(case: Case) -> float:
@@ -299,12 +345,37 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
     largest case."""
     if policy.timeout is not None:
         return policy.timeout
-    slowest = max((j.case.moved * j.case.world * _calls(j.case, policy) for j in jobs), default=0)
+    slowest = max((j.case.moved * j.case.world * _between(j.case, policy) for j in jobs), default=0)
     if any(job.case.backend in ON_GPUS for job in jobs):
         return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6
 
 
-def _calls(case: Case, policy: Policy) -> int:
+def _between(case: Case, policy: Policy) -> int:
     """Calls between two signs of life."""
     return policy.agg_iters * (policy.batch if case.mode == "streaming" else 1)
+
+
+REMEDIES = {  # by words of the reason
+    "--scale": "--scale has a part of every operation, --slice fewer of the ranks",
+    "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
+    "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
+    "element": "larger sizes (-b)",
+    "integers only": "-d int32, or another reduction (-o sum)",
+    "no in-place form": "--place out",
+    NO_TIME_LEFT: "a longer --budget, or fewer sizes or collectives",
+    "needs a power of two": "another number of ranks (-g), or another --algo",
+    "has no algorithm": "collbench list shows which collective has which",
+}
+
+
+def nothing_runs(notes: Sequence[str]) -> CannotRun:
+    reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
+    more = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
+    return CannotRun(
+        f"no case can run here: {reasons[0]}{more}",
+        next(
+            (remedy for words, remedy in REMEDIES.items() if words in reasons[0]),
+            "collbench doctor says what runs here, collbench list what there is",
+        ),
+    )

@@ -27,7 +27,7 @@ from collbench.machine.load import Load
 from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import memory, plan, resume
+from collbench.run import memory, plan, resume, steps
 from collbench.run.backends import (
     UNDER_MPIRUN,
     is_predicted,
@@ -95,7 +95,11 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     gpus = 0 if elsewhere else environment.gpu_count()
     absent = {} if elsewhere else {name: why_not_here(name) for name in suite.values("backends")}
 
+    played = steps.titled(suite.steps)
+
     def why_not(case: Case) -> str:
+        if case.step and (reason := steps.why_not(played[case.step], case, lambda each: None)):
+            return reason
         if order.ray and case.backend in UNDER_MPIRUN:
             return f"{case.backend} needs ranks that mpirun has started, not Ray"
         return (
@@ -108,9 +112,12 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     never = {case: reason for case in every if (reason := why_not(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
     done = {record.case for record in resume.standing(order.resumed)}
-    leading = [case for case in every if case.group == 0]  # which stands for all groups
+    leading = [case for case in every if case.place == 0]  # and stands for its siblings
     jobs, no_room = fitted(
-        [case for case in leading if case not in never and case not in done], suite.policy, at
+        [case for case in leading if case not in never and case not in done],
+        suite.policy,
+        at,
+        played,
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
@@ -121,13 +128,16 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
 
 
 def fitted(
-    cases: Sequence[Case], policy: Policy, at: memory.Rooms | None = None
+    cases: Sequence[Case],
+    policy: Policy,
+    at: memory.Rooms | None = None,
+    played: steps.Steps = steps.NONE,
 ) -> tuple[list[Job], list[Skip]]:
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
     for the rest."""
     measured = [c for c in cases if not is_predicted(c.backend)]
     found = cache(lambda backend, n: (at or memory.room)(backend, n, policy))
-    jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world))
+    jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world), played)
     fitting = {id(job.case): job for job in jobs}
     return [
         fitting.get(id(c)) or Job(c, 1, "")
@@ -143,8 +153,8 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
         PlanRow(
             case=case,
             rotation=job.rotation,
-            seconds=0.0 if case.group else plan.seconds(job, policy),
-            most=0.0 if case.group else plan.seconds(job, policy, most=True),
+            seconds=0.0 if case.place else plan.seconds(job, policy),
+            most=0.0 if case.place else plan.seconds(job, policy, most=True),
             bytes_per_rank=plan.memory_per_rank(job, policy),
             moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
@@ -232,38 +242,14 @@ def _tell_again(order: Order, prepared: Prepared, reporter: Reporter) -> Exit:
     session.begin()
     reporter.end(order.resumed.end, path)
     if not measured:
-        raise nothing_runs([record.note for record in order.resumed.records])
+        raise plan.nothing_runs([record.note for record in order.resumed.records])
     return session.verdict()
 
 
 def refuse_nothing(prepared: Prepared) -> None:
     """Raises CannotRun where there is nothing to run."""
     if not prepared.jobs:
-        raise nothing_runs([skip.reason for skip in prepared.skips])
-
-
-REMEDIES = {  # by words of the reason
-    "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
-    "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
-    "element": "larger sizes (-b)",
-    "integers only": "-d int32, or another reduction (-o sum)",
-    "no in-place form": "--place out",
-    NO_TIME_LEFT: "a longer --budget, or fewer sizes or collectives",
-    "needs a power of two": "another number of ranks (-g), or another --algo",
-    "has no algorithm": "collbench list shows which collective has which",
-}
-
-
-def nothing_runs(notes: Sequence[str]) -> CannotRun:
-    reasons = sorted(dict.fromkeys(notes), key=lambda reason: "no in-place form" in reason)
-    more = f" (and {counted(len(reasons) - 1, 'other reason')})" if len(reasons) > 1 else ""
-    return CannotRun(
-        f"no case can run here: {reasons[0]}{more}",
-        next(
-            (remedy for words, remedy in REMEDIES.items() if words in reasons[0]),
-            "collbench doctor says what runs here, collbench list what there is",
-        ),
-    )
+        raise plan.nothing_runs([skip.reason for skip in prepared.skips])
 
 
 class _Session:
@@ -368,7 +354,7 @@ class _Session:
         """0 or 7. Raises CannotRun when no case ran."""
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
-            raise nothing_runs([note for _, note in self._outcomes])
+            raise plan.nothing_runs([note for _, note in self._outcomes])
         return Exit.WRONG_DATA if "wrong" in statuses else Exit.OK
 
     def _hear(self, line: World | Record) -> None:
@@ -407,7 +393,7 @@ class _Session:
         if self._pace:
             return self._pace.further()
         cases = self._order.further() if self._order.further else ()
-        return fitted([case for case in cases if case.group == 0], self._prepared.suite.policy)[0]
+        return fitted([case for case in cases if case.place == 0], self._prepared.suite.policy)[0]
 
     def _lost(self, current: Plan, error: RunBroken) -> None:
         """The case under way becomes a failed record."""

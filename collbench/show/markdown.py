@@ -17,11 +17,14 @@ COMMENT = 59_000  # bytes; GitHub refuses comments of more than 65,536 character
 
 def text(document: Document, most: int = COMMENT) -> str:
     """The short form for a comment where there is one, of at most ``most`` bytes, else the page:
-    tables and words, and of figures what they show."""
-    if not document.comment:
+    tables and words, and of figures what they show; what has no page is as on a terminal."""
+    comment = document.comment
+    if not (comment or document.sections):
+        comment = [Heading(document.title, 1), *document.brief]
+    if not comment:
         return "\n".join(_page(document)).rstrip() + "\n"
     marker = [f"<!-- {document.marker} -->"] if document.marker else []
-    lines = [*marker, *_comment(document.comment, most - _bytes(marker))]
+    lines = [*marker, *_comment(comment, most - _bytes(marker))]
     return "\n".join(lines).rstrip() + "\n"
 
 

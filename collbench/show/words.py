@@ -20,6 +20,7 @@ from collbench.suite.case import MODES, Case, Skip
 
 AXES = (
     "collective",
+    "workload",
     "ranks",
     "groups",
     "group",
@@ -143,8 +144,8 @@ def axes(cases: Sequence[Case]) -> tuple[list[str], str]:
 def worded(case: Case) -> dict[str, str]:
     """Values of ``along`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
-    place = PLACES["in" if case.in_place else "out"]
-    words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": "", "place": place}
+    words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": ""}
+    words |= {} if case.step else {"place": PLACES["in" if case.in_place else "out"]}
     if case.groups:
         words |= {
             "groups": f"{counted(case.of, 'group')} by {case.groups}",
@@ -157,18 +158,19 @@ def along(case: Case) -> dict[str, str]:
     """Where ``case`` stands on each of AXES."""
     return {
         "collective": case.collective,
+        "workload": case.step,
         "ranks": str(case.n),
         "groups": case.groups,
         "group": str(case.group) if case.groups else "",
         "env": settings(case.env),
         "implementation": case.label,
-        "type": case.dtype,
+        "type": "" if case.step else case.dtype,
         "op": "" if case.op == "none" else case.op,
         "root": "" if case.root < 0 else str(case.root),
         "splits": case.splits,
         "arrival": case.arrival,
         "cycle": str(case.cycle + 1),
-        "place": "in" if case.in_place else "out",
+        "place": "" if case.step else "in" if case.in_place else "out",
     }
 
 

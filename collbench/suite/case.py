@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from collbench.core import groups, splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, Collective, DType
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, PARTS, Collective, DType
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests
     prints them. ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of
     a world, with ranks and roots of their own. All groups are measured at once, each a case.
-    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py)."""
+    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py). A case of a
+    ``step`` of training, which it names, is one of PARTS in place of a collective; ``nbytes`` is
+    what the busiest rank has to send. All parts are measured in turns, each a case."""
 
     collective: str
     backend: str
@@ -63,10 +65,11 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     group: Whole = 0
     of: Ranks = 1
     arrival: str = ""
+    step: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
     def __post_init__(self) -> None:
         if (
-            self.collective not in COLLECTIVES
+            self.collective not in (PARTS if self.step else COLLECTIVES)
             or self.dtype not in DTYPES
             or (self.op != "none" and self.op not in OPS)
         ):
@@ -84,7 +87,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def row(self) -> Collective:
-        return COLLECTIVES[self.collective]
+        return (PARTS if self.step else COLLECTIVES)[self.collective]
 
     @property
     def type(self) -> DType:
@@ -148,9 +151,17 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def siblings(self) -> list[Case]:
-        """The cases of all groups, which are measured at once; the first group's, which stands for
-        them, is last."""
-        return [msgspec.structs.replace(self, group=group) for group in reversed(range(self.of))]
+        """The cases that one job measures, by their ``place``: of all groups, or of all parts of a
+        step. The first, which stands for them, is last."""
+        varying: list[dict[str, Any]] = [{"group": group} for group in range(self.of)]
+        if self.step:
+            varying = [{"collective": part} for part in PARTS]
+        return [msgspec.structs.replace(self, **each) for each in reversed(varying)]
+
+    @property
+    def place(self) -> int:
+        """Where it is among its siblings, 0 for the one that stands for them."""
+        return [*PARTS].index(self.collective) if self.step else self.group
 
     @property
     def key(self) -> str:
@@ -158,6 +169,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         came out."""
         parts = [
             self.collective,
+            self.step,
             self.label,
             f"n{self.n}",
             str(self.nbytes),

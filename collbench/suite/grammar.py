@@ -9,11 +9,9 @@ import re
 from collections.abc import Collection, Sequence
 
 from collbench.core.errors import UsageError
+from collbench.core.text import UNITS
 from collbench.machine.environment import mask
 from collbench.suite.case import Limit, Setting
-
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
 
 MOST_SIZES = 10_000  # in one sweep
 

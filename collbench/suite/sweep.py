@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from collbench.core import algorithms, groups, splits
-from collbench.core.collectives import OPS, Collective, collective, dtype, reduction
+from collbench.core.collectives import OPS, STEP, Collective, collective, dtype, reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
 from collbench.suite import arrivals, fields
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
+from collbench.workload.count import count
+from collbench.workload.step import Step, refuse
 
 MOST_CASES = 50_000  # of a suite
 
@@ -148,8 +150,9 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of
     the first one's cases, a later one in spite of an earlier, and ``excludes`` leave cases of any
-    out, the first that matches. Raises ValueError where these tables are too many or too long to
-    ask every case.
+    out, the first that matches. ``steps`` of training are further cases, along the first sweep's
+    backends, algorithms, settings and cycles. Raises ValueError where these tables are too many or
+    too long to ask every case.
     """
 
     name: str
@@ -161,6 +164,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     overrides: tuple[Override, ...] = ()
     excludes: tuple[Exclude, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
         parts = [one.axes for one in self.overrides] + [
@@ -205,7 +209,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
-            reason = excludes[0].reason if excludes else why_not(case)
+            reason = excludes[0].reason if excludes else "" if case.step else why_not(case)
             if reason:
                 skips.append(Skip(case, reason))
             elif not excludes:
@@ -257,6 +261,28 @@ def _swept(suite: Suite) -> Iterator[Case]:
         yield from _instead(suite.axes, case, changes) if changes else (case,)
     for further in suite.includes:
         yield from _product(further)
+    yield from _stepped(suite)
+
+
+def _stepped(suite: Suite) -> Iterator[Case]:
+    """The cases of steps. Raises UsageError for one that cannot be."""
+    for step in suite.steps:
+        refuse(step)
+        axes, moved = suite.axes, count(step)
+        ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
+        for cycle, env, backend, algorithm in ways:
+            case = Case(
+                collective=STEP,
+                step=step.title,
+                backend=backend,
+                n=step.world,
+                nbytes=round(moved.sent),
+                algorithm=algorithm,
+                dtype="uint8",
+                env=env,
+                cycle=cycle,
+            )
+            yield from case.siblings[::-1]
 
 
 def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from collbench.core import text
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError
-from collbench.suite.grammar import UNITS
+from collbench.core.text import UNITS
 from collbench.workload.step import (
     KINDS,
     MOST_RANKS,

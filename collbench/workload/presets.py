@@ -170,7 +170,8 @@ def find(
         read(options, pattern.options, "--options", told),
     )
     refuse(made)
-    return made
+    words = [made.name, layout, options, f"layers={layers}" if layers else ""]
+    return msgspec.structs.replace(made, name=" ".join(filter(None, words)))
 
 
 def _preset(name: str) -> Preset:

@@ -7,6 +7,7 @@ walked and predicted without ranks (``count``, ``walk``), and run on ranks.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from msgspec import Meta
 
 from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.errors import UsageError
+from collbench.core.text import printable
 
 Whole = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Groups = tuple[tuple[int, ...], ...]
@@ -25,6 +27,7 @@ WORLD = ""  # the group of all ranks
 MOST_RANKS = 1 << 20
 POINT_TO_POINT = ("send", "recv")
 LOCAL = ("compute", "wait", "mark")
+Compute = Literal["auto", "none", "gemm", "copy", "spin", "sleep"]
 KINDS = (*COLLECTIVES, *POINT_TO_POINT, *LOCAL)
 
 
@@ -94,14 +97,23 @@ class Program(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One iteration of all ranks. Each of ``groups`` is a family of disjoint groups under one name,
-    as the rows of a grid are. ``assumptions`` say what the source of the step leaves open."""
+    as the rows of a grid are. ``assumptions`` say what the source of the step leaves open.
+    ``compute`` is how computation is played where the step is run."""
 
     name: str
-    world: Whole
+    world: Annotated[int, Meta(ge=0, le=MOST_RANKS)]
     programs: tuple[Program, ...]
     groups: dict[str, Groups] = {}
     assumptions: tuple[str, ...] = ()
+    compute: Compute = "auto"
     version: Literal[1] = 1
+
+    @property
+    def title(self) -> str:
+        """Its name, with a digest of what it does: two steps of one title are the same."""
+        bare = msgspec.structs.replace(self, name="", assumptions=())
+        told = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
+        return f"{printable(self.name)[:180]} #{told}"
 
     def family(self, name: str) -> Groups:
         """The groups of this name."""

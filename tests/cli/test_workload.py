@@ -62,7 +62,15 @@ def test_a_prediction_says_what_it_rests_on(bare) -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("ddp:gpt2-124m",), "counted and predicted, not run yet"),
+        (("toy:ddp", "--compute", "sleep"), "nothing says how long"),
+        (("toy:ddp", "--compute", "dream"), "--compute"),
+        (("toy:ddp", "--scale", "2"), "--scale 2: that is no part of a step"),
+        (("toy:ddp", "--slice", "tp"), "--slice tp"),
+        (("toy:ddp", "--backend", "glo"), "did you mean gloo?"),
+        (("toy:ddp", "-n", "5", "--max-time", "2s"), "-n fixes the rounds"),
+        (("toy:ddp", "--format", "nccl"), "--format"),
+        (("toy:ddp", "--no-save", "--output", "x.jsonl"), "exclude each other"),
+        (("megatron:llama3-8b", "-g", "3"), "3 ranks are no multiple of tp=2"),
         (("ddp:gpt2", "--show"), "did you mean gpt2-124m?"),
         (("megatron:llama3-8b", "--show", "--layout", "tp=3"), "3"),
         (("megatron:llama3-8b", "--show", "-g", "7"), "7 ranks are no multiple of tp=2"),
@@ -77,6 +85,19 @@ def test_what_cannot_be_is_told_in_a_line(bare, asked: tuple[str, ...], words: s
     done = bare("workload", *asked)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
+
+
+def test_what_would_run_is_shown_with_what_it_takes(bare) -> None:
+    done = bare("workload", "ddp:gpt2-124m", "--scale", "1/64", "-g", "2", "--dry-run")
+    assert done.returncode == 0
+    for words in ("ddp:gpt2-124m scale=1/64", "step", "computation", "communication", "3 cases"):
+        assert words in done.stdout
+
+
+def test_what_is_too_large_says_which_part_would_fit(bare) -> None:
+    done = bare("workload", "ddp:gpt3-175b", "-g", "8", "--dry-run")
+    assert done.returncode == 5
+    assert "MiB are available; --scale 1/" in done.stderr
 
 
 def test_a_step_that_would_never_end_is_refused_with_the_circle(bare, tmp_path: Path) -> None:

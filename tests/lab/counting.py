@@ -189,7 +189,7 @@ def rank(at: str, store: str, name: str, n: int, place: int) -> None:
     for line in lines:
         told = msgspec.json.decode(line, type=list[Case] | int)
         if isinstance(told, list):
-            (slot,) = allocate(backend, told[0], [place], 0, 1)
+            (slot,) = allocate(backend, [told[0]], [place])
             for buffers in slot:
                 buffers.send.zero_()
             call = prepare(backend, told[0], slot, False)

@@ -14,7 +14,7 @@ from network import Lab
 
 from collbench.core import algorithms, simulate
 from collbench.core.collectives import COLLECTIVES
-from collbench.records import derive, store
+from collbench.records import derive, store, traffic
 from collbench.suite.case import Case
 
 pytestmark = pytest.mark.usefixtures("possible")
@@ -91,6 +91,39 @@ def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> No
     assert wire == pytest.approx(expected, rel=0.1)
     instead = {f"{name} {owner}" for owner, name, n in INSTEAD if (owner, n) == (backend, 2)}
     assert flagged == instead
+
+
+STEPS = {
+    "ddp": ["ddp:gpt2-124m", "--scale", "1/64"],
+    "fsdp2": ["fsdp2:llama3-8b", "--layers", "2", "--scale", "1/512"],
+    "zero3": ["zero3:llama3-8b", "--layers", "2", "--scale", "1/512"],
+    "powersgd": ["powersgd:gpt2-124m"],
+    "int8": ["int8:gpt2-124m", "--scale", "1/64"],
+    "tensor": ["megatron:llama3-8b", "--layout", "tp=2", "--layers", "2", "--scale", "1/512"],
+    "pipeline": [
+        *("megatron:llama3-8b", "--layout", "pp=2,micro_batches=4"),
+        *("--layers", "2", "--scale", "1/64"),
+    ],
+    "context": ["megatron:llama3-8b", "--layout", "tp=1,cp=2", "--layers", "2", "--scale", "1/512"],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Path) -> None:
+    """Within 1 %, but for what the library is known to run instead of one of them."""
+    path = tmp_path / "run.jsonl"
+    more = ["-g", "2", "--backend", "gloo", "--compute", "none", "-n", "2", "--output", str(path)]
+    with counting.Network() as network:
+        command = [sys.executable, "-m", "collbench", "workload", *STEPS[name], *more]
+        process = network.inside(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err + out
+    file = store.read(path)
+    (record,) = [each for each in file.records if each.sent]
+    (step,) = file.run.suite.steps
+    found = traffic.of_step(step, record.case, record.sent, file.worlds[0].library)
+    assert found is not None
+    assert found.counted == pytest.approx(found.known, rel=0.01)
 
 
 def test_hosts_are_added_up_and_counted_once_each(tmp_path: Path) -> None:

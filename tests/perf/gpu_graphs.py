@@ -73,7 +73,7 @@ def graphs(nbytes: int, inner: int) -> dict[str, Any]:
     backend = backends.find("symm")
     backend.policy = Policy(virtual=True)
     backend.open(0, N, 0)
-    slots = allocate(backend, case, range(N), 0, SLOTS)
+    slots = allocate(backend, [case] * SLOTS, range(N))
     for buffers in (buffers for slot in slots for buffers in slot):
         buffers.send.zero_()
     calls = [prepare(backend, case, slot, True).run for slot in slots]

@@ -67,7 +67,7 @@ def measure(member: Membership, store: Store) -> None:
             op=op,
             root=0,
         )
-        ((buffers,),) = allocate(backend, case, [place.rank], 0, 1)
+        ((buffers,),) = allocate(backend, [case], [place.rank])
         buffers.recv.zero_()
         prepared = backend.prepare(case, buffers.send, buffers.recv)
         sampler = Sampler([(prepared.run, (0,))], 1, control, lambda: board.beat(place.rank))

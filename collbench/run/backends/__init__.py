@@ -133,6 +133,9 @@ class Backend(Protocol):
     def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
         """The same for all ranks at once, where they are virtual ones of this process."""
 
+    def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
+        """A message to a peer of the group, or the receiving of one from it."""
+
     def align(self) -> None:
         """Issue what brings all ranks' streams to the same point, where there are streams."""
 
@@ -164,6 +167,9 @@ class Base:
 
     def prepare_all(self, case: Case, sends: Sequence[Any], recvs: Sequence[Any]) -> Call:
         raise NotImplementedError("ranks of this backend are never virtual")
+
+    def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
+        raise NotImplementedError("this backend has no messages from rank to rank")
 
     def align(self) -> None:
         pass

@@ -288,6 +288,11 @@ class Mpi(Base):
             )
         return Call(run, lambda: self._handle([start()]), bare=bare)
 
+    def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:
+        way = self._comm.Isend if sends else self._comm.Irecv
+        start = partial(way, [_bytes(buffer), self._mpi.BYTE], peer, tag)
+        return Call(lambda: start().Wait(), lambda: self._handle([start()]))
+
     def overheard(self, call: Callable[[], object]) -> Choice | None:
         """What was asked for, of the case prepared last: MPI does not say what it runs."""
         if self._variables is None or not self._prepared:

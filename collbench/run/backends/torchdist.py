@@ -291,6 +291,12 @@ class TorchDistributed(Base):
             )  # of a broadcast only the root's input counts
         return Call(issue, submit, waits=case.collective in WAITING)
 
+    def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:
+        way = dist.isend if sends else dist.irecv
+        whom = self._at.globally(peer)
+        start: Callable[[], Any] = partial(way, buffer, whom, group=self._at.group, tag=tag)
+        return Call(lambda: start().wait(), start)
+
     def align(self) -> None:
         if self.stream:
             dist.all_reduce(self._token, group=self._everyone or self._at.group)

@@ -33,26 +33,36 @@ class Buffers(NamedTuple):
 Slot = list[Buffers]  # one entry for each rank that this process holds
 
 
+class _Laid(NamedTuple):
+    """The buffers of one rank's slot: elements of each, with the bytes it takes."""
+
+    case: Case
+    placement: payload.Placement | None
+    lengths: list[int]
+    strides: list[int]
+
+    @classmethod
+    def of(cls, case: Case, rank: int, unalign: int) -> _Laid:
+        placement = payload.in_place_offsets(case, rank) if case.in_place else None
+        lengths = [placement.total] if placement else list(case.counts)
+        strides = [-(-(length + unalign) * case.type.size // PAGE) * PAGE for length in lengths]
+        return cls(case, placement, lengths, strides)
+
+
 def allocate(
-    backend: Backend, case: Case, held: Sequence[int], unalign: int, slots: int
+    backend: Backend, slots: Sequence[Case], held: Sequence[int], unalign: int = 0
 ) -> list[Slot]:
-    """Page-aligned buffers (shifted by ``unalign`` elements), in place as views of one; contents
-    are undefined."""
-    kind = getattr(torch, case.type.torch)
-    placements = [payload.in_place_offsets(case, rank) if case.in_place else None for rank in held]
-    lengths = [[placement.total] if placement else list(case.counts) for placement in placements]
-    strides = [
-        [-(-(length + unalign) * kind.itemsize // PAGE) * PAGE for length in mine]
-        for mine in lengths
-    ]
-    raw = backend.allocate(sum(map(sum, strides)) * slots + PAGE)
+    """Page-aligned buffers (shifted by ``unalign`` elements) for a case each, in place as views of
+    one; contents are undefined."""
+    laid = [[_Laid.of(case, rank, unalign) for rank in held] for case in slots]
+    raw = backend.allocate(sum(sum(one.strides) for slot in laid for one in slot) + PAGE)
     at = -raw.data_ptr() % PAGE
     found: list[Slot] = []
-    for _ in range(slots):
+    for slot in laid:
         found.append([])
-        for placement, mine, steps in zip(placements, lengths, strides, strict=True):
-            views = []
-            for length, stride in zip(mine, steps, strict=True):
+        for case, placement, lengths, strides in slot:
+            kind, views = getattr(torch, case.type.torch), []
+            for length, stride in zip(lengths, strides, strict=True):
                 start = at + unalign * kind.itemsize
                 views.append(raw[start : start + length * kind.itemsize].view(kind))
                 at += stride

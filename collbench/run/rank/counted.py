@@ -49,11 +49,16 @@ def count(
     calls = _calls(case) if control.n == case.world else 0  # virtual ranks are one process
     found: list[Sent] = []
     while calls and len(found) < MOST_COUNTS and settled(case, found) is None:
-        ns, sent = _during(control, watch, lambda: [call() for _ in range(calls)])
-        pause = min(ns * 1e-9, LONGEST)
-        idle_ns, idle = _during(control, watch, partial(time.sleep, pause))
-        found.append(Sent(calls=calls, ns=ns, idle_ns=idle_ns, bytes=sent, idle=idle))
+        found.append(once(control, watch, call, calls))
     return found
+
+
+def once(control: Control, watch: Watch | None, call: Callable[[], object], calls: int = 1) -> Sent:
+    """What left all hosts in so many calls of all ranks, and in as long a time without."""
+    ns, sent = _during(control, watch, lambda: [call() for _ in range(calls)])
+    pause = min(ns * 1e-9, LONGEST)
+    idle_ns, idle = _during(control, watch, partial(time.sleep, pause))
+    return Sent(calls=calls, ns=ns, idle_ns=idle_ns, bytes=sent, idle=idle)
 
 
 def _calls(case: Case) -> int:

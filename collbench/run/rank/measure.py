@@ -281,6 +281,12 @@ class Sampler:
         return []
 
 
+def overhead_ns(sampler: Sampler, control: Control) -> int:
+    """Median ns between the clock reads of a sample whose calls do nothing, at rank 0."""
+    samples = sampler.idle().take(50, Sync("none", control, None))
+    return int(np.median(samples.durations[0])) if samples is not None else 0
+
+
 class Measured(NamedTuple):
     """The outcome at rank 0: valid samples of all ranks and how they were taken."""
 
@@ -358,7 +364,7 @@ class Protocol:
             sampler.take(10, self._sync)
         on_measure()
         samples, stop = yield from self._measure(sampler, typical)
-        overhead = self._overhead(sampler)
+        overhead = overhead_ns(sampler, self._control)
         alone = sampler.alone(typical / sampler.inner)
         waited = sampler.waited()
         if samples is None:
@@ -461,11 +467,6 @@ class Protocol:
             return 0, STOPS.index("budget")  # another would end farther beyond than this is before
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0
-
-    def _overhead(self, sampler: Sampler) -> int:
-        """Median ns between the clock reads of a sample whose calls do nothing."""
-        samples = sampler.idle().take(50, Sync("none", self._control, None))
-        return int(np.median(samples.durations[0])) if samples is not None else 0
 
     def in_other_cadence(self, sampler: Sampler, measured: Measured | None) -> Samples | None:
         """Some calls as a program makes them where the case's are aligned, or aligned where they

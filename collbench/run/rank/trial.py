@@ -118,9 +118,8 @@ class Trial:
         mine = [fault for fault in planned if fault.rank == self._rank]
         self._planted = Planted(mine, self._policy.seed, bench.backend.finish) if mine else None
         self._late = self._planted.tarry if self._planted else nothing
-        self._slots = allocate(
-            bench.backend, self._case, bench.held, self._policy.unalign, job.rotation
-        )
+        slots = [self._case] * job.rotation
+        self._slots = allocate(bench.backend, slots, bench.held, self._policy.unalign)
         self._calls = [self._prepare(slot) for slot in self._slots]
         self._seed = self._policy.seed + zlib.crc32(
             self._case.key.encode()

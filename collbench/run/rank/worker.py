@@ -26,7 +26,7 @@ from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import environment, topology
 from collbench.machine.load import Others
 from collbench.records.types import GpuState, RankInfo, Record, World
-from collbench.run import backends
+from collbench.run import backends, steps
 from collbench.run.backends import Backend
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.world import Asked, Channel, Failure, Said
@@ -41,6 +41,7 @@ from collbench.run.rank.cores import Cores, settle
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import Fields
+from collbench.run.rank.steps import Sites, StepTrial
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
 from collbench.suite.sweep import THREADS
@@ -128,6 +129,7 @@ class Worker:
         if place.rank == 0:
             self._emit(world)
         self._bench = self._benched(world, common, watch)
+        self._sites = Sites(self._backend, plan.backend, place.local_rank, self._control)
         done = 0
         while done < len(plan.jobs) or self._goes_on():
             self._enter(Phase.PREPARING, done)
@@ -137,6 +139,7 @@ class Worker:
             done += 1
         self._enter(Phase.DONE)
         self._control.barrier()
+        self._sites.close()
         self._backend.close()
         self._own.leave()
         if common:
@@ -337,17 +340,16 @@ class Worker:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         bench = self._place(case)
-        reason = (
-            backends.why_never(case) or self._backend.why_not(case) or self._probe(case, bench.held)
-        )
-        found: list[Fields] = [{"status": "skipped", "note": reason}] * case.of
+        reason = self._why_not(job, bench)
+        found: list[Fields] = [{"status": "skipped", "note": reason}] * len(case.siblings)
         if not reason:
             took: Fields = {
                 "rotation": job.rotation,
                 "cache": job.cache,
-                "copies_first": self._backend.copies_first(case),
+                "copies_first": not case.step and self._backend.copies_first(case),
             }
-            outcomes = yield from Trial(bench, job).run()
+            trial = StepTrial(bench, job, self._sites) if job.step else Trial(bench, job)
+            outcomes = yield from trial.run()
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
             return []
@@ -356,7 +358,18 @@ class Worker:
             "started": started,
             "injected": self._policy.inject,
         }
-        return [Record(case=each, **about, **found[each.group]) for each in case.siblings]
+        return [Record(case=each, **about, **found[each.place]) for each in case.siblings]
+
+    def _why_not(self, job: Job, bench: Bench) -> str:
+        """Why the job cannot be run here; else an empty string."""
+        case, ask = job.case, self._backend.why_not
+        if job.step is None:
+            return backends.why_never(case) or ask(case) or self._probe(case, bench.held)
+        reason = steps.why_not(job.step, case, ask)
+        if not reason:
+            for each in steps.kinds(job.step, case):
+                reason = reason or self._probe(each, bench.held)
+        return reason
 
     def _probe(self, case: Case, held: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a
@@ -374,7 +387,7 @@ class Worker:
                 case, nbytes=4 * case.type.size * case.n, splits=case.splits and "uniform", align=1
             )
             try:
-                (slot,) = allocate(self._backend, tiny, held, 0, 1)
+                (slot,) = allocate(self._backend, [tiny], held)
                 for buffers in slot:
                     buffers.send.zero_(), buffers.recv.zero_()
                 prepare(self._backend, tiny, slot, self._policy.virtual).run()

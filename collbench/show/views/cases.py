@@ -304,7 +304,7 @@ def _best(outcomes: Sequence[Outcome]) -> Iterable[Words]:
     good = [
         (record.case, row)
         for record, row in outcomes
-        if row and record.status in ("ok", "predicted")
+        if row and record.status in ("ok", "predicted") and not record.case.step
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]

@@ -15,7 +15,7 @@ from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
-from collbench.show.views import arrival, efficiency, machines, measured
+from collbench.show.views import arrival, efficiency, machines, measured, steps
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
@@ -48,6 +48,7 @@ MEANINGS = {
     "in_place": "whether both buffers are one",
     "root": "-1: there is none",
     "implementation": "algorithm@backend",
+    "step": "step of training, with a digest of what it does",
     "status": "ok, predicted, skipped, wrong or failed",
     "note": "the reason, or the model",
     "wrong": "wrong elements",
@@ -184,6 +185,7 @@ def data(view: View) -> Section:
 
 SECTIONS: tuple[Callable[[View], Section | None], ...] = (
     summary,
+    steps.section,
     machines.section,
     measured.bandwidths,
     measured.distributions,
@@ -255,7 +257,7 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
             "notice",
         )
     verified = not any(
-        record.status == "ok" and not record.checked and record.case.size
+        record.status == "ok" and not record.checked and record.case.size and not record.case.place
         for file in view.files
         for record in file.records
     )

@@ -23,6 +23,8 @@ def floors(view: View) -> list[Line]:
     """For each collective and mode the least time at the smallest size, and the largest busbw."""
     lines = []
     for title, series in groups(view.series).items():
+        if series[0].case.step:
+            continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
         points = [(point, one) for one in series for point in one.points]
         single = [(point, one) for point, one in points if _single(view, point)]

@@ -114,6 +114,7 @@ def _ddp(
     model: Model, layout: Layout, cap: float, send: Send, **holds: int
 ) -> tuple[Step, list[list[Tensor]]]:
     """A step of DDP whose hook sends each bucket as ``send`` does."""
+    data.only("ddp", layout)
     tokens = layout.tokens(model) * layout.micro_batches
     found = data.ddp_buckets(model, data.Ddp(bucket_cap_mb=cap or None))
     writer = Writer("forward")

@@ -144,7 +144,7 @@ def spent(
         while jobs := budget.further():
             (job,) = jobs
             assert job.seconds is not None and job.seconds <= 2.0 and job.least == FEWEST_SAMPLES
-            call = slow * plan.call_seconds(job.case)
+            call = slow * plan.call_seconds(job)
             count = max(job.least, int(job.seconds / call))
             took = slow * plan.fixed_seconds(job, POLICY) + count * call
             clock.now += took

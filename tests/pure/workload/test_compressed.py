@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from collbench.core.errors import UsageError
-from collbench.workload import layout, models, step, walk
+from collbench.workload import layout, models, presets, step, walk
 from collbench.workload.layout import Layout
 from collbench.workload.models import Model, Tensor
 from collbench.workload.patterns import compressed
@@ -385,3 +385,9 @@ def test_what_a_format_leaves_open_is_told_with_its_largest_number(wire: Any) ->
         compressed.dalle(LARGE.cut(1), Layout(dp=8), DallE(wire=wire)),
     ):
         assert any(f"and so {largest} as its largest number" in each for each in made.assumptions)
+
+
+@pytest.mark.parametrize("name", ["powersgd", "encoded", "int8"])
+def test_hooks_of_ddp_know_no_other_parallelism(name: str) -> None:
+    with pytest.raises(UsageError, match="data parallelism only, not tp=2"):
+        presets.find(f"{name}:gpt2-124m", "tp=2,dp=2")

@@ -1,0 +1,422 @@
+"""A step of training on one rank: its buffers, its data checked, and its three parts measured in
+turns - whole, computation alone, communication alone -, so that what communication adds is a
+difference of neighbours."""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collbench.core.collectives import DTYPES, PARTS
+from collbench.core.groups import Groups
+from collbench.records import stats
+from collbench.records.steps import bounded
+from collbench.records.types import FirstWrong, Operation, Sent
+from collbench.run import backends
+from collbench.run.backends import Backend, Call
+from collbench.run.launch.board import Phase
+from collbench.run.plan import Job
+from collbench.run.rank import counted
+from collbench.run.rank.calls import Buffers, Planted, allocate
+from collbench.run.rank.check import Checker
+from collbench.run.rank.control import Control
+from collbench.run.rank.measure import (
+    STOPS,
+    Measured,
+    Sampler,
+    Samples,
+    Steps,
+    Stop,
+    Sync,
+    clock,
+    nothing,
+    overhead_ns,
+)
+from collbench.run.rank.outcome import Fields, measured_well, nothing_valid
+from collbench.run.rank.payload import show
+from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
+from collbench.run.rank.trial import Bench
+from collbench.run.steps import Played, played
+from collbench.suite.faults import faults
+from collbench.workload.count import count
+from collbench.workload.step import POINT_TO_POINT, Step
+
+FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
+SLOW_NS = 500_000_000  # of which one round warms up all there is
+LEAST, MORE = 10, 3  # rounds that may take so much more than the time that there is
+LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
+WATCHED, MOST_WATCHED = 5, 40_000  # steps in which each operation is timed; such times in all
+ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
+
+
+class Sites:
+    """What runs operations in the groups of steps: a backend for each family of groups and each
+    lane, opened by all ranks at once, and kept until the world ends."""
+
+    def __init__(self, backend: Backend, name: str, local_rank: int, control: Control) -> None:
+        self._like, self._name = backend, name
+        self._local_rank, self._control = local_rank, control
+        self._open: dict[tuple[Groups, str], Backend] = {}
+
+    def at(self, family: Groups, lane: str) -> Backend:
+        """That of the groups; ranks in none of them have one of their own."""
+        inside = {rank for group in family for rank in group}
+        whole = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
+        if (whole, lane) not in self._open:
+            made = backends.find(self._name)
+            made.policy, made.hosts = self._like.policy, self._like.hosts
+            made.control = self._control.divided(whole)
+            made.open(made.control.rank, made.control.n, self._local_rank)
+            self._open[whole, lane] = made
+        return self._open[whole, lane]
+
+    def close(self) -> None:
+        for backend in self._open.values():
+            backend.close()
+
+
+class _Ready(NamedTuple):
+    """An operation ready to be called: its buffers, what they must hold, and the call."""
+
+    what: Played
+    buffers: Buffers
+    checker: Checker
+    call: Call
+
+
+class StepTrial:
+    """One step on one rank, from its groups to the fields of its records."""
+
+    def __init__(self, bench: Bench, job: Job, sites: Sites) -> None:
+        assert job.step is not None, "a job of a step has it"
+        self._bench, self._job, self._step = bench, job, job.step
+        self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
+        self._seed = self._policy.seed + zlib.crc32(job.case.step.encode())
+        self._beat = partial(bench.board.beat, bench.rank)
+        self._sites: dict[tuple[str, str], Backend] = {}
+        for name, lane in _used(self._step):
+            self._sites[name, lane] = sites.at(self._step.family(name), lane)
+        self._ops = self._prepared()
+        self._program = next(p for p in self._step.programs if bench.rank in p.ranks)
+        backend = bench.backend
+        self._finish = backend.finish
+        computation = Computation(
+            self._step.compute, backend.device, self._beat, self._control.decide, backend.finish
+        )
+        calls = {one.what.at: one.call for one in self._ops}
+        patient = job.case.backend != "mpi"  # which calls from one thread alone
+        self._player = Player(self._program, calls, computation, self._beat, patient)
+        planted = [f for f in faults(self._policy.inject) if f.rank == self._rank]
+        self._planted = Planted(planted, self._policy.seed, backend.finish) if planted else None
+        self._common = bench.common
+        self._checked = 0
+
+    def _prepared(self) -> list[_Ready]:
+        """The operations that this rank has with others, with a buffer each."""
+        case, found = self._job.case, []
+        checkers: dict[tuple[object, ...], Checker] = {}
+        every = played(self._step, self._rank, case.backend, case.algorithm)
+        for (name, lane), backend in self._sites.items():
+            mine = [one for one in every if one.site == (name, lane)]
+            slots = allocate(backend, [one.case for one in mine], [0])
+            for one, (buffers,) in zip(mine, slots, strict=True):
+                key = one.case, one.meeting
+                checkers[key] = checkers.get(key) or Checker(
+                    one.case,
+                    self._seed + zlib.crc32(one.meeting.encode()),
+                    _place(one),
+                    backend.device,
+                    backend.premultiplies,
+                    self._beat,
+                )
+                found.append(_Ready(one, buffers, checkers[key], _call(one, backend, buffers)))
+        return sorted(found, key=lambda one: one.what.at)
+
+    def run(self) -> Steps[list[Fields]]:
+        """At rank 0, the fields of a record for each part, by place; with a pause before each
+        round."""
+        self._enter(Phase.CHECKING)
+        if self._common:
+            self._common.refresh()
+        sync = self._sync()
+        began = clock()
+        if wrong := self._check("before timing"):
+            return wrong
+        first = clock() - began
+        self._enter(Phase.WARMING)
+        samplers = [self._sampler(part) for part in PARTS]
+        warmed = self._warm(samplers, sync, first)
+        self._enter(Phase.MEASURING)
+        taken, stop = yield from self._rounds(samplers, sync)
+        if self._common:
+            self._common.check()
+        alone = self._alone(sync, taken)
+        sent = self._sent()
+        watched = [self._once_watched(sync) for _ in range(self._watches())]
+        self._enter(Phase.CHECKING)
+        if wrong := self._check("after timing"):
+            return wrong
+        self._enter(Phase.REPORTING)
+        overhead = overhead_ns(samplers[0], self._control)
+        operations = self._gathered(watched, alone)
+        if self._rank:
+            return []
+        seen = sync.scheme, warmed, stop, overhead, first, sent
+        return [
+            self._fields(place, samples, operations, *seen) for place, samples in enumerate(taken)
+        ]
+
+    def _enter(self, phase: Phase) -> None:
+        self._bench.board.enter(self._rank, phase)
+
+    def _sync(self) -> Sync:
+        backend, late = self._bench.backend, self._planted.tarry if self._planted else nothing
+
+        def meet() -> None:
+            backend.align()
+            backend.finish()
+
+        scheme = self._bench.scheme
+        sync = Sync(scheme, self._control, self._bench.board, meet, self._common, late)
+        if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
+            sync.scheme = "barrier"
+        return sync
+
+    def _action(self, part: str) -> Callable[[], object]:
+        play = self._player.play(part)
+        if self._planted and self._ops:
+            call = Call(play, None, waits=True)
+            return self._planted.within(call, self._ops[0].buffers.recv).run
+        return play
+
+    def _sampler(self, part: str) -> Sampler:
+        run = self._action(part)
+        return Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
+
+    def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
+        """Rounds that are not counted. Steps that take long enough, or too often find a rank late
+        for a window, then begin at a barrier."""
+        (slow,) = self._control.decide([int(first > SLOW_NS)])
+        rounds = (1 if slow else SETTLED) if self._policy.warmup is None else self._policy.warmup
+        taken = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
+        late = [bool(one.late.any()) for one in taken if one is not None]
+        refused = sync.refuse(sum(late) / max(1, len(late)), first)
+        (swap,) = self._control.decide([int(refused or first > LONG_NS)])
+        if swap and self._policy.sync == "auto":
+            sync.scheme = "barrier"
+        return rounds
+
+    def _rounds(self, samplers: Sequence[Sampler], sync: Sync) -> Steps[tuple[list[Samples], Stop]]:
+        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Where somebody
+        was late for one of a round, all of it counts as late."""
+        lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
+        rounds: list[list[Samples]] = []
+        began, stop = time.perf_counter(), 0
+        while not stop:
+            yield
+            found: dict[int, Samples | None] = {}
+            for place in lots.permutation(len(samplers)):
+                found[int(place)] = samplers[place].take(1, sync)
+            if not self._rank:
+                rounds.append([one for _, one in sorted(found.items()) if one is not None])
+                stop = self._enough(rounds, time.perf_counter() - began)
+            (stop,) = self._control.decide([stop])
+        parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
+        late = [part.late.astype(bool) for part in parts]
+        return [part._replace(late=np.logical_or.reduce(late)) for part in parts], STOPS[stop]
+
+    def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
+        """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
+        kept = [each for each in rounds if not any(one.late.any() for one in each)]
+        policy, number = self._policy, len(kept)
+        wanted = self._job.samples or policy.iters
+        if len(rounds) > 3 * max(FEWEST, number, wanted or 0):
+            return STOPS.index("max_n")
+        if wanted is not None or not kept:
+            return STOPS.index("fixed") if wanted and number >= wanted else 0
+        assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
+        whole, silent, _ = (Samples.joined(part).times for part in zip(*kept, strict=True))
+        exposed = bounded(np.asarray(whole - silent, dtype=float))
+        narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
+        if narrow and stats.converged(whole, policy.precision, LEAST, seconds, policy.min_seconds):
+            return STOPS.index("converged")
+        if number >= policy.max_iters:
+            return STOPS.index("max_n")
+        most = len(PARTS) * (self._job.seconds or policy.max_seconds)
+        spent = seconds * (1 + 0.5 / number) >= most * (1 if number >= LEAST else MORE)
+        return STOPS.index("budget") if spent and number >= FEWEST else 0
+
+    def _alone(self, sync: Sync, taken: Sequence[Samples]) -> dict[str, list[int]]:
+        """Times of operations by themselves, by what they are: on the slowest rank, at rank 0. All
+        ranks take part in each, those that have no such operation by doing nothing. Messages are
+        left out, and where there is no time for more, operations are."""
+        first: dict[str, Call] = {}
+        for one in self._ops:
+            if one.what.op.kind not in POINT_TO_POINT:
+                first.setdefault(one.what.op.words, one.call)
+        names = sorted({name for names in self._control.collect([*first]) for name in names})
+        spent, found = 0.0, {}
+        most = ALONE_SHARE * sum(part.times.sum() for part in taken) / 1e9
+        for name in names:
+            (left,) = self._control.decide([int(spent <= most)])
+            if not left:
+                break
+            began = time.perf_counter()
+            run = first[name].run if name in first else nothing
+            sampler = Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
+            sampler.take(1, sync)
+            samples = sampler.take(ALONE, sync)
+            spent += time.perf_counter() - began
+            if samples is not None:
+                found[name] = samples.times.tolist()
+        return found
+
+    def _sent(self) -> list[Sent]:
+        """What left all hosts in the communication of a step, twice; nothing of one so small that
+        what surrounds messages counts, or so large that it is not made again."""
+        total, n = count(self._step).total, self._control.n
+        if not counted.SMALLEST * n < total < counted.LARGE:
+            return []
+        play = self._player.play(COMMUNICATION)
+
+        def again() -> None:
+            play()
+            self._finish()
+
+        return [counted.once(self._control, self._bench.watch, again) for _ in range(2)]
+
+    def _watches(self) -> int:
+        """How many steps are watched; none on a device, which the host does not see."""
+        if self._bench.backend.stream:
+            return 0
+        numbers = len(self._program.ops) * self._control.n
+        (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
+        return most
+
+    def _once_watched(self, sync: Sync) -> list[list[int]]:
+        """When operations of a step began and ended, after this rank's begin."""
+        sync()
+        began = clock()
+        seen = self._player.watched()
+        return [[max(0, ns - began) if ns else 0 for ns in each] for each in seen]
+
+    def _gathered(
+        self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
+    ) -> list[list[Operation]]:
+        """By rank, what was seen of each operation of its program; empty but at rank 0."""
+        everyone = self._control.collect(watched)
+        found = []
+        for rank, steps in enumerate(everyone):
+            ops = next(p for p in self._step.programs if rank in p.ranks).ops
+            found.append(
+                [
+                    Operation(
+                        begins_ns=[step[0][at] for step in steps],
+                        ends_ns=[step[1][at] for step in steps],
+                        alone_ns=alone.get(op.words, []) if rank == 0 else [],
+                    )
+                    for at, op in enumerate(ops)
+                ]
+            )
+        return found
+
+    def _fields(
+        self,
+        place: int,
+        samples: Samples,
+        operations: list[list[Operation]],
+        scheme: str,
+        warmed: int,
+        stop: Stop,
+        overhead: int,
+        first: int,
+        sent: list[Sent],
+    ) -> Fields:
+        case = self._job.case.siblings[::-1][place]
+        late = samples.late.astype(bool)
+        causes = {Sampler.cause: int(late.sum())} if late.any() else {}
+        if late.all():
+            return nothing_valid(causes, Sampler.remedy)
+        kept = samples.only(~late)
+        measured = Measured(kept, 1, warmed, True, stop, scheme, causes, overhead, "host", [], None)
+        fields = measured_well(case, measured, self._common, range(self._control.n), self._policy)
+        whole = {
+            "setup_ns": first,
+            "operations": operations,
+            "checked": self._total,
+            "sent": sent,
+        }
+        return fields | {"wrong": 0 if self._policy.check else None} | (whole if not place else {})
+
+    def _check(self, when: str) -> list[Fields]:
+        """Fields of records if what any operation of one step received differs anywhere, else
+        nothing. Buffers are filled anew before it."""
+        if not self._policy.check:
+            self._total = 0
+            return []
+        for one in self._ops:
+            one.checker.poison(_whole(one.buffers))
+            one.checker.fill_send(one.buffers.send, one.what.turn)
+        self._finish()
+        self._control.barrier()
+        self._action(STEP)()
+        self._finish()
+        wrong, worst = 0, None
+        for one in self._ops:
+            if one.what.op.kind == "send":
+                continue
+            checked, bad, where = one.checker.check_recv(one.buffers.recv, one.what.turn)
+            self._checked += checked
+            wrong += bad
+            worst = worst or (where and [one.what.at, *where])
+        everyone = self._control.collect([self._checked, wrong, worst])
+        self._total = sum(checked for checked, _, _ in everyone)
+        return self._wrong(everyone, when) if any(wrong for _, wrong, _ in everyone) else []
+
+    def _wrong(self, everyone: Sequence[Any], when: str) -> list[Fields]:
+        """Those of a step of which some operation had wrong data: no part of it is timed."""
+        total = sum(wrong for _, wrong, _ in everyone)
+        rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
+        at, index, *bits = worst
+        op = next(p for p in self._step.programs if rank in p.ranks).ops[at]
+        got, expected = (show(pattern, DTYPES[op.dtype]) for pattern in bits)
+        where = f"op {at} ({op.words}{f', {op.phase}' if op.phase else ''})"
+        note = (
+            f"{total} wrong elements {when}, first in {where} on rank {rank} at {index}: {got}"
+            f" instead of {expected}"
+        )
+        first = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
+        bad: Fields = {"status": "wrong", "wrong": total, "first_wrong": first, "note": note}
+        out: Fields = {"status": "skipped", "note": f"the step had wrong data {when}"}
+        return [bad, *[out] * (len(PARTS) - 1)]
+
+
+def _used(step: Step) -> list[tuple[str, str]]:
+    """Groups of more than one rank with the lanes on them, in an order that is the same on all
+    ranks."""
+    first = [program.ranks[0] for program in step.programs if program.ranks]
+    return sorted({one.site for rank in first for one in played(step, rank, "gloo")})
+
+
+def _place(one: Played) -> int:
+    """The rank whose data an operation's buffers hold, in its case: the sender is the first."""
+    if one.op.kind in POINT_TO_POINT:
+        return int(one.op.kind == "recv")
+    return one.rank
+
+
+def _call(one: Played, backend: Backend, buffers: Buffers) -> Call:
+    op = one.op
+    if op.kind in POINT_TO_POINT:
+        return backend.message(op.kind == "send", buffers.recv, op.peer, op.tag)
+    return backend.prepare(one.case, buffers.send, buffers.recv)
+
+
+def _whole(buffers: Buffers) -> Any:
+    return buffers.recv if buffers.whole is None else buffers.whole

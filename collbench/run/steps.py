@@ -1,0 +1,164 @@
+"""Steps of training as they are to be run: each operation as a case of its group's, and what all of
+them need. Loads no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.text import size
+from collbench.run.backends import TRANSPORTS, WHOLE, is_predicted, why_never
+from collbench.suite.case import Case
+from collbench.workload.reshape import LONG
+from collbench.workload.step import POINT_TO_POINT, Op, Step
+
+LIKE = "broadcast"  # of two ranks, which a message between them is like
+MESSAGE = "message"
+
+
+class Played(NamedTuple):
+    """An operation of a rank's program that has somebody to talk to: its place there, the case of
+    its group, the group's members and this rank's place among them; ``turn`` counts operations of
+    the kind in the group (of a message, those between the two), and so is the same on all members.
+    """
+
+    at: int
+    op: Op
+    case: Case
+    members: tuple[int, ...]
+    rank: int
+    turn: int
+
+    @property
+    def site(self) -> tuple[str, str]:
+        """The group and lane that it runs on; messages have one lane of their own, as theirs are
+        each rank's own affair."""
+        return self.op.group, MESSAGE if self.op.kind in POINT_TO_POINT else self.op.lane
+
+    @property
+    def meeting(self) -> str:
+        """Who meets in it, in the same words on all of them."""
+        words = f"{' '.join(self.site)} {min(self.members)}"
+        if self.op.kind not in POINT_TO_POINT:
+            return words
+        ends = (self.rank, self.op.peer)
+        return f"{words} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
+
+
+def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
+    """The operations of a rank's program that talk to others, in order. Those of groups of one rank
+    do nothing."""
+    program = next(program for program in step.programs if rank in program.ranks)
+    turns: Counter[object] = Counter()
+    found = []
+    for at, op in enumerate(program.ops):
+        if not op.communicates:
+            continue
+        members = step.members(op.group, rank)
+        if len(members) == 1:
+            continue
+        place = members.index(rank)
+        case = _case(op, len(members), backend, algorithm)
+        one = Played(at, op, case, members, place, 0)
+        whom = (one.meeting, case)
+        found.append(one._replace(turn=turns[whom]))
+        turns[whom] += 1
+    return found
+
+
+def _case(op: Op, n: int, backend: str, algorithm: str) -> Case:
+    """The case that an operation is in its group: in place where frameworks have it so."""
+    message = op.kind in POINT_TO_POINT
+    row = COLLECTIVES[LIKE if message else op.kind]
+    return Case(
+        collective=row.name,
+        backend=backend,
+        n=2 if message else n,
+        nbytes=op.nbytes,
+        algorithm="native" if message or not row.moves_data else algorithm,
+        dtype=op.dtype,
+        op=op.op if row.reduces else "none",
+        root=0 if message else op.root,
+        in_place=row.in_place == "same",
+    )
+
+
+def why_not(step: Step, case: Case, further: Callable[[Case], str | None]) -> str:
+    """Why a step cannot be run as ``case`` would have it; else an empty string. ``further`` is
+    asked of each of its operations."""
+    if case.backend in WHOLE or is_predicted(case.backend):
+        return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
+    asked: set[Case] = set()
+    for op in _talking(step):
+        where = f"{step.name}: {op.kind}"
+        if op.kind in POINT_TO_POINT and case.backend in TRANSPORTS:
+            return f"{where}: {case.backend} has no messages from rank to rank"
+        if op.sends:
+            return f"{where} of unequal blocks is counted and predicted, not run yet"
+        for n in {len(group) for group in step.family(op.group)} - {1}:
+            each = _case(op, n, case.backend, case.algorithm)
+            if each not in asked and (reason := why_never(each) or further(each)):
+                return f"{where} of {size(op.nbytes)} {op.dtype}: {reason}"
+            asked.add(each)
+    return ""
+
+
+def _talking(step: Step) -> Iterator[Op]:
+    return (op for program in step.programs for op in program.ops if op.communicates)
+
+
+def kinds(step: Step, case: Case) -> list[Case]:
+    """One of each kind of operation, among all ranks, for trying whether a library does it."""
+    found = {}
+    for op in _talking(step):
+        if op.kind not in POINT_TO_POINT and any(len(g) > 1 for g in step.family(op.group)):
+            one = _case(op, case.n, case.backend, case.algorithm)
+            found[op.kind, op.dtype, op.op] = replace(one, root=min(one.root, 0))
+    return [*found.values()]
+
+
+def buffers(step: Step, case: Case, of: Callable[[Case], int]) -> int:
+    """Bytes of all buffers on the rank that needs most: every operation has its own, each ``of``
+    its case."""
+    first = [program.ranks[0] for program in step.programs if program.ranks]
+    return max(
+        (
+            sum(of(each.case) for each in played(step, rank, case.backend, case.algorithm))
+            for rank in first
+        ),
+        default=0,
+    )
+
+
+def calls(step: Step, case: Case) -> list[Case]:
+    """The operations of the rank that talks most, as cases."""
+    every = (
+        [each.case for each in played(step, program.ranks[0], case.backend, case.algorithm)]
+        for program in step.programs
+        if program.ranks
+    )
+    return max(every, key=len, default=[])
+
+
+def computing(step: Step, flops: float, copied: float) -> float:
+    """A rough guess of the seconds that a rank computes, where it does so much in a second."""
+
+    def seconds(op: Op) -> float:
+        if step.compute in LONG:
+            return op.compute_ns / 1e9
+        products, copies = op.flops / flops, op.touched / copied
+        return {"none": 0.0, "gemm": products, "copy": copies}.get(step.compute, products + copies)
+
+    return max((sum(map(seconds, program.ops)) for program in step.programs), default=0.0)
+
+
+Steps = Mapping[str, Step]  # by title
+NONE: Steps = {}
+
+
+def titled(steps: Sequence[Step]) -> Steps:
+    return {step.title: step for step in steps}

@@ -1,0 +1,295 @@
+"""Runs of training steps: what a step takes, what of its communication computation hides, and where
+the time of its operations goes. On a terminal and in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from collbench.core.collectives import PARTS
+from collbench.core.text import bandwidth, counted, duration, size
+from collbench.records.paired import Shift
+from collbench.records.stats import median
+from collbench.records.steps import Overlap, Phase, operations, overlaps, phases, step_of
+from collbench.records.traffic import UNSEEN, of_step
+from collbench.records.types import Operation, RunFile
+from collbench.show.document import Block, Document, Figure, Line, Section, Table, toned
+from collbench.show.figures import safe, thinned
+from collbench.show.views.series import View
+from collbench.suite.case import Case
+from collbench.workload.step import Program, Step
+
+HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waited", "busbw\nGB/s")
+RANKS = 8  # of a timeline
+LITTLE = 0.01  # of the communication, as computation hides nothing
+LEGEND = (
+    "of rank 0, in steps that were watched: in step, while such an operation was under way; waited,"
+    " of that, while the program stood still; alone, what they take one by one, by themselves"
+)
+
+
+def document(file: RunFile) -> Document:
+    """What came of each step of a run."""
+    found = overlaps(file.records)
+    brief: list[Block] = []
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        case = one.whole.case
+        step = step_of(file, case)
+        seen = phases(step, one.whole.operations[0]) if step and one.whole.operations else []
+        if len(found) > 1:
+            brief.append(toned(f"{named(case)} on {case.label}", strong=True))
+        brief += sentences(one)
+        brief += _wire(file, one, step)
+        if seen:
+            brief += [_table(seen), toned(LEGEND, "quiet")]
+        brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
+        rows.append({**values(one), "operations": [each._asdict() for each in seen]})
+    if not found:
+        brief = ["no step was measured to its end"]
+    return Document(title="Steps", brief=brief, rows=rows, values={"steps": rows})
+
+
+def named(case: Case) -> str:
+    """A step without the digest that tells it from others of its name."""
+    return case.step.rpartition(" #")[0]
+
+
+def sentences(one: Overlap) -> list[str]:
+    """What a step takes, and what of it is communication that nothing hides."""
+    share = one.exposed.estimate / max(1.0, median(one.whole.times_ns))
+    lines = [
+        f"exposed communication {within(one.exposed)}: {share:.0%} of the step"
+        " (step less computation, round by round)",
+    ]
+    parts = (one.computation, one.communication)
+    computation, communication = (median(record.times_ns) for record in parts)
+    if one.hidden is None or computation < LITTLE * communication:
+        what = "communication to hide" if one.hidden is None else "computation to hide it behind"
+        return [*lines, f"there is no {what}"]
+    if math.isinf(one.hidden.hi):
+        told = "too few rounds to tell what of the communication computation hides"
+    elif one.hidden.lo > 0:
+        told = f"computation hides {shares(one.hidden)} of the communication"
+    elif one.hidden.hi < 0:
+        told = (
+            "computation and communication are in each other's way: together they take"
+            f" {shares(one.hidden, -1)} of the communication longer than one after the other"
+        )
+    else:
+        told = f"computation hides nothing for sure: {shares(one.hidden)} of the communication"
+    return [*lines, told]
+
+
+def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[str]:
+    """What links carried, against what the operations need."""
+    library = next((w.library for w in file.worlds if w.index == one.whole.world), "")
+    found = of_step(step, one.whole.case, one.whole.sent, library) if step else None
+    if found is None:
+        return []
+    share = found.counted / found.needed
+    if share < UNSEEN:
+        return ["no counter saw the data, as in shared memory"]
+    told = f"links carried {size(found.counted)} for {size(found.needed)} that a step has to send"
+    more = found.known / found.needed
+    if more > 1:
+        told += f": {share:.2f}x, where {more:.2f}x is known of this library"
+    return [told if more > 1 else f"{told} ({share:.2f}x)"]
+
+
+def within(value: Shift) -> str:
+    """A time with its interval."""
+    if not math.isfinite(value.lo + value.hi):
+        return f"{_signed(value.estimate)} (too few rounds to bound it)"
+    return f"{_signed(value.estimate)} [{_signed(value.lo)}, {_signed(value.hi)}]"
+
+
+def _signed(ns: float) -> str:
+    return duration(ns) if ns >= 0 else f"-{duration(-ns)}"
+
+
+def shares(value: Shift, sign: int = 1) -> str:
+    """A share with its interval."""
+    if math.isinf(value.hi):
+        return f"{sign * value.estimate:.0%} (too few rounds to bound it)"
+    ends = sorted((sign * value.lo, sign * value.hi))
+    return f"{sign * value.estimate:.0%} [{ends[0]:.0%}, {ends[1]:.0%}]"
+
+
+def _table(seen: list[Phase]) -> Table:
+    """A line for each kind of operation in each phase."""
+    alone = any(each.alone is not None for each in seen)
+    lines = [
+        Line(
+            (
+                each.phase,
+                each.group or "world",
+                each.kind,
+                f"{each.ops:,}",
+                size(each.nbytes),
+                size(each.sent),
+                duration(each.busy),
+                duration(each.waited),
+                bandwidth(each.busbw),
+                *([duration(each.alone)] if alone else []),
+            )
+        )
+        for each in seen
+    ]
+    heads = (*HEADS, *(["alone"] if alone else []))
+    return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "phase"))
+
+
+def values(one: Overlap) -> dict[str, Any]:
+    """A step as programs read it, in ns."""
+    case = one.whole.case
+    bounds = {
+        name: None
+        if value is None
+        else {"estimate": value.estimate, "lo": _finite(value.lo), "hi": _finite(value.hi)}
+        for name, value in (
+            ("exposed_ns", one.exposed),
+            ("hidden", one.hidden),
+            ("ideal", one.ideal),
+        )
+    }
+    parts = {
+        f"{record.case.collective}_ns": median(record.times_ns)
+        for record in (one.whole, one.computation, one.communication)
+    }
+    about = {"workload": case.step, "implementation": case.label, "ranks": case.n}
+    return {**about, "rounds": len(one.whole.times_ns), **parts, **bounds}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def section(view: View) -> Section | None:
+    """The steps of a report's runs; None where there are none."""
+    lines, tables, drawn = [], [], []
+    for number, file in enumerate(view.files):
+        for one in overlaps(file.records):
+            case = one.whole.case
+            title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
+            lines.append(Line((title, *_figures(one))))
+            step = step_of(file, case)
+            if step is None or not one.whole.operations:
+                continue
+            seen = phases(step, one.whole.operations[0])
+            program = next(program for program in step.programs if 0 in program.ranks)
+            tables += [
+                replace(_table(seen), title=f"{title}: by phase", note=LEGEND),
+                _operations(title, program, one.whole.operations[0]),
+            ]
+            drawn.append(_timeline(title, step, one.whole.operations))
+    if not lines:
+        return None
+    heads = ("step of training", *PARTS, "exposed", "hidden")
+    whole = Table(name="steps", title="Steps", heads=heads, lines=lines)
+    words = [
+        "The whole step, its computation alone and its communication alone were measured in turns,"
+        " in rounds. Exposed is the step less its computation, round by round; hidden is the share"
+        " of the communication that this leaves out, below 0 where the two hinder each other."
+        " Intervals are at 95 %.",
+    ]
+    return Section(
+        name="steps", title="Training steps", words=words, figures=drawn, tables=[whole, *tables]
+    )
+
+
+def _figures(one: Overlap) -> tuple[str, ...]:
+    parts = (one.whole, one.computation, one.communication)
+    return (
+        *(duration(median(record.times_ns)) for record in parts),
+        within(one.exposed),
+        "-" if one.hidden is None else shares(one.hidden),
+    )
+
+
+def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Table:
+    """A line for each operation of rank 0 with others: what it takes by itself and in the step, and
+    how much of that the program did not wait for."""
+    lines = [
+        Line(
+            (
+                str(each.at),
+                each.op.phase,
+                each.op.words,
+                each.op.source,
+                *(
+                    "-" if ns is None else duration(ns)
+                    for ns in (each.alone, each.begins, each.took)
+                ),
+                f"{each.hidden:.0%}",
+            )
+        )
+        for each in operations(program, seen)
+    ]
+    heads = ("op", "phase", "operation", "of", "alone", "begins", "in step", "hidden")
+    note = "medians over the steps that were watched; hidden: while the program did not wait"
+    return Table(
+        name="operations",
+        title=f"{title}: each operation of rank 0",
+        heads=heads,
+        lines=lines,
+        align="rlll",
+        note=note,
+        folded=True,
+    )
+
+
+SHOWN = {"computation": "#4269d0", "communication": "#ff725c", "waiting": "#9c9c9c"}
+
+
+def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
+    """The last step that was watched, a row for each rank's computation and waits and one for each
+    of the groups that it talks to."""
+    bars: dict[str, list[tuple[str, int, int, str]]] = {kind: [] for kind in SHOWN}
+    for rank, ops in enumerate(seen[:RANKS]):
+        program = next(program for program in step.programs if rank in program.ranks)
+        for op, times in zip(program.ops, ops, strict=True):
+            if not times.ends_ns or not times.ends_ns[-1]:
+                continue
+            kind = "communication" if op.communicates else "waiting"
+            kind = "computation" if op.kind == "compute" else kind
+            row = f"rank {rank}" + (f", {op.group or 'world'}" if op.communicates else "")
+            bars[kind].append((row, times.begins_ns[-1], times.ends_ns[-1], op.source or op.words))
+    rows = sorted({bar[0] for each in bars.values() for bar in each}, reverse=True)
+    data = [_bars(kind, thinned(found)) for kind, found in bars.items() if found]
+    layout = {
+        "barmode": "overlay",
+        "xaxis": {"title": {"text": "ms after the step's begin"}, "rangemode": "tozero"},
+        "yaxis": {"categoryorder": "array", "categoryarray": rows},
+    }
+    words = "One step: when each operation was under way, and when the program stood still."
+    height = 160 + 34 * len(rows)
+    return Figure(
+        name="timeline",
+        title=f"{title}: one step",
+        words=words,
+        data=data,
+        layout=layout,
+        height=height,
+    )
+
+
+def _bars(kind: str, found: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "y": [row for row, *_ in found],
+        "base": [begin / 1e6 for _, begin, _, _ in found],
+        "x": [(end - begin) / 1e6 for _, begin, end, _ in found],
+        "hovertext": [
+            safe(f"{what}: {duration(end - begin)} from {duration(begin)}")
+            for _, begin, end, what in found
+        ],
+        "hoverinfo": "text",
+        "marker": {"color": SHOWN[kind]},
+        "meta": {},
+    }

@@ -1,0 +1,199 @@
+"""Training steps as collbench plays them beside the frameworks' own, on Gloo, in turns.
+
+    python tests/perf/workload.py --rounds 10 --output reports/workload.md
+
+DDP's step of GPT-2 (its parameters, their buckets, no computation to speak of) and FSDP2's of two
+layers of Llama 3 8B at 1/64 (as many elements in as many groups) are run by torch itself;
+`collbench workload ... --compute none` runs what it takes them for. Each of a round starts its own
+ranks. What is compared is the time of communication: of torch's step, less the same step without
+(``no_sync``, or without shards).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from collbench.records import store
+from collbench.records.paired import shift
+from collbench.workload import models
+
+RANKS, STEPS, SETTLED = 2, 8, 2
+LAYERS, PART = 2, 64
+STEP = {
+    "ddp": ["ddp:gpt2-124m"],
+    "fsdp2": ["fsdp2:llama3-8b", "--layers", str(LAYERS), "--scale", f"1/{PART}"],
+}
+
+
+class Held(nn.Module):
+    """Parameters of so many elements, of which all get a gradient and none costs a product."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.held = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.held:
+            x = x + each[0] + each[-1]
+        return x
+
+
+def ddp() -> tuple[nn.Module, Callable[[bool], None]]:
+    model = nn.parallel.DistributedDataParallel(
+        Held([tensor.numel for tensor in models.model("gpt2-124m").tensors])
+    )
+
+    def step(talks: bool) -> None:
+        if talks:
+            model(torch.ones(1)).sum().backward()
+            return
+        with model.no_sync():
+            model(torch.ones(1)).sum().backward()
+
+    return model, step
+
+
+def fsdp2() -> tuple[nn.Module, Callable[[bool], None]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def made(mesh: object) -> nn.Module:
+        shape = models.model("llama3-8b").cut(LAYERS)
+        layers: dict[int, int] = {}
+        for tensor in shape.tensors:
+            layers[tensor.layer] = layers.get(tensor.layer, 0) + tensor.numel
+        outside = layers.pop(models.OUTSIDE)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        whole = nn.Sequential(*(Held([n // PART]) for n in layers.values()))
+        whole.append(Held([outside // PART]))
+        for layer in list(whole)[:-1]:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(whole, mesh=mesh, mp_policy=policy)
+        for module in whole.modules():
+            if hasattr(module, "set_force_sum_reduction_for_comms"):
+                module.set_force_sum_reduction_for_comms(True)
+        return whole
+
+    many = made(init_device_mesh("cpu", (RANKS,)))
+    silent = nn.Sequential(*(Held([p.numel() for p in m.parameters()]) for m in many))
+
+    def step(talks: bool) -> None:
+        (many if talks else silent)(torch.ones(1)).sum().backward()
+
+    return many, step
+
+
+def rank(kind: str) -> None:
+    """A rank of torch's: the times of steps with and without communication, at rank 0."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    _, step = {"ddp": ddp, "fsdp2": fsdp2}[kind]()
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(STEPS + SETTLED):
+        for talks in (True, False):
+            dist.barrier()
+            began = time.perf_counter()
+            step(talks)
+            took = time.perf_counter() - began
+            slowest = torch.tensor([took])
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            if number >= SETTLED:
+                times[talks].append(slowest.item())
+    if dist.get_rank() == 0:
+        found = {"step": statistics.median(times[True]), "silent": statistics.median(times[False])}
+        print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+def theirs(kind: str) -> float:
+    """Seconds of communication in torch's own step."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        __file__,
+        "--rank",
+        kind,
+    ]
+    done = subprocess.run(
+        command,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["step"] - found["silent"]
+
+
+def ours(kind: str) -> float:
+    """Seconds of communication in the step that collbench plays."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        command = [sys.executable, "-m", "collbench", "workload", *STEP[kind], "-g", str(RANKS)]
+        command += ["--backend", "gloo", "--compute", "none", "-n", str(STEPS)]
+        subprocess.run([*command, "--output", str(path)], check=True, stdout=subprocess.DEVNULL)
+        (record,) = [r for r in store.read(path).records if r.case.collective == "step"]
+    return statistics.median(record.times_ns) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rank", choices=STEP)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    if asked.rank:
+        return rank(asked.rank)
+    lines = [
+        "# Steps as collbench plays them beside torch's own",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, torch"
+        f" {torch.__version__}, Gloo on loopback, {RANKS} ranks. `python tests/perf/workload.py"
+        f" --rounds {asked.rounds}`: {asked.rounds} rounds of both in turns, each with its own"
+        f" ranks;"
+        f" medians of {STEPS} steps each; communication alone, whose time is torch's step less the"
+        " same step without. The ratio is ours over torch's, round by round (Hodges and Lehmann,"
+        " signed ranks, 95 %).",
+        "",
+        "| step | torch, ms | collbench, ms | ratio | interval |",
+        "|---|--:|--:|--:|---|",
+    ]
+    for kind, words in STEP.items():
+        pairs = []
+        for number in range(asked.rounds):
+            both = [theirs, ours][:: 1 if number % 2 else -1]
+            found = {one: one(kind) for one in both}
+            pairs.append((found[theirs], found[ours]))
+            print(kind, number, *pairs[-1], file=sys.stderr, flush=True)
+        ratios = [mine / other for other, mine in pairs]
+        centre = shift(ratios)
+        torchs, mine = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
+        lines.append(
+            f"| `{' '.join(words)}` | {torchs:.1f} | {mine:.1f} | {centre.estimate:.3f} |"
+            f" [{centre.lo:.3f}, {centre.hi:.3f}] |"
+        )
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if asked.output:
+        asked.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What came of steps: what is exposed, by rounds, and where operations' time goes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from collbench.core.collectives import PARTS
+from collbench.records.steps import operations, overlaps, phases
+from collbench.records.types import Operation, Record
+from collbench.suite.case import Case
+from collbench.workload.step import Op, Program, Step
+
+MS = 1_000_000
+
+
+def case(part: str, **more: object) -> Case:
+    given = {"backend": "gloo", "n": 2, "nbytes": 1024, "step": "x #1", "dtype": "uint8", **more}
+    return Case(collective=part, **given)  # type: ignore[arg-type]
+
+
+def parts(step: list[float], computation: list[float], communication: list[float]) -> list[Record]:
+    times = zip(PARTS, (step, computation, communication), strict=True)
+    return [
+        Record(case=case(part), status="ok", times_ns=[round(t * MS) for t in of])
+        for part, of in times
+    ]
+
+
+ROUNDS = np.random.default_rng(1).normal(1, 0.01, 40)
+
+
+@pytest.mark.parametrize(("step", "hidden"), [(10.0, 1.0), (14.0, 0.0), (12.0, 0.5), (16.0, -0.5)])
+def test_what_is_exposed_and_hidden(step: float, hidden: float) -> None:
+    """Computation of 10 ms and communication of 4."""
+    records = parts([step * r for r in ROUNDS], [10 * r for r in ROUNDS], [4 * r for r in ROUNDS])
+    (one,) = overlaps(records)
+    assert one.exposed.lo <= (step - 10) * MS <= one.exposed.hi
+    assert one.exposed.estimate == pytest.approx((step - 10) * MS, rel=0.05, abs=0.01 * MS)
+    assert one.hidden is not None
+    assert one.hidden.lo <= hidden + 1e-6
+    assert one.hidden.hi >= hidden - 1e-6
+    assert one.ideal.estimate == pytest.approx(10 / step, rel=1e-6)
+
+
+def test_what_all_parts_share_in_a_round_does_not_widen_the_interval() -> None:
+    """A machine that is slow by turns is so for all parts of a round."""
+    moods = np.tile([1.0, 2.0], 20)
+    (one,) = overlaps(parts([*(12 + 5 * moods)], [*(10 + 5 * moods)], [*(4 * moods)]))
+    assert one.exposed.estimate == pytest.approx(2 * MS)
+    assert one.exposed.hi - one.exposed.lo < 0.01 * MS
+
+
+def test_few_rounds_bound_nothing() -> None:
+    (one,) = overlaps(parts([12.0] * 3, [10.0] * 3, [4.0] * 3))
+    assert math.isinf(one.exposed.hi)
+
+
+def test_no_communication_is_not_hidden() -> None:
+    records = parts([10.0] * 8, [10.0] * 8, [0.0] * 8)
+    (one,) = overlaps(records)
+    assert one.hidden is None
+
+
+def test_parts_that_are_missing_failed_or_not_of_the_same_rounds_make_no_step() -> None:
+    records = parts([12.0] * 8, [10.0] * 8, [4.0] * 8)
+    assert overlaps(records[:2]) == []
+    assert overlaps(parts([12.0] * 8, [10.0] * 7, [4.0] * 8)) == []
+    failed = [Record(case=each.case, status="failed") for each in records[:1]]
+    assert overlaps([*failed, *records[1:]]) == []
+
+
+OPS = (
+    Op(kind="all_reduce", phase="backward", nbytes=800, dtype="float", op="sum"),
+    Op(kind="compute", flops=1.0),
+    Op(kind="all_reduce", phase="backward", nbytes=400, dtype="float", op="sum"),
+    Op(kind="wait"),
+)
+
+
+def seen(*spans: tuple[int, int], alone: tuple[int, ...] = ()) -> Operation:
+    begins, ends = zip(*spans, strict=True)
+    return Operation(begins_ns=[*begins], ends_ns=[*ends], alone_ns=[*alone])
+
+
+def test_time_under_way_counts_once_and_what_was_waited_of_it() -> None:
+    """Two all_reduces, 0..60 and 20..100 of which 70..110 the program stood still."""
+    step = Step("x", 2, (Program((0, 1), OPS),))
+    watched = [
+        seen((0, 60), (0, 60), alone=(30, 31, 32)),
+        seen((5, 70), (5, 70)),
+        seen((20, 100), (20, 100), alone=(10, 10, 10)),
+        seen((70, 110), (70, 110)),
+    ]
+    (part,) = phases(step, watched)
+    assert (part.ops, part.nbytes, part.sent) == (2, 1200, 1200.0)
+    assert (part.busy, part.waited, part.alone) == (100, 30, 41)
+    assert part.busbw == 12.0
+    first, second = operations(step.programs[0], watched)
+    assert (first.took, first.hidden, first.alone) == (60, 1.0, 31)
+    assert (second.took, second.hidden) == (80, 1 - 30 / 80)
+
+
+def test_operations_that_do_not_fit_the_step_are_not_told() -> None:
+    step = Step("x", 2, (Program((0, 1), OPS),))
+    assert phases(step, [seen((0, 1))]) == []

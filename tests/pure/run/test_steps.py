@@ -1,0 +1,105 @@
+"""Steps as they are to be run: operations as cases, with the same words on all members."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from collbench.run import plan, steps
+from collbench.run.memory import Room
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+from collbench.workload import presets
+from collbench.workload.step import Op, Program, Step
+
+CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
+
+
+def cases_of(step: Step, **axes: object) -> list[Case]:
+    given = {"collectives": (), "sizes": (), "ranks": (step.world,), **axes}
+    return Suite(name="", axes=Axes(**given), steps=(step,)).expand()[0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("megatron:llama3-8b", "tp=2,dp=2,pp=2,micro_batches=2"),
+        ("megatron:llama3-8b", "tp=1,cp=2,dp=1,pp=2,chunks=2,micro_batches=4"),
+        ("fsdp2:llama3-8b", "dp=4"),
+    ],
+)
+def test_members_agree_on_whom_they_meet_and_on_the_turn(name: str, layout: str) -> None:
+    step = presets.find(name, layout, layers=4)
+    met = defaultdict(list)
+    for rank in range(step.world):
+        for one in steps.played(step, rank, "gloo"):
+            met[one.meeting, one.case, one.turn].append((rank, one))
+    for found in met.values():
+        ranks, ones = zip(*found, strict=True)
+        message = ones[0].op.kind in ("send", "recv")
+        assert len(ranks) == (2 if message else len(ones[0].members))
+        assert {*ranks} <= {*ones[0].members}
+        assert len({one.site for one in ones}) == 1
+
+
+def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:
+    step = presets.find("toy:ddp")
+    whole, *others = found = cases_of(step)
+    assert [case.collective for case in found] == ["step", "computation", "communication"]
+    assert [case.place for case in found] == [0, 1, 2]
+    assert whole.siblings[-1] == whole
+    assert {*others} < {*whole.siblings}
+    assert (whole.size, others[0].size) == (660, 0)
+    assert len({case.key for case in found}) == 3
+    assert step.title in whole.key
+
+
+def test_settings_backends_and_cycles_are_swept() -> None:
+    found = cases_of(
+        presets.find("toy:ddp"), backends=("gloo", "mpi"), envs=((("A", "1"),), ()), cycles=2
+    )
+    assert len(found) == len({*found}) == 3 * 2 * 2 * 2
+
+
+def test_what_cannot_run_says_which_operation_and_why() -> None:
+    def of(*ops: Op, backend: str) -> str:
+        step = Step("x", 2, (Program((0, 1), ops),))
+        (case, *_) = cases_of(step, backends=(backend,))
+        return steps.why_not(step, case, lambda case: None)
+
+    reduce = Op(kind="all_reduce", **CALL)  # type: ignore[arg-type]
+    uneven = Op(kind="all_to_allv", sends=(1, 2), nbytes=12, dtype="float")
+    assert of(reduce, backend="gloo") == ""
+    assert "name an algorithm" in of(reduce, backend="shm")
+    assert "not run yet" in of(uneven, backend="gloo")
+    message = presets.find("megatron:llama3-8b", "pp=2,micro_batches=2", layers=2)
+    case = cases_of(message, backends=("shm",), algorithms=("ring",))[0]
+    assert "no messages from rank to rank" in steps.why_not(message, case, lambda case: None)
+    for backend in ("symm", "model"):
+        assert "runs no steps" in of(reduce, backend=backend)
+
+
+def test_a_step_that_does_not_fit_says_which_part_would() -> None:
+    step = presets.find("ddp:gpt2-124m", world=2)
+    (case, *_) = cases_of(step)
+    room = Room("on this host", 700 << 20, 1 << 20, 2, 256 << 20)
+    jobs, (skip,) = plan.fit([case], Policy(), lambda case: room, steps.titled([step]))
+    assert not jobs
+    assert skip.reason.endswith("--scale 1/32 would fit") or "--scale 1/" in skip.reason
+    jobs, skips = plan.fit(
+        [case], Policy(), lambda case: room._replace(available=8 << 30), steps.titled([step])
+    )
+    assert (len(jobs), skips) == (1, [])
+    assert jobs[0].step == step
+
+
+def test_estimates_count_the_operations_and_the_computation() -> None:
+    step = presets.find("ddp:gpt2-124m", world=2)
+    (case, *_) = cases_of(step)
+    job = plan.Job(case, 1, "", step=step)
+    bare = plan.Job(case, 1, "", step=Step("x", 2, (Program((0, 1), ()),)))
+    assert plan.call_seconds(job) > plan.call_seconds(bare) >= 0
+    assert plan.memory_per_rank(job, Policy()) > 475 << 20
+    assert plan.seconds(job, Policy()) > plan.seconds(bare, Policy())

@@ -1,0 +1,231 @@
+"""Steps of training on real ranks: every operation's data is right, what is not is named, and the
+three parts are measured in the same rounds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collbench.records import store
+from collbench.records.steps import overlaps, phases
+from collbench.records.types import Record, World
+from collbench.run.launch.local import Launcher
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Job, Plan
+from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+from collbench.workload import files, presets, reshape
+from collbench.workload.step import Grid, Op, Program, Step
+
+Play = Callable[..., list[Record]]
+CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
+
+
+@pytest.fixture
+def play(launcher: Launcher, fault: Path) -> Play:
+    """``play(step)``: the records of its parts, of two rounds unless told otherwise."""
+
+    def run(
+        step: Step,
+        backend: str = "gloo",
+        algorithm: str = "native",
+        sabotage: str = "x:9:9",
+        **policy: object,
+    ) -> list[Record]:
+        fault.write_text(sabotage)
+        given = {"iters": 2, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
+        settings = Policy(**given)  # type: ignore[arg-type]
+        axes = Axes(
+            collectives=(),
+            sizes=(),
+            ranks=(step.world,),
+            backends=(backend,),
+            algorithms=(algorithm,),
+        )
+        cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
+        jobs = [Job(cases[0], 1, "", step=step)]
+        limit = settings.timeout or 60.0
+        plan = Plan(0, backend, step.world, (), settings, jobs, limit)
+        lines: list[World | Record] = []
+        launcher.run([plan], Listener(lines.append))
+        return [line for line in lines if isinstance(line, Record)]
+
+    return run
+
+
+def small(name: str, layout: str, options: str = "", layers: int = 2) -> Step:
+    made = presets.find(name, layout, options, None, layers)
+    made = reshape.scaled(made, Fraction(1, 4096))
+    return reshape.summed(reshape.computing(made, "none", 0), "gloo")
+
+
+def buckets(count: int = 4, **more: object) -> Step:
+    """All-reduces that are waited for at the end, on two ranks."""
+    ops = [Op(kind="all_reduce", source=f"bucket {k}", **{**CALL, **more}) for k in range(count)]  # type: ignore[arg-type]
+    return Step("buckets", 2, (Program((0, 1), (*ops, Op(kind="wait"))),), {"dp": ((0, 1),)})
+
+
+STEPS = {
+    "ddp": lambda: small("ddp:gpt2-124m", "dp=2"),
+    "fsdp2": lambda: small("fsdp2:llama3-8b", "dp=2"),
+    "hsdp": lambda: small("fsdp2:llama3-8b", "dp=4", "replicas=2"),
+    "zero3": lambda: small("zero3:llama3-8b", "dp=2"),
+    "powersgd": lambda: small("powersgd:gpt2-124m", "dp=2", "rank=2"),
+    "int8": lambda: small("int8:gpt2-124m", "dp=2"),
+    "encoded": lambda: small("encoded:gpt2-124m", "dp=2"),
+    "tensor": lambda: small("megatron:llama3-8b", "tp=2,dp=2"),
+    "pipeline": lambda: small("megatron:llama3-8b", "tp=1,pp=2,dp=1,micro_batches=4"),
+    "interleaved": lambda: small(
+        "megatron:llama3-8b", "tp=1,pp=2,dp=1,chunks=2,micro_batches=4", layers=4
+    ),
+    "context": lambda: small("megatron:llama3-8b", "tp=1,cp=2,dp=1"),
+    "matmul": lambda: small("matmul2:toy", "dp=4"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_data_of_every_operation_of_a_pattern_is_right(name: str, play: Play) -> None:
+    step = STEPS[name]()
+    records = play(step)
+    assert [(r.case.collective, r.status) for r in records] == [
+        ("communication", "ok"),
+        ("computation", "ok"),
+        ("step", "ok"),
+    ]
+    assert records[-1].checked > 0
+    assert {len(record.times_ns) for record in records} == {2}
+
+
+@pytest.mark.parametrize("name", ["ddp", "pipeline", "fsdp2"])
+def test_steps_run_on_mpi(name: str, play: Play) -> None:
+    records = play(STEPS[name](), "mpi")
+    assert [r.status for r in records] == ["ok"] * 3
+    assert records[-1].checked > 0
+
+
+def test_reference_algorithms_carry_a_step_over_shared_memory(play: Play) -> None:
+    records = play(STEPS["ddp"](), "shm", "ring")
+    assert [r.status for r in records] == ["ok"] * 3
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_messages_and_rooted_operations_are_right(backend: str, play: Play, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.csv"
+    path.write_text(
+        "#world 3\n"
+        "ranks,op,bytes,dtype,group,reduce,root,peer,tag\n"
+        "0,send,4096,float,,,,2,1\n0,send,2048,double,,,,2,2\n"
+        "2,recv,4096,float,,,,0,1\n2,recv,2048,double,,,,0,2\n"
+        "0-2,broadcast,4096,int32,,,1,,\n0-2,reduce,4096,float,,sum,2,,\n"
+        "0-2,all_gather,12288,float,,,,,\n0-2,reduce_scatter,12288,float,,sum,,,\n"
+        "0-2,all_to_all,12288,int64,,,,,\n0-2,wait,0,float,,,,,\n"
+    )
+    records = play(files.read(path), backend)
+    assert [(r.status, r.note) for r in records] == [("ok", "")] * 3
+    # what each rank receives, and the root alone of a reduction
+    assert records[-1].checked == 2 * (
+        1024 + 256 + 3 * 1024 + 1024 + 3 * 3072 + 3 * 1024 + 3 * 1536
+    )
+
+
+PLANTED = {
+    "swap:1:1": (1, 1),  # what; the first operation that is wrong, and how many ranks see it
+    "short:-1:2": (2, 0),
+    "stale:0:3": (3, 0),
+    "drop:-1:0": (0, 0),
+}
+
+
+@pytest.mark.parametrize("sabotage", PLANTED)
+def test_an_operation_with_wrong_data_is_named(sabotage: str, play: Play) -> None:
+    at, rank = PLANTED[sabotage]
+    *others, whole = play(buckets(), "muddler", sabotage=sabotage)
+    assert whole.status == "wrong"
+    assert whole.first_wrong is not None
+    assert f"first in op {at} (all_reduce of 4096 B float" in whole.note
+    assert {record.status for record in others} == {"skipped"}
+    if not sabotage.startswith("swap"):
+        assert f"on rank {rank} at" in whole.note
+
+
+def test_an_operation_in_the_wrong_group_is_named(play: Play) -> None:
+    grid = Grid({"tp": 2, "dp": 2})
+    ops = [Op(kind="all_reduce", group=group, wait="call", **CALL) for group in ("dp", "tp")]  # type: ignore[arg-type]
+    groups = {name: grid.groups(name) for name in ("tp", "dp")}
+    step = Step("grid", 4, (Program((0, 1, 2, 3), tuple(ops)),), groups)
+    whole = play(step, "muddler", sabotage="elsewhere:-1:1")[-1]
+    assert whole.status == "wrong"
+    assert "on tp" in whole.note
+
+
+def test_an_operation_that_one_rank_leaves_out_ends_the_run_and_is_told(play: Play) -> None:
+    with pytest.raises(Exception, match=r"hang in the same call|has not moved"):
+        play(buckets(wait="call"), "muddler", sabotage="drop:1:3", timeout=4.0)
+
+
+def test_computation_takes_its_time_and_communication_does_not(play: Play) -> None:
+    ops = (Op(kind="compute", compute_ns=3_000_000), Op(kind="all_reduce", **CALL))  # type: ignore[arg-type]
+    step = reshape.computing(Step("x", 2, (Program((0, 1), ops),)), "sleep", 0)
+    *_, computation, whole = play(step)
+    assert min(computation.times_ns) >= 3_000_000
+    assert min(whole.times_ns) >= 3_000_000
+
+
+@pytest.mark.parametrize("kind", ["auto", "gemm", "copy", "spin", "sleep", "none"])
+def test_every_kind_of_computation_is_played(kind: str, play: Play) -> None:
+    ops = (
+        Op(kind="compute", compute_ns=100_000),
+        Op(kind="compute", flops=5e7, touched=1 << 20, compute_ns=1000),
+        Op(kind="all_reduce", **CALL),  # type: ignore[arg-type]
+    )
+    step = reshape.computing(Step("x", 2, (Program((0, 1), ops),)), kind, 0)
+    records = play(step)
+    assert [record.status for record in records] == ["ok"] * 3
+
+
+def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
+    step = buckets()
+    records = play(step, iters=6)
+    (one,) = overlaps(records)
+    seen = one.whole.operations
+    assert [len(of) for of in seen] == [5, 5]
+    for op in seen[0][:4]:
+        assert op.begins_ns
+        assert all(0 < b < e for b, e in zip(op.begins_ns, op.ends_ns, strict=True))
+    assert len(seen[0][0].alone_ns) == 7
+    (part,) = phases(step, seen[0])
+    assert (part.kind, part.ops, part.nbytes) == ("all_reduce", 4, 4 * 4096)
+    assert 0 < part.waited <= part.busy
+
+
+def test_a_group_of_one_rank_does_nothing(play: Play) -> None:
+    ops = (Op(kind="all_reduce", group="alone", **CALL), Op(kind="all_reduce", **CALL))  # type: ignore[arg-type]
+    step = Step("x", 2, (Program((0, 1), ops),), {"alone": ((0,), (1,))})
+    whole = play(step)[-1]
+    assert whole.status == "ok"
+    assert whole.checked == 2 * 2 * 1024  # of the other one, before and after
+
+
+def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "collbench"]
+    command += ["workload", "fsdp2:llama3-8b", "--layers", "1", "--scale", "1/4096"]
+    command += ["--compute", "none", "-n", "6", "--output", str(path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exposed communication" in done.stdout
+    run = store.read(path)
+    assert [record.status for record in run.records] == ["ok"] * 3
+    (step,) = run.run.suite.steps
+    assert step.title == run.records[0].case.step
+    assert msgspec.json.decode(msgspec.json.encode(step), type=Step) == step
