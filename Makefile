@@ -54,6 +54,7 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/executors.py --output reports/executors.md
 	$(BIN)/python tests/perf/simulate.py
 	$(BIN)/python tests/perf/nights.py --output reports/nights.md
+	$(BIN)/python tests/perf/workload.py --output reports/workload.md
 
 faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purpose, written to reports/ (hours)
 	$(BIN)/python tests/perf/faults.py --output reports/faults.md

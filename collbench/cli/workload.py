@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer import Argument, Option
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Suite
     from collbench.workload.count import Machine
-    from collbench.workload.step import Step
+    from collbench.workload.wanted import Wanted
 
 FORMATS = ("table", "json", "csv", "md")
 
@@ -74,38 +74,6 @@ Format = Annotated[
 ]
 
 
-class Wanted(NamedTuple):
-    """A step as the command line names it."""
-
-    name: str
-    layout: str
-    options: str
-    layers: int
-    scale: str
-    group: str
-
-    def made(self, world: int | None) -> Step:
-        """The step on so many ranks, on its own number where that is None. Raises UsageError."""
-        from collbench.workload import presets, reshape
-        from collbench.workload.step import refuse
-
-        made = presets.find(self.name, self.layout, self.options, world, self.layers)
-        made = reshape.sliced(made, self.group) if self.group else made
-        made = reshape.scaled(made, reshape.share(self.scale))
-        refuse(made)
-        return made
-
-    def on(self, ranks: int, told: bool) -> Step:
-        """The step on so many ranks; where nobody has ``told`` how many and they do not suit it, on
-        its own number."""
-        try:
-            return self.made(None if self.group or Path(self.name).suffix else ranks)
-        except UsageError:
-            if told:
-                raise
-            return self.made(None)
-
-
 def workload(
     name: Name = "",
     layout: Layout = "",
@@ -144,12 +112,22 @@ def workload(
     the step takes beyond its computation is communication that is exposed. Every operation's data
     is checked. --show, --link and --from start no ranks, and take a world of any size.
     """
-    wanted = Wanted(name, layout, options, layers, scale, group)
+    wanted = _wanted(name, layout, options, layers, scale, group, compute, tflops)
     if not name or show or link or source:
         return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
     policy = _policy(iters, max_time, warmup=warmup, check=check, timeout=timeout, inject=inject)
-    suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []), compute, tflops)
+    suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
     _run(suite, launcher, (save, output, tag), dry_run, output_format)
+
+
+def _wanted(*words: Any) -> Wanted:
+    from collbench.suite import grammar
+    from collbench.workload.step import Compute
+    from collbench.workload.wanted import Wanted
+
+    made = Wanted(*words)
+    grammar.choice("--compute", made.compute, get_args(Compute))
+    return made
 
 
 def _counted(
@@ -201,8 +179,6 @@ def _suite(
     ngpus: int | None,
     launcher: str,
     swept: tuple[str, str, Sequence[str]],
-    compute: str,
-    tflops: float,
 ) -> Suite:
     """The step as it is to be run. Raises UsageError, for one that would never end as well."""
     from msgspec.structs import replace
@@ -211,10 +187,8 @@ def _suite(
     from collbench.run.launch import join
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
-    from collbench.workload import reshape, walk
-    from collbench.workload.step import Compute
+    from collbench.workload import walk
 
-    grammar.choice("--compute", compute, get_args(Compute))
     member = join.detect(launcher)
     if member and ngpus not in (None, member.n):
         raise UsageError(f"-g {ngpus}: {member.launcher} started {member.n} ranks", "leave -g out")
@@ -229,9 +203,7 @@ def _suite(
     ).settled()
     backends.refuse_unknown(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
-    made = reshape.computing(wanted.on(ranks, bool(member or ngpus)), compute, tflops)
-    if without := [name for name in axes.backends if name not in reshape.AVERAGING]:
-        made = reshape.summed(made, without[0])
+    made = wanted.played(ranks, bool(member or ngpus), axes.backends)
     walk.refuse(made)
     axes = replace(axes, ranks=(made.world,))
     return Suite(name="workload", axes=axes, policy=policy, steps=(made,))

@@ -80,6 +80,7 @@ def rows(
 ) -> tuple[list[Row], dict[Name, list[Skip]]]:
     """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
     Raises UsageError where rows of a side would be one on the other."""
+    suite = suite.settled()
     cases, left_out = suite.expand()
     swept, given = (
         {name for env in envs for name, _ in env}

@@ -19,8 +19,10 @@ from collbench.machine import environment
 from collbench.suite import arrivals, fields
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
+from collbench.workload import walk
 from collbench.workload.count import count
 from collbench.workload.step import Step, refuse
+from collbench.workload.wanted import Wanted
 
 MOST_CASES = 50_000  # of a suite
 
@@ -151,7 +153,8 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of
     the first one's cases, a later one in spite of an earlier, and ``excludes`` leave cases of any
     out, the first that matches. ``steps`` of training are further cases, along the first sweep's
-    backends, algorithms, settings and cycles. Raises ValueError where these tables are too many or
+    backends, algorithms, settings and cycles; ``workloads`` are those that are yet to be laid out
+    on its ranks. Raises ValueError where these tables are too many or
     too long to ask every case.
     """
 
@@ -165,6 +168,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     excludes: tuple[Exclude, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
     steps: tuple[Step, ...] = ()
+    workloads: tuple[Wanted, ...] = ()
 
     def __post_init__(self) -> None:
         parts = [one.axes for one in self.overrides] + [
@@ -182,7 +186,16 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def settled(self) -> Suite:
         """With all that it leaves to the machine filled in, as Axes.settled."""
         includes = tuple(further.settled() for further in self.includes)
-        return msgspec.structs.replace(self, axes=self.axes.settled(), includes=includes)
+        axes, told = self.axes.settled(), bool(self.axes.ranks)
+        steps = [
+            wanted.played(n, told, axes.backends) for n in axes.ranks for wanted in self.workloads
+        ]
+        for step in steps:
+            walk.refuse(step)
+        every = {step.title: step for step in (*self.steps, *steps)}
+        return msgspec.structs.replace(
+            self, axes=axes, includes=includes, steps=tuple(every.values()), workloads=()
+        )
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""

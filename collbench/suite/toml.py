@@ -32,6 +32,7 @@ from collbench.suite.grammar import (
 )
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
+from collbench.workload.wanted import Wanted
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -105,10 +106,13 @@ def _read(path: Path) -> Suite:
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
     said = _values(document, TOP, str(path))
-    if "axes" not in said:
+    steps = [_workload(table, where, path) for table, where in _each(said, "workload", path)]
+    if "axes" not in said and not steps:
         raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
+    bare = {} if "collectives" in said.get("axes", {}) or not steps else NO_COLLECTIVES
+    said["axes"] = said.get("axes", {})
     policy = _policy(said.get("policy", {}), f"{path}: [policy]")
-    axes = _sweep(said["axes"], f"{path}: [axes]")
+    axes = _sweep(said["axes"], f"{path}: [axes]", bare)
     further = [
         _sweep({**said["axes"], **table}, where) for table, where in _each(said, "include", path)
     ]
@@ -125,6 +129,7 @@ def _read(path: Path) -> Suite:
             description=said.get("description", ""),
             tags=said.get("tags", ()),
             includes=tuple(further),
+            workloads=tuple(steps),
             **{name: tuple(found) for name, found in tables.items()},
         )
     except ValueError as e:
@@ -150,9 +155,14 @@ def _policy(table: Mapping[str, Any], where: str) -> Policy:
     return Policy(**said)
 
 
-def _sweep(table: Mapping[str, Any], where: str) -> Axes:
-    said = _values(table, AXES, where, {"collectives": HINT, "sizes": HINT})
-    axes = Axes(**{"ranks": (), "backends": (), **said})
+NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
+
+
+def _sweep(table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None = None) -> Axes:
+    """The sweep of a table; one of steps alone is ``bare`` of collectives and sizes."""
+    needed = dict.fromkeys(() if bare else NO_COLLECTIVES, HINT)
+    said = _values(table, AXES, where, needed)
+    axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **said})
     _check_algorithms(axes, where)
     return axes
 
@@ -163,6 +173,29 @@ def _check_algorithms(axes: Axes, where: str) -> None:
             spelled(axes, name)
     except UsageError as e:
         raise UsageError(f"{where}, algorithms: {e.message}", e.hint) from e
+
+
+def _workload(table: Mapping[str, Any], where: str, path: Path) -> Wanted:
+    """A step of training, whose file, if it is one's own, lies beside the suite's."""
+    said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
+    try:
+        wanted = msgspec.convert(said, Wanted)
+        if Path(wanted.name).suffix in (".toml", ".csv"):
+            wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
+        wanted.made()
+    except msgspec.ValidationError as e:
+        keys = [each for each in Wanted.__struct_fields__ if each != "group"] + ["slice"]
+        unknown = re.search(r"unknown field `(\w+)`", str(e))
+        hint = near(unknown[1], keys) if unknown else ""
+        raise UsageError(
+            f"{where}: {str(e)[0].lower()}{str(e)[1:]}", hint or f"keys are {', '.join(keys)}"
+        ) from e
+    except UsageError as e:
+        raise UsageError(f"{where}: {e.message}", e.hint) from e
+    return wanted
+
+
+KEPT = {"slice": "group"}
 
 
 def _override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
@@ -428,6 +461,6 @@ TOP: dict[str, Read] = {
     "policy": TABLE.read,
     **{
         name: Kind(list[dict[str, Any]], f"tables, each under [[{name}]]").read
-        for name in ("include", "override", "exclude", "threshold")
+        for name in ("include", "override", "exclude", "threshold", "workload")
     },
 }

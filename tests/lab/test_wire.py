@@ -101,7 +101,7 @@ STEPS = {
     "int8": ["int8:gpt2-124m", "--scale", "1/64"],
     "tensor": ["megatron:llama3-8b", "--layout", "tp=2", "--layers", "2", "--scale", "1/512"],
     "pipeline": [
-        *("megatron:llama3-8b", "--layout", "pp=2,micro_batches=4"),
+        *("megatron:llama3-8b", "--layout", "tp=1,pp=2,dp=1,micro_batches=4"),
         *("--layers", "2", "--scale", "1/64"),
     ],
     "context": ["megatron:llama3-8b", "--layout", "tp=1,cp=2", "--layers", "2", "--scale", "1/512"],

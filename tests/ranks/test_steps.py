@@ -3,6 +3,7 @@ three parts are measured in the same rounds."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from collbench.core.errors import RunBroken
 from collbench.records import store
 from collbench.records.steps import overlaps, phases
 from collbench.records.types import Record, World
@@ -229,3 +231,46 @@ def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
     (step,) = run.run.suite.steps
     assert step.title == run.records[0].case.step
     assert msgspec.json.decode(msgspec.json.encode(step), type=Step) == step
+
+
+def test_a_fault_that_is_planted_in_a_step_is_caught(play: Play) -> None:
+    *_, whole = play(buckets(), inject="corrupt:1")
+    assert whole.status == "wrong"
+    assert "first in op 0 (all_reduce of 4096 B float" in whole.note
+    assert "on rank 1 at 0" in whole.note
+
+
+@pytest.mark.parametrize("what", ["kill", "raise"])
+def test_a_rank_that_is_lost_in_a_step_is_named(what: str, play: Play) -> None:
+    with pytest.raises(RunBroken, match="rank 1"):
+        play(buckets(wait="call"), "saboteur", sabotage=f"{what}:1:6", timeout=30.0)
+
+
+def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> None:
+    path = tmp_path / "run.jsonl"
+    words = ["toy:ddp", "-g", "2", "-n", "2", "--env", "GLOO_X=1,2", "--output", str(path)]
+    assert cli("workload", *words).returncode == 0
+    lines = path.read_text().splitlines()
+    kept = [at for at, line in enumerate(lines) if '"line":"record"' in line][:3]
+    path.write_text("\n".join(lines[: kept[-1] + 1]) + "\n")
+    done = cli("run", "--resume", str(path))
+    assert done.returncode == 0, done.stderr
+    run = store.read(path)
+    assert len({record.case for record in run.records}) == len(run.records) == 6
+    assert {record.status for record in run.records} == {"ok"}
+
+
+def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
+    suite = tmp_path / "steps.toml"
+    suite.write_text(
+        '[axes]\nranks = [2]\nbackends = ["gloo"]\n[policy]\nmax_seconds = "0.1s"\n'
+        '[[workload]]\nname = "toy:ddp"\ncompute = "none"\n'
+    )
+    done = cli(
+        *("ab", "--suite", str(suite), "--base", "", "--head", "COLLBENCH_X=1"),
+        *("--rounds", "6,6", "--budget", "0", "--format", "json"),
+    )
+    assert done.returncode in (0, 3), done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert {row["case"]["collective"] for row in rows} == {"step", "computation", "communication"}
+    assert {row["pairs"] for row in rows} >= {6}

@@ -26,6 +26,7 @@ Action = Callable[[], object]
 STEP, COMPUTATION, COMMUNICATION = PARTS
 SIDE = {"cpu": 256, "cuda": 2048}  # of the square matrices that are multiplied, by device
 CHUNK, STORE = 4 << 20, 64 << 20  # bytes that are copied at a time, and that these go through
+SLICE_NS = 1_000_000_000  # of sleep, between signs of life
 TRIED = 5  # calls that tell how long one takes
 
 
@@ -113,8 +114,9 @@ class Computation:
             self._beat()
 
     def _sleep(self, ns: int) -> None:
-        self._beat()
-        time.sleep(ns / 1e9)
+        for left in range(ns, 0, -SLICE_NS):
+            time.sleep(min(left, SLICE_NS) / 1e9)
+            self._beat()
 
 
 def _all(parts: Sequence[Action]) -> None:

@@ -115,7 +115,7 @@ class StepTrial:
         planted = [f for f in faults(self._policy.inject) if f.rank == self._rank]
         self._planted = Planted(planted, self._policy.seed, backend.finish) if planted else None
         self._common = bench.common
-        self._checked = 0
+        self._checked = self._total = self._took = 0
 
     def _prepared(self) -> list[_Ready]:
         """The operations that this rank has with others, with a buffer each."""
@@ -145,10 +145,9 @@ class StepTrial:
         if self._common:
             self._common.refresh()
         sync = self._sync()
-        began = clock()
         if wrong := self._check("before timing"):
             return wrong
-        first = clock() - began
+        first = self._took
         self._enter(Phase.WARMING)
         samplers = [self._sampler(part) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
@@ -358,15 +357,16 @@ class StepTrial:
         """Fields of records if what any operation of one step received differs anywhere, else
         nothing. Buffers are filled anew before it."""
         if not self._policy.check:
-            self._total = 0
             return []
         for one in self._ops:
             one.checker.poison(_whole(one.buffers))
             one.checker.fill_send(one.buffers.send, one.what.turn)
         self._finish()
         self._control.barrier()
+        began = clock()
         self._action(STEP)()
         self._finish()
+        self._took = clock() - began
         wrong, worst = 0, None
         for one in self._ops:
             if one.what.op.kind == "send":

@@ -43,7 +43,7 @@ def document(file: RunFile) -> Document:
         if len(found) > 1:
             brief.append(toned(f"{named(case)} on {case.label}", strong=True))
         brief += sentences(one)
-        brief += _wire(file, one, step)
+        brief += _contended(file, one, step) + _wire(file, one, step)
         if seen:
             brief += [_table(seen), toned(LEGEND, "quiet")]
         brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
@@ -84,7 +84,19 @@ def sentences(one: Overlap) -> list[str]:
     return [*lines, told]
 
 
-def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[str]:
+def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
+    """That computation takes cores from communication, where there are too few for both."""
+    cramped = any(w.cramped for w in file.worlds if w.index == one.whole.world)
+    if not cramped or step is None or step.compute in ("none", "sleep"):
+        return []
+    words = (
+        "contended: ranks have fewer cores than threads that must run, so that computation and"
+        " communication share them"
+    )
+    return [toned(words, "notice")]
+
+
+def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     """What links carried, against what the operations need."""
     library = next((w.library for w in file.worlds if w.index == one.whole.world), "")
     found = of_step(step, one.whole.case, one.whole.sent, library) if step else None

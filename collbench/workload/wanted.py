@@ -1,0 +1,56 @@
+"""A step as somebody asks for it, on a command line or in a suite: made once it is known on which
+ranks and by what it is to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.errors import UsageError
+from collbench.workload import reshape
+from collbench.workload.step import Compute, Step, refuse
+
+Text = Annotated[str, Meta(max_length=1000)]
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A preset, PATTERN:MODEL or a file by ``name``; ``layout``, ``options`` and ``layers`` as
+    presets.find has them, ``scale``, ``group``, ``compute`` and ``tflops`` as reshape does."""
+
+    name: Text
+    layout: Text = ""
+    options: Text = ""
+    layers: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    scale: Text = "1"
+    group: Text = ""
+    compute: Compute = "auto"
+    tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+
+    def made(self, world: int | None = None) -> Step:
+        """The step on so many ranks, on its own number where that is None. Raises UsageError."""
+        from collbench.workload import presets  # which most suites do without
+
+        made = presets.find(self.name, self.layout, self.options, world, self.layers)
+        made = reshape.sliced(made, self.group) if self.group else made
+        made = reshape.scaled(made, reshape.share(self.scale))
+        refuse(made)
+        return made
+
+    def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:
+        """The step as it is run by these backends on so many ranks; where nobody has ``told`` how
+        many and they do not suit it, on its own number."""
+        made = reshape.computing(self._on(ranks, told), self.compute, self.tflops)
+        without = [name for name in backends if name not in reshape.AVERAGING]
+        return reshape.summed(made, without[0]) if without else made
+
+    def _on(self, ranks: int, told: bool) -> Step:
+        try:
+            return self.made(None if self.group or Path(self.name).suffix else ranks)
+        except UsageError:
+            if told:
+                raise
+            return self.made()

@@ -1,0 +1,99 @@
+"""Training steps in suites: what a file says of them, and the cases that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from collbench.core.errors import UsageError
+from collbench.run import matching, session
+from collbench.run.variants import Variant
+from collbench.suite import toml
+
+STEPS = """
+[axes]
+ranks = [2]
+backends = ["gloo", "mpi"]
+[[workload]]
+name = "ddp:gpt2-124m"
+scale = "1/64"
+compute = "none"
+[[workload]]
+name = "own.csv"
+"""
+OWN = "ranks,op,bytes,dtype,group\n0-1,all_reduce,4096,float,\n"
+
+
+def suite(tmp_path: Path, text: str = STEPS) -> Path:
+    (tmp_path / "own.csv").write_text(OWN)
+    path = tmp_path / "steps.toml"
+    path.write_text(text)
+    return path
+
+
+def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
+    read = toml.load(str(suite(tmp_path)))
+    cases, skips = read.expand()
+    assert not skips
+    assert [case.collective for case in cases[:3]] == ["step", "computation", "communication"]
+    names = {case.step.partition(" #")[0] for case in cases}
+    assert names == {"ddp:gpt2-124m scale=1/64 compute=none", "own"}
+    assert {case.backend for case in cases} == {"gloo", "mpi"}
+    assert len(cases) == 2 * 2 * 3
+
+
+def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
+    settled = toml.load(str(suite(tmp_path))).settled()
+    assert not settled.workloads
+    assert settled.settled() == settled
+    assert {step.title for step in settled.steps} == {case.step for case in settled.expand()[0]}
+
+
+def test_a_file_may_hold_steps_alone_or_beside_collectives(tmp_path: Path) -> None:
+    alone = suite(tmp_path, '[[workload]]\nname = "toy:ddp"\n')
+    assert {case.collective for case in toml.load(str(alone)).expand()[0]} == {
+        "step",
+        "computation",
+        "communication",
+    }
+    text = STEPS.replace("[axes]", '[axes]\ncollectives = ["all_reduce"]\nsizes = ["1K"]')
+    beside = toml.load(str(suite(tmp_path, text))).expand()[0]
+    assert {case.collective for case in beside} > {"all_reduce", "step"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "hint"),
+    [
+        (('"1/64"', '"2"'), "[[workload]] 1: --scale 2", "1/16"),
+        (("scale", "scales"), "unknown field `scales`", "did you mean scale?"),
+        (('"ddp:gpt2-124m"', '"ddp:gpt2"'), "[[workload]] 1", "gpt2-124m"),
+        (('"own.csv"', '"none.csv"'), "none.csv", ""),
+        (('"none"', '"sleep"'), "nothing says how long", "--tflops"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_table(
+    tmp_path: Path, change: tuple[str, str], words: str, hint: str
+) -> None:
+    path = suite(tmp_path, STEPS.replace(*change, 1))
+    with pytest.raises(UsageError) as error:
+        toml.load(str(path)).expand()
+    assert words in error.value.message
+    assert hint in error.value.hint
+
+
+def test_an_experiment_has_a_row_for_each_step(tmp_path: Path) -> None:
+    read = toml.load(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
+    sides = {"base": Variant(text=""), "head": Variant(text="X=1", env=(("X", "1"),))}
+    rows, _ = matching.rows(read, sides)  # type: ignore[arg-type]
+    assert len(rows) == 2
+    for row in rows:
+        assert all(job.step and job.case.place == 0 for job in row.jobs.values())
+
+
+def test_a_step_is_prepared_once_for_all_its_parts(tmp_path: Path) -> None:
+    read = toml.load(str(suite(tmp_path, STEPS.replace(', "mpi"', ""))))
+    prepared = session.prepare(session.Order(suite=read, command=()))
+    assert len(prepared.jobs) == 2
+    assert len(prepared.cases) == 6
+    assert not prepared.skips
