@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from collbench.core.collectives import PARTS
 from collbench.core.text import bandwidth, counted, duration, size
+from collbench.records.derive import derive
 from collbench.records.paired import Shift
 from collbench.records.stats import median
 from collbench.records.steps import Overlap, Phase, operations, overlaps, phases, step_of
@@ -114,9 +114,7 @@ def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
 
 def within(value: Shift) -> str:
     """A time with its interval."""
-    if not math.isfinite(value.lo + value.hi):
-        return f"{_signed(value.estimate)} (too few rounds to bound it)"
-    return f"{_signed(value.estimate)} [{_signed(value.lo)}, {_signed(value.hi)}]"
+    return f"{_signed(value.estimate)} {_ends(value.lo, value.hi)}"
 
 
 def _signed(ns: float) -> str:
@@ -182,12 +180,13 @@ def _finite(value: float) -> float | None:
 
 def section(view: View) -> Section | None:
     """The steps of a report's runs; None where there are none."""
-    lines, tables, drawn = [], [], []
+    tables: list[Table] = []
+    drawn: list[Figure] = []
     for number, file in enumerate(view.files):
         for one in overlaps(file.records):
             case = one.whole.case
             title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
-            lines.append(Line((title, *_figures(one))))
+            tables.append(_parts(title, one))
             step = step_of(file, case)
             if step is None or not one.whole.operations:
                 continue
@@ -198,28 +197,36 @@ def section(view: View) -> Section | None:
                 _operations(title, program, one.whole.operations[0]),
             ]
             drawn.append(_timeline(title, step, one.whole.operations))
-    if not lines:
+    if not tables:
         return None
-    heads = ("step of training", *PARTS, "exposed", "hidden")
-    whole = Table(name="steps", title="Steps", heads=heads, lines=lines)
     words = [
         "The whole step, its computation alone and its communication alone were measured in turns,"
         " in rounds. Exposed is the step less its computation, round by round; hidden is the share"
         " of the communication that this leaves out, below 0 where the two hinder each other."
         " Intervals are at 95 %.",
     ]
-    return Section(
-        name="steps", title="Training steps", words=words, figures=drawn, tables=[whole, *tables]
-    )
+    return Section(name="steps", title="Training steps", words=words, figures=drawn, tables=tables)
 
 
-def _figures(one: Overlap) -> tuple[str, ...]:
-    parts = (one.whole, one.computation, one.communication)
-    return (
-        *(duration(median(record.times_ns)) for record in parts),
-        within(one.exposed),
-        "-" if one.hidden is None else shares(one.hidden),
-    )
+def _parts(title: str, one: Overlap) -> Table:
+    """What a step takes, and its parts, with their intervals."""
+    lines = []
+    for record in (one.whole, one.computation, one.communication):
+        row = derive(record)
+        ends = (row.lo, row.hi) if row else (math.inf, math.inf)
+        lines.append((record.case.collective, duration(median(record.times_ns)), _ends(*ends)))
+    exposed = one.exposed
+    lines.append(("exposed", _signed(exposed.estimate), _ends(exposed.lo, exposed.hi)))
+    if one.hidden is not None:
+        share, _, between = shares(one.hidden).partition(" ")
+        lines.append(("hidden", share, between))
+    heads = ("", "median", "95 %")
+    return Table(name="steps", title=title, heads=heads, lines=[Line(line) for line in lines])
+
+
+def _ends(lo: float, hi: float) -> str:
+    bounded = math.isfinite(lo + hi)
+    return f"[{_signed(lo)}, {_signed(hi)}]" if bounded else "(too few rounds to bound it)"
 
 
 def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Table:
