@@ -99,8 +99,8 @@ class Phase(NamedTuple):
 
 def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     """Where the time of rank 0's operations goes: medians over the steps that were watched."""
-    program = next((program for program in step.programs if 0 in program.ranks), None)
-    if program is None or len(program.ops) != len(operations):
+    program = step.program(0)
+    if len(program.ops) != len(operations):
         return []
     count = min((len(one.ends_ns) for one in operations), default=0)
     keys = [(op.phase, op.group, op.kind) for op in program.ops]

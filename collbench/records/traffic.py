@@ -18,6 +18,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.records.types import Record, Sent, World
 from collbench.suite.case import Case
+from collbench.workload.count import count
 from collbench.workload.step import Step
 
 SILENT = (0.9, 1.15)  # counted over needed, between which there is nothing to say
@@ -144,17 +145,12 @@ class Carried(NamedTuple):
 def of_step(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
     """What links carried for a step: of the counts, that during which least else did; None where
     there is none, or as much came from others."""
-    total = known = 0.0
-    for program in step.programs:
-        for op in program.ops if program.ranks else ():
-            if op.communicates and (n := len(members := step.members(op.group, program.ranks[0]))):
-                bytes_ = len(program.ranks) * op.sent(n, members.index(program.ranks[0]))
-                total += bytes_
-                other = _instead(library, case.backend, op.kind) if n > 1 else ""
-                more = (
-                    COLLECTIVES[other].traffic(n) / COLLECTIVES[op.kind].traffic(n) if other else 1
-                )
-                known += more * bytes_
+    found = count(step)
+    total = known = found.total
+    for part in found.parts:
+        other = _instead(library, case.backend, part.kind)
+        if other and part.members > 1:
+            known += part.total * (_more(other, part.kind, part.members) - 1)
     quiet = [
         (sum(each.bytes.values()) - idle, idle)
         for each in sent
@@ -170,6 +166,11 @@ def _instead(library: str, backend: str, collective: str) -> str:
         return ""
     other, latest = KNOWN[key]
     return other if (int(version[1]), int(version[2])) <= latest else ""
+
+
+def _more(other: str, collective: str, n: int) -> float:
+    """How much more one collective sends than the other among n ranks."""
+    return COLLECTIVES[other].traffic(n) / COLLECTIVES[collective].traffic(n)
 
 
 def likely(case: Case, wire: float) -> str:
@@ -198,6 +199,6 @@ def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
     other = _instead(world.library if world else "", case.backend, case.collective)
     if not other or case.algorithm != "native" or case.n < 2:
         return found
-    carried = COLLECTIVES[other].traffic(case.n) / case.row.traffic(case.n)
+    carried = _more(other, case.collective, case.n)
     words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "
     return Traffic(None, carried, f"{words}the library runs it as {other}")

@@ -52,10 +52,9 @@ class Played(NamedTuple):
 def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
     """The operations of a rank's program that talk to others, in order. Those of groups of one rank
     do nothing."""
-    program = next(program for program in step.programs if rank in program.ranks)
     turns: Counter[object] = Counter()
     found = []
-    for at, op in enumerate(program.ops):
+    for at, op in enumerate(step.program(rank).ops):
         if not op.communicates:
             continue
         members = step.members(op.group, rank)

@@ -32,6 +32,7 @@ from collbench.suite.grammar import (
 )
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
+from collbench.workload.lines import convert
 from collbench.workload.wanted import Wanted
 
 PACKAGE = Path(__file__).parents[1]
@@ -178,18 +179,12 @@ def _check_algorithms(axes: Axes, where: str) -> None:
 def _workload(table: Mapping[str, Any], where: str, path: Path) -> Wanted:
     """A step of training, whose file, if it is one's own, lies beside the suite's."""
     said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
+    keys = [each for each in Wanted.__struct_fields__ if each != "group"] + ["slice"]
+    wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
     try:
-        wanted = msgspec.convert(said, Wanted)
         if Path(wanted.name).suffix in (".toml", ".csv"):
             wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
         wanted.made()
-    except msgspec.ValidationError as e:
-        keys = [each for each in Wanted.__struct_fields__ if each != "group"] + ["slice"]
-        unknown = re.search(r"unknown field `(\w+)`", str(e))
-        hint = near(unknown[1], keys) if unknown else ""
-        raise UsageError(
-            f"{where}: {str(e)[0].lower()}{str(e)[1:]}", hint or f"keys are {', '.join(keys)}"
-        ) from e
     except UsageError as e:
         raise UsageError(f"{where}: {e.message}", e.hint) from e
     return wanted

@@ -294,9 +294,15 @@ def _checked(path: Path, bare: Step, classes: list[_Class]) -> Step:
 
 
 def convert(
-    given: Any, into: type[Into], where: str, keys: Sequence[str], strict: bool = True
+    given: Any,
+    into: type[Into],
+    where: str,
+    keys: Sequence[str],
+    strict: bool = True,
+    otherwise: str = HINT,
 ) -> Into:
-    """What a file says, as a struct. Raises UsageError with the key."""
+    """What a file says, as a struct. Raises UsageError with the key; ``otherwise`` is its hint
+    where that is known."""
     try:
         return msgspec.convert(given, into, strict=strict)
     except msgspec.ValidationError as e:
@@ -307,7 +313,7 @@ def convert(
             if part
         ]
         unknown = re.search("unknown field `(.*?)`", message)
-        hint = text.near(unknown[1], keys) or f"one of {', '.join(keys)}" if unknown else HINT
+        hint = text.near(unknown[1], keys) or f"one of {', '.join(keys)}" if unknown else otherwise
         raise UsageError(
             f"{', '.join([where, *parts])}: {message[:1].lower()}{message[1:200]}", hint
         ) from e

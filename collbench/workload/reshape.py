@@ -39,9 +39,11 @@ def scaled(step: Step, by: Fraction) -> Step:
 
     def smaller(op: Op) -> Op:
         if not op.communicates:
-            flops, touched = float(op.flops * by), math.ceil(op.touched * by)
             return replace(
-                op, flops=flops, touched=touched, compute_ns=math.ceil(op.compute_ns * by)
+                op,
+                flops=float(op.flops * by),
+                touched=math.ceil(op.touched * by),
+                compute_ns=math.ceil(op.compute_ns * by),
             )
         itemsize, sends = DTYPES[op.dtype].size, [math.ceil(each * by) for each in op.sends]
         into = 1
@@ -50,13 +52,13 @@ def scaled(step: Step, by: Fraction) -> Step:
         elements = math.ceil(op.nbytes // itemsize * by / into) * into if op.nbytes else 0
         return replace(op, nbytes=elements * itemsize, sends=tuple(sends))
 
-    held = {
-        number: {name: math.ceil(nbytes * by) for name, nbytes in program.holds.items()}
-        for number, program in enumerate(step.programs)
-    }
     programs = tuple(
-        replace(program, ops=tuple(map(smaller, program.ops)), holds=held[number])
-        for number, program in enumerate(step.programs)
+        replace(
+            program,
+            ops=tuple(map(smaller, program.ops)),
+            holds={name: math.ceil(nbytes * by) for name, nbytes in program.holds.items()},
+        )
+        for program in step.programs
     )
     told = f"every operation has {by} of its elements, and as much less is computed"
     return _changed(step, f"scale={by}", told, programs)

@@ -127,6 +127,10 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
                 return group
         raise UsageError(f"rank {rank} is in no group '{name}'", "each rank of an operation is")
 
+    def program(self, rank: int) -> Program:
+        """What a rank does; nothing where no program is its."""
+        return next((each for each in self.programs if rank in each.ranks), Program((rank,), ()))
+
     @property
     def used(self) -> list[str]:
         """The names of the groups on which there are operations, in the order of first use."""

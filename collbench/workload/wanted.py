@@ -34,10 +34,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """The step on so many ranks, on its own number where that is None. Raises UsageError."""
         from collbench.workload import presets  # which most suites do without
 
-        made = presets.find(self.name, self.layout, self.options, world, self.layers)
-        made = reshape.sliced(made, self.group) if self.group else made
+        found = presets.find(self.name, self.layout, self.options, world, self.layers)
+        made = reshape.sliced(found, self.group) if self.group else found
         made = reshape.scaled(made, reshape.share(self.scale))
-        refuse(made)
+        if made is not found:  # which has been looked at
+            refuse(made)
         return made
 
     def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:

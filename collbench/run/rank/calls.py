@@ -29,6 +29,11 @@ class Buffers(NamedTuple):
     recv: torch.Tensor
     whole: torch.Tensor | None
 
+    @property
+    def written(self) -> torch.Tensor:
+        """All that a call may write to."""
+        return self.recv if self.whole is None else self.whole
+
 
 Slot = list[Buffers]  # one entry for each rank that this process holds
 

@@ -19,10 +19,9 @@ import torch
 
 from collbench.core.collectives import PARTS
 from collbench.run.backends import Call
-from collbench.run.rank.measure import clock
+from collbench.run.rank.measure import Action, clock
 from collbench.workload.step import Compute, Op, Program
 
-Action = Callable[[], object]
 STEP, COMPUTATION, COMMUNICATION = PARTS
 SIDE = {"cpu": 256, "cuda": 2048}  # of the square matrices that are multiplied, by device
 CHUNK, STORE = 4 << 20, 64 << 20  # bytes that are copied at a time, and that these go through

@@ -23,7 +23,7 @@ from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
 from collbench.run.rank import counted
-from collbench.run.rank.calls import Buffers, Planted, allocate
+from collbench.run.rank.calls import Buffers, allocate
 from collbench.run.rank.check import Checker
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import (
@@ -43,7 +43,6 @@ from collbench.run.rank.payload import show
 from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
 from collbench.run.rank.trial import Bench
 from collbench.run.steps import Played, played
-from collbench.suite.faults import faults
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
 
@@ -103,7 +102,7 @@ class StepTrial:
         for name, lane in _used(self._step):
             self._sites[name, lane] = sites.at(self._step.family(name), lane)
         self._ops = self._prepared()
-        self._program = next(p for p in self._step.programs if bench.rank in p.ranks)
+        self._program = self._step.program(bench.rank)
         backend = bench.backend
         self._finish = backend.finish
         computation = Computation(
@@ -112,8 +111,7 @@ class StepTrial:
         calls = {one.what.at: one.call for one in self._ops}
         patient = job.case.backend != "mpi"  # which calls from one thread alone
         self._player = Player(self._program, calls, computation, self._beat, patient)
-        planted = [f for f in faults(self._policy.inject) if f.rank == self._rank]
-        self._planted = Planted(planted, self._policy.seed, backend.finish) if planted else None
+        self._planted = bench.planted()
         self._common = bench.common
         self._checked = self._total = self._took = 0
 
@@ -149,7 +147,7 @@ class StepTrial:
             return wrong
         first = self._took
         self._enter(Phase.WARMING)
-        samplers = [self._sampler(part) for part in PARTS]
+        samplers = [self._sampler(self._action(part)) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
         self._enter(Phase.MEASURING)
         taken, stop = yield from self._rounds(samplers, sync)
@@ -175,14 +173,8 @@ class StepTrial:
         self._bench.board.enter(self._rank, phase)
 
     def _sync(self) -> Sync:
-        backend, late = self._bench.backend, self._planted.tarry if self._planted else nothing
-
-        def meet() -> None:
-            backend.align()
-            backend.finish()
-
-        scheme = self._bench.scheme
-        sync = Sync(scheme, self._control, self._bench.board, meet, self._common, late)
+        bench, late = self._bench, self._planted.tarry if self._planted else nothing
+        sync = Sync(bench.scheme, self._control, bench.board, bench.meet, self._common, late)
         if self._policy.sync == "auto" and sync.refuse(0.0, math.inf):
             sync.scheme = "barrier"
         return sync
@@ -194,8 +186,7 @@ class StepTrial:
             return self._planted.within(call, self._ops[0].buffers.recv).run
         return play
 
-    def _sampler(self, part: str) -> Sampler:
-        run = self._action(part)
+    def _sampler(self, run: Callable[[], object]) -> Sampler:
         return Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
 
     def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
@@ -267,8 +258,7 @@ class StepTrial:
             if not left:
                 break
             began = time.perf_counter()
-            run = first[name].run if name in first else nothing
-            sampler = Sampler([(run, ())], 1, self._control, self._beat, None, self._finish)
+            sampler = self._sampler(first[name].run if name in first else nothing)
             sampler.take(1, sync)
             samples = sampler.take(ALONE, sync)
             spent += time.perf_counter() - began
@@ -312,7 +302,7 @@ class StepTrial:
         everyone = self._control.collect(watched)
         found = []
         for rank, steps in enumerate(everyone):
-            ops = next(p for p in self._step.programs if rank in p.ranks).ops
+            ops = self._step.program(rank).ops
             found.append(
                 [
                     Operation(
@@ -359,7 +349,7 @@ class StepTrial:
         if not self._policy.check:
             return []
         for one in self._ops:
-            one.checker.poison(_whole(one.buffers))
+            one.checker.poison(one.buffers.written)
             one.checker.fill_send(one.buffers.send, one.what.turn)
         self._finish()
         self._control.barrier()
@@ -384,7 +374,7 @@ class StepTrial:
         total = sum(wrong for _, wrong, _ in everyone)
         rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
         at, index, *bits = worst
-        op = next(p for p in self._step.programs if rank in p.ranks).ops[at]
+        op = self._step.program(rank).ops[at]
         got, expected = (show(pattern, DTYPES[op.dtype]) for pattern in bits)
         where = f"op {at} ({op.words}{f', {op.phase}' if op.phase else ''})"
         note = (
@@ -416,7 +406,3 @@ def _call(one: Played, backend: Backend, buffers: Buffers) -> Call:
     if op.kind in POINT_TO_POINT:
         return backend.message(op.kind == "send", buffers.recv, op.peer, op.tag)
     return backend.prepare(one.case, buffers.send, buffers.recv)
-
-
-def _whole(buffers: Buffers) -> Any:
-    return buffers.recv if buffers.whole is None else buffers.whole

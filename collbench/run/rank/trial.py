@@ -76,6 +76,16 @@ class Bench(NamedTuple):
     in_turns: bool = False
     calibrator: Calibrator | None = None
 
+    def meet(self) -> None:
+        """Bring all ranks' devices to the same point, and wait for this one's."""
+        self.backend.align()
+        self.backend.finish()
+
+    def planted(self) -> Planted | None:
+        """The faults that are planted on this rank, if there are any."""
+        mine = [fault for fault in faults(self.policy.inject) if fault.rank == self.rank]
+        return Planted(mine, self.policy.seed, self.backend.finish) if mine else None
+
 
 class Seen(NamedTuple):
     """What rank 0 knows of a case once it is measured: ``states`` of all ranks' GPUs, None where
@@ -114,9 +124,8 @@ class Trial:
             self._policy = msgspec.structs.replace(
                 self._policy, max_seconds=job.seconds, min_seconds=least
             )
-        device, planned = bench.backend.device, faults(self._policy.inject)
-        mine = [fault for fault in planned if fault.rank == self._rank]
-        self._planted = Planted(mine, self._policy.seed, bench.backend.finish) if mine else None
+        device = bench.backend.device
+        self._planted = bench.planted()
         self._late = self._planted.tarry if self._planted else nothing
         slots = [self._case] * job.rotation
         self._slots = allocate(bench.backend, slots, bench.held, self._policy.unalign)
@@ -318,12 +327,8 @@ class Trial:
         if self._clock():
             return Sync("device", self._control, board, backend.align, after=after)
 
-        def meet() -> None:
-            backend.align()
-            backend.finish()
-
         scheme = "none" if self._case.mode == "host" else self._bench.scheme
-        return Sync(scheme, self._control, board, meet, self._common, after)
+        return Sync(scheme, self._control, board, self._bench.meet, self._common, after)
 
     def _other_cadence(self) -> Sync | None:
         """How ranks start in the calls that are the case's control: as a program's do where the
@@ -411,7 +416,7 @@ class Trial:
 
     def _fill(self, slot: int) -> None:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
-            checker.poison(buffers.recv if buffers.whole is None else buffers.whole)
+            checker.poison(buffers.written)
             checker.fill_send(buffers.send, slot)
 
     def _check(self, slots: list[int], when: str) -> list[Fields]:

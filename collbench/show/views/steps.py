@@ -191,10 +191,9 @@ def section(view: View) -> Section | None:
             if step is None or not one.whole.operations:
                 continue
             seen = phases(step, one.whole.operations[0])
-            program = next(program for program in step.programs if 0 in program.ranks)
             tables += [
                 replace(_table(seen), title=f"{title}: by phase", note=LEGEND),
-                _operations(title, program, one.whole.operations[0]),
+                _operations(title, step.program(0), one.whole.operations[0]),
             ]
             drawn.append(_timeline(title, step, one.whole.operations))
     if not tables:
@@ -269,8 +268,7 @@ def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Fi
     of the groups that it talks to."""
     bars: dict[str, list[tuple[str, int, int, str]]] = {kind: [] for kind in SHOWN}
     for rank, ops in enumerate(seen[:RANKS]):
-        program = next(program for program in step.programs if rank in program.ranks)
-        for op, times in zip(program.ops, ops, strict=True):
+        for op, times in zip(step.program(rank).ops, ops, strict=True):
             if not times.ends_ns or not times.ends_ns[-1]:
                 continue
             kind = "communication" if op.communicates else "waiting"
