@@ -137,12 +137,14 @@ def _series(
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
     counts, model, refused = _counts(case, launches[-1][0].carried)
-    if case.n < 2 or not counts[0]:
+    if refused:
+        pass
+    elif case.n < 2 or not counts[0]:
         refused = "one rank sends nothing"
     elif not sizes.any():
         refused = f"{case.collective} moves no data: its time is its latency"
     elif len(sizes) < FEWEST:
-        refused = refused or f"{len(sizes)} sizes; a line needs {FEWEST}"
+        refused = f"{len(sizes)} sizes; a line needs {FEWEST}"
     return SizeSeries(
         case=case,
         sizes=sizes,
@@ -181,6 +183,8 @@ def _redrawn(samples: Floats, rng: np.random.Generator) -> Floats:
 def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
     """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
     collective needs."""
+    if case.step:
+        return (0.0, 0.0, 0.0), "", "a training step has one size, and a line goes over several"
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)
         model = "lower bound" + (f", {carried:.2f}x its bytes" if carried > 1 else "")
