@@ -48,6 +48,7 @@ ROUNDS = {
     "sendrecv": (1, 1.0),
     "barrier": (2, 0.0),
 }
+STEP = 5e7  # ns that each part of a training step takes
 FIRST = datetime(2026, 1, 2, 1, 0, tzinfo=UTC)  # the night of 2026-01-01
 ODD = 0.05  # share of nights on which a row takes 5 to 25 % longer
 
@@ -245,7 +246,9 @@ def experiment(
 
 
 def expected(what: Case) -> float:
-    """Nanoseconds a call of a healthy night: ``alpha + beta n``."""
+    """Nanoseconds a call of a healthy night: ``alpha + beta n``; a step has one for all its parts."""
+    if what.step:
+        return STEP
     rounds, share = ROUNDS[what.collective]
     return rounds * ALPHA + share * what.row.bound(what.n).beta * what.moved * BETA
 

@@ -190,7 +190,8 @@ def block(case: Case) -> str:
 
 
 def program(case: Case) -> str:
-    return PROGRAMS.get(case.collective, case.collective) + "_perf"
+    """What nccl-tests calls its own; a step of training is no program of theirs."""
+    return "workload" if case.step else PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
 class Text(Reporter):

@@ -130,7 +130,7 @@ def split(night: Night) -> list[Claim]:
 def composition(night: Night) -> list[Claim]:
     """Each of COMPOSITIONS at equal sizes, for libraries' own choices."""
     groups: dict[Case, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
-    for timing in night.fit:
+    for timing in _collectives(night):
         if timing.case.algorithm == "native":
             groups[_whatever(timing.case)][timing.case.collective].append(timing)
     found = []
@@ -166,11 +166,11 @@ def link(night: Night) -> list[Claim]:
     half that of sendrecv at the same size."""
     probes = {
         msgspec.structs.replace(_whatever(t.case), collective="sendrecv"): t
-        for t in night.fit
+        for t in _collectives(night)
         if t.case.row.pairwise and t.case.algorithm == "native"
     }
     found = []
-    for timing in night.fit:
+    for timing in _collectives(night):
         case = timing.case
         probe = probes.get(msgspec.structs.replace(_whatever(case), collective="sendrecv"))
         if (
@@ -190,6 +190,11 @@ def link(night: Night) -> list[Claim]:
                 )
             )
     return found
+
+
+def _collectives(night: Night) -> list[Timing]:
+    """Rows that can tell, without those of training steps, which are made of many collectives."""
+    return [timing for timing in night.fit if not timing.case.step]
 
 
 def _series(night: Night) -> Iterator[list[Timing]]:

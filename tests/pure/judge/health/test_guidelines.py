@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from factories import case, expected, hosted, night, nightly, timings
 
+from collbench.core.collectives import PARTS
 from collbench.judge.health import checks, guidelines
 from collbench.judge.health.findings import Finding
 from collbench.judge.health.guidelines import ALPHA, GROSS, missed
+from collbench.judge.health.night import Night
 from collbench.records.types import RankInfo, Record
 from collbench.suite.case import Case
 
@@ -200,3 +202,16 @@ def test_links_are_judged_by_what_they_carried() -> None:
     assert found.ratio == pytest.approx(1.5, rel=0.01)
     night.fit = [one._replace(carried=2.0) for one in night.fit[1:]] + night.fit[:1]
     assert missed(guidelines.link(night)) == []
+
+
+def test_a_training_step_is_held_to_no_guideline_of_collectives() -> None:
+    parts = [
+        msgspec.structs.replace(
+            case(), collective=part, step="x layers=2 #1", op="none", dtype="uint8", nbytes=8
+        )
+        for part in PARTS
+    ]
+    seen = night(rows=[*nightly(), *parts])
+    assert {one.case for one in Night([seen]).fit} >= set(parts)
+    verdict = checks.judge([seen])
+    assert verdict.findings == [] and verdict.state == "healthy"
