@@ -246,7 +246,7 @@ def experiment(
 
 
 def expected(what: Case) -> float:
-    """Nanoseconds a call of a healthy night: ``alpha + beta n``; a step has one for all its parts."""
+    """Nanoseconds a call of a healthy night: ``alpha + beta n``; 50 ms for a step's parts."""
     if what.step:
         return STEP
     rounds, share = ROUNDS[what.collective]
