@@ -137,14 +137,13 @@ def _series(
     low, high = np.quantile(draws, (0.025, 0.975), axis=0)
     scale = np.maximum(0.01, (high - low) / 2 / measured)
     counts, model, refused = _counts(case, launches[-1][0].carried)
-    if refused:
-        pass
-    elif case.n < 2 or not counts[0]:
-        refused = "one rank sends nothing"
-    elif not sizes.any():
-        refused = f"{case.collective} moves no data: its time is its latency"
-    elif len(sizes) < FEWEST:
-        refused = f"{len(sizes)} sizes; a line needs {FEWEST}"
+    reasons = {
+        refused: bool(refused),
+        "one rank sends nothing": case.n < 2 or not counts[0],
+        f"{case.collective} moves no data: its time is its latency": not sizes.any(),
+        f"{len(sizes)} sizes; a line needs {FEWEST}": len(sizes) < FEWEST,
+    }
+    refused = next((reason for reason, holds in reasons.items() if holds), "")
     return SizeSeries(
         case=case,
         sizes=sizes,

@@ -130,9 +130,8 @@ def split(night: Night) -> list[Claim]:
 def composition(night: Night) -> list[Claim]:
     """Each of COMPOSITIONS at equal sizes, for libraries' own choices."""
     groups: dict[Case, dict[str, list[Timing]]] = defaultdict(lambda: defaultdict(list))
-    for timing in _collectives(night):
-        if timing.case.algorithm == "native":
-            groups[_whatever(timing.case)][timing.case.collective].append(timing)
+    for timing in _native(night):
+        groups[_whatever(timing.case)][timing.case.collective].append(timing)
     found = []
     for members, (name, others) in itertools.product(groups.values(), COMPOSITIONS):
         among = [members.get(other, []) for other in others]
@@ -166,20 +165,14 @@ def link(night: Night) -> list[Claim]:
     half that of sendrecv at the same size."""
     probes = {
         msgspec.structs.replace(_whatever(t.case), collective="sendrecv"): t
-        for t in _collectives(night)
-        if t.case.row.pairwise and t.case.algorithm == "native"
+        for t in _native(night)
+        if t.case.row.pairwise
     }
     found = []
-    for timing in _collectives(night):
+    for timing in _native(night):
         case = timing.case
         probe = probes.get(msgspec.structs.replace(_whatever(case), collective="sendrecv"))
-        if (
-            probe
-            and probe is not timing
-            and case.algorithm == "native"
-            and case.size >= LARGE
-            and case.n > 1
-        ):
+        if probe and probe is not timing and case.size >= LARGE and case.n > 1:
             bound = case.row.busbw(case.n) * timing.carried * timing.moved / probe.moved
             found.append(
                 Claim(
@@ -192,9 +185,9 @@ def link(night: Night) -> list[Claim]:
     return found
 
 
-def _collectives(night: Night) -> list[Timing]:
-    """Rows that can tell, without those of training steps, which are made of many collectives."""
-    return [timing for timing in night.fit if not timing.case.step]
+def _native(night: Night) -> list[Timing]:
+    """Rows of a library's own choice that can tell; a training step is made of many collectives."""
+    return [t for t in night.fit if t.case.algorithm == "native" and not t.case.step]
 
 
 def _series(night: Night) -> Iterator[list[Timing]]:
