@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 # Top to bottom: a module imports its own folder and those above it. Budgets are in statements.
 LAYERS = {
-    "core": 2_012,  # what a collective is, what algorithms do and cost
+    "core": 2_026,  # what a collective is, what algorithms do and cost
     "machine": 593,  # where we are
     "workload": 3_495,  # steps of training and inference
     "suite": 860,  # what is asked for

@@ -360,9 +360,9 @@ def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
 def _tell_sizes(axes: Axes, asked: bool) -> None:
     """Notes where sizes of uneven blocks come from."""
     uneven = collective(axes.collectives[0]).uneven
-    files = [split for split in axes.splits if uneven and split.startswith("matrix:")]
-    if files and asked:
-        _note(f"{' and '.join(files)}: its sizes are the file's, whatever -b, -e and --sizes say")
+    tables = [one for one in axes.splits if uneven and one.startswith(("matrix:", "table:"))]
+    if tables and asked:
+        _note(f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say")
     if uneven and any(split.startswith("zipf") for split in axes.splits):
         _note(
             "--splits zipf: each rank sends what -b and -e say; size is the largest buffer, that of"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-GRAMMAR = "uniform, spread:S with 0 <= S <= 1, zipf:S with S >= 0, or matrix:FILE"
+GRAMMAR = "uniform, spread:S with 0 <= S <= 1, zipf:S with S >= 0, matrix:FILE or table:0 64/64 0"
 
 
 MOST_RANKS = 4096  # of which a table still fits memory
@@ -31,15 +32,15 @@ def matrix(spec: str, n: int, nbytes: int, itemsize: int) -> np.ndarray:
     rank keeps nothing for itself and the farthest rank gets most. ``zipf:S``: rank j is asked for
     in proportion to ``1/(j+1)**S``, as popular experts are in a mixture of experts.
     ``matrix:FILE``: a square text matrix of bytes, at least n wide; ``nbytes`` is then not used.
-    Counts are rounded down to whole elements. Raises UsageError on a bad spec or file.
+    ``table:0 64/64 0``: the same, written out, a row for each rank. Counts are rounded down to
+    whole elements. Raises UsageError on a bad spec or file.
     """
     import numpy as np
 
-    kind, _, argument = spec.partition(":")
-    if kind == "matrix" and argument:
-        return _whole(_read(argument, n), itemsize)
+    if (given := _given(spec, n)) is not None:
+        return _whole(given, itemsize)
     row = _whole(_first(spec, n, nbytes), itemsize)
-    if kind == "zipf":
+    if spec.startswith("zipf"):
         return np.tile(row, (n, 1))
     table: np.ndarray = row[(np.arange(n) - np.arange(n)[:, None]) % n]
     return table
@@ -79,8 +80,8 @@ def extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, int
     """The most elements of the matrix that any rank sends, that any receives, and that pass the
     busiest port. One row says it where rows are alike or each is the one before, turned by one.
     Raises UsageError."""
-    if spec.startswith("matrix:"):
-        table = _whole(_read(spec.partition(":")[2], n), itemsize)
+    if (given := _given(spec, n)) is not None:
+        table = _whole(given, itemsize)
         return int(table.sum(1).max()), int(table.sum(0).max()), busiest(table)
     return _extent(spec, n, nbytes, itemsize)
 
@@ -97,11 +98,10 @@ def _extent(spec: str, n: int, nbytes: int, itemsize: int) -> tuple[int, int, in
 
 
 def whole(spec: str, n: int) -> int | None:
-    """Bytes of the larger buffer of any rank that a file asks for, None where ``spec`` names no
-    file."""
-    if not spec.startswith("matrix:"):
+    """Bytes of any rank's larger buffer as a table has them, None where ``spec`` is a pattern."""
+    table = _given(spec, n)
+    if table is None:
         return None
-    table = matrix(spec, n, 0, 1)
     return int(max(table.sum(0).max(), table.sum(1).max()))
 
 
@@ -120,42 +120,68 @@ def _number(spec: str, text: str) -> float:
         raise UsageError(f"--splits {spec}: '{text}' is not a number", GRAMMAR) from None
 
 
-def _read(path: str, n: int) -> np.ndarray:
-    try:
-        file = Path(path).expanduser().resolve()
-        if not file.is_file():
-            raise ValueError("it is no file" if file.exists() else "there is no such file")
-        if file.stat().st_size > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
-        table = _table(file, file.stat().st_mtime_ns, file.stat().st_size)
-    except (OSError, ValueError, RuntimeError) as e:
-        raise UsageError(
-            f"--splits matrix: cannot read {path}: {e}",
-            "a text file of n lines with n numbers, bytes",
-        ) from e
+def written(table: Sequence[Sequence[int]]) -> str:
+    """The spec of a table of bytes."""
+    return f"table:{'/'.join(' '.join(map(str, row)) for row in table)}"
+
+
+def _given(spec: str, n: int) -> np.ndarray | None:
+    """Bytes among ``n`` ranks where a table gives them, in a file or written out; else None."""
     import numpy as np
 
+    kind, _, argument = spec.partition(":")
+    if kind not in TABLES or not argument:
+        return None
+    what = f"--splits {kind}:"
+    try:
+        table = TABLES[kind](argument)
+    except (OSError, ValueError, RuntimeError) as e:
+        raise UsageError(
+            f"{what} cannot read {argument[:200]}: {e}",
+            "n lines with n numbers, bytes; a slash between rows where they are written out",
+        ) from e
     if not np.isfinite(table).all():
         raise UsageError(
-            f"--splits matrix: {path} holds a number that is not finite", "bytes, as in 4096"
+            f"{what} {argument[:200]} holds a number that is not finite", "bytes, as in 4096"
         )
     if table.shape[0] != table.shape[1] or table.shape[0] < n or not _counts(table):
         raise UsageError(
-            f"--splits matrix: {path} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
+            f"{what} {argument[:200]} is {table.shape[0]} x {table.shape[1]}, with {n} ranks in"
             " play",
             "it must be square, at least as wide as the ranks, and hold no negative number",
         )
     return table[:n, :n]
 
 
+@functools.lru_cache(maxsize=1 << 10)
+def _listed(text: str) -> np.ndarray:
+    return _numbers(text.split("/"))
+
+
+def _read(path: str) -> np.ndarray:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError("it is no file" if file.exists() else "there is no such file")
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
+    return _table(file, file.stat().st_mtime_ns, file.stat().st_size)
+
+
 @functools.lru_cache(maxsize=1)
 def _table(file: Path, *_: int) -> np.ndarray:
     """What a file held at some time, so long and so old."""
+    return _numbers(file)
+
+
+def _numbers(source: Path | list[str]) -> np.ndarray:
     import numpy as np
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of an empty one; its size says it
-        return np.asarray(np.loadtxt(file, ndmin=2))
+        return np.asarray(np.loadtxt(source, ndmin=2))
+
+
+TABLES: dict[str, Callable[[str], np.ndarray]] = {"matrix": _read, "table": _listed}
 
 
 def _counts(table: np.ndarray) -> bool:

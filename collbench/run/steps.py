@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from collbench.core.collectives import COLLECTIVES
+from collbench.core import splits
+from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.text import size
 from collbench.run.backends import TRANSPORTS, WHOLE, is_predicted, why_never
 from collbench.suite.case import Case
@@ -53,6 +54,7 @@ def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> li
     """The operations of a rank's program that talk to others, in order. Those of groups of one rank
     do nothing."""
     turns: Counter[object] = Counter()
+    tables: dict[tuple[str, str], Iterator[str]] = {}
     found = []
     for at, op in enumerate(step.program(rank).ops):
         if not op.communicates:
@@ -61,7 +63,9 @@ def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> li
         if len(members) == 1:
             continue
         place = members.index(rank)
-        case = _case(op, len(members), backend, algorithm)
+        lane = op.group, op.lane
+        blocks = tables.setdefault(lane, _tables(step, *lane, members))
+        case = _case(op, len(members), backend, algorithm, next(blocks) if op.sends else "")
         one = Played(at, op, case, members, place, 0)
         whom = (one.meeting, case)
         found.append(one._replace(turn=turns[whom]))
@@ -69,7 +73,21 @@ def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> li
     return found
 
 
-def _case(op: Op, n: int, backend: str, algorithm: str) -> Case:
+def _tables(step: Step, group: str, lane: str, members: tuple[int, ...]) -> Iterator[str]:
+    """How each all_to_allv of a group divides its buffers, in their order, by what every member
+    sends."""
+    rows = (
+        [
+            [count * DTYPES[op.dtype].size for count in op.sends]
+            for op in step.program(rank).ops
+            if op.sends and (op.group, op.lane) == (group, lane)
+        ]
+        for rank in members
+    )
+    return (splits.written(table) for table in zip(*rows, strict=True))
+
+
+def _case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform") -> Case:
     """The case that an operation is in its group: in place where frameworks have it so."""
     message = op.kind in POINT_TO_POINT
     row = COLLECTIVES[LIKE if message else op.kind]
@@ -83,6 +101,7 @@ def _case(op: Op, n: int, backend: str, algorithm: str) -> Case:
         op=op.op if row.reduces else "none",
         root=0 if message else op.root,
         in_place=row.in_place == "same",
+        splits=blocks if row.uneven else "",
     )
 
 
@@ -96,8 +115,6 @@ def why_not(step: Step, case: Case, further: Callable[[Case], str | None]) -> st
         where = f"{step.name}: {op.kind}"
         if op.kind in POINT_TO_POINT and case.backend in TRANSPORTS:
             return f"{where}: {case.backend} has no messages from rank to rank"
-        if op.sends:
-            return f"{where} of unequal blocks is counted and predicted, not run yet"
         for n in {len(group) for group in step.family(op.group)} - {1}:
             each = _case(op, n, case.backend, case.algorithm)
             if each not in asked and (reason := why_never(each) or further(each)):

@@ -149,7 +149,9 @@ FIELDS: tuple[Field, ...] = (
         text="native",
     ),
     Field("axes", "splits", "split", default=("uniform",), many=True, case="splits").option(
-        "--splits", "all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE; a list.", text="uniform"
+        "--splits",
+        "all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE, table:ROWS; a list.",
+        text="uniform",
     ),
     Field("axes", "groups", "rule", default="").option(
         "--split",

@@ -448,7 +448,7 @@ def why_not(case: Case) -> str:
         whole = f"{case.dtype} element"
         return (
             f"{case.splits} gives no rank a {whole} ({case.type.size} B) to send"
-            if case.splits.startswith("matrix:")
+            if case.splits.startswith(("matrix:", "table:"))
             else f"{case.nbytes} B give a rank no {whole}; the smallest size is {least} B"
         )
     return ""

@@ -52,7 +52,7 @@ def test_a_matrix_has_one_row_of_its_own_size(bare) -> None:
     done = bare(*SPLITS, "--splits", "matrix:traffic.txt", "-b", "1K", "-e", "4K")
     head, *rows = (line.split(",") for line in done.stdout.splitlines())
     assert [row[head.index("nbytes")] for row in rows] == ["2097152"]
-    assert "its sizes are the file's, whatever -b, -e and --sizes say" in done.stderr
+    assert "its sizes are the table's, whatever -b, -e and --sizes say" in done.stderr
 
 
 @pytest.mark.usefixtures("traffic")
@@ -65,7 +65,7 @@ def test_beside_a_matrix_other_splits_are_swept(bare) -> None:
 
 @pytest.mark.usefixtures("traffic")
 def test_without_sizes_a_matrix_is_not_remarked(bare) -> None:
-    assert "the file's" not in bare(*SPLITS, "--splits", "matrix:traffic.txt").stderr
+    assert "the table's" not in bare(*SPLITS, "--splits", "matrix:traffic.txt").stderr
 
 
 def test_where_a_zipfs_size_comes_from_is_told(bare) -> None:

@@ -104,6 +104,13 @@ STEPS = {
         *("megatron:llama3-8b", "--layout", "tp=1,pp=2,dp=1,micro_batches=4"),
         *("--layers", "2", "--scale", "1/64"),
     ],
+    "experts": [
+        *("moe:deepseek-v3", "--layout", "ep=2,dp=2,tp=1,pp=1,micro_batches=1", "--layers", "4"),
+        *("--scale", "1/1024"),
+    ],
+    "tokens": ["deepep:ll", "--layout", "dp=2", "--scale", "1/16"],
+    "weights": ["m2n:dp.None->tp.None", "--layout", "dp=1", "--scale", "1/64"],
+    "layouts": ["redistribute:tp.None->None.tp", "--layout", "tp=2"],
     "context": ["megatron:llama3-8b", "--layout", "tp=1,cp=2", "--layers", "2", "--scale", "1/512"],
 }
 

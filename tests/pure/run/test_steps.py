@@ -70,15 +70,29 @@ def test_what_cannot_run_says_which_operation_and_why() -> None:
         return steps.why_not(step, case, lambda case: None)
 
     reduce = Op(kind="all_reduce", **CALL)  # type: ignore[arg-type]
-    uneven = Op(kind="all_to_allv", sends=(1, 2), nbytes=12, dtype="float")
     assert of(reduce, backend="gloo") == ""
     assert "name an algorithm" in of(reduce, backend="shm")
-    assert "not run yet" in of(uneven, backend="gloo")
     message = presets.find("megatron:llama3-8b", "pp=2,micro_batches=2", layers=2)
     case = cases_of(message, backends=("shm",), algorithms=("ring",))[0]
     assert "no messages from rank to rank" in steps.why_not(message, case, lambda case: None)
     for backend in ("symm", "model"):
         assert "runs no steps" in of(reduce, backend=backend)
+
+
+def test_uneven_blocks_are_those_that_each_member_sends() -> None:
+    def op(*sends: int) -> Op:
+        return Op(kind="all_to_allv", group="ep", sends=sends, nbytes=16, dtype="float")
+
+    one = Program((0,), (op(1, 2), op(0, 3)))
+    other = Program((2,), (op(4, 0), op(1, 1)))
+    step = Step("x", 3, (one, Program((1,), ()), other), {"ep": ((0, 2), (1,))})
+    for rank in (0, 2):
+        found = [each.case.splits for each in steps.played(step, rank, "gloo")]
+        assert found == ["table:4 8/16 0", "table:0 12/4 4"]
+        first = steps.played(step, rank, "gloo")[0].case.matrix
+        assert first.tolist() == [[1, 2], [4, 0]]
+    (case, *_) = cases_of(step)
+    assert steps.why_not(step, case, lambda case: None) == ""
 
 
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:

@@ -122,7 +122,12 @@ def test_splits() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["spread:2", "zipf:-1", "zipf:x", "matrix:/nowhere", "triangle", "uniform:3"]
+    "spec",
+    [
+        *("spread:2", "zipf:-1", "zipf:x", "matrix:/nowhere", "triangle", "uniform:3"),
+        *("table:", "table:0 64K", "table:1 2/3", "table:1 2", "table:0 4/4 0", "table:-1 1/1 1"),
+        *("table:nan 1/1 1", "table:/"),
+    ],
 )
 def test_bad_splits(spec: str) -> None:
     with pytest.raises(UsageError):
@@ -135,6 +140,16 @@ def test_a_matrix_file_must_be_square_and_wide_enough(tmp_path: Path) -> None:
     assert splits.matrix(f"matrix:{path}", 2, 0, 4).tolist() == [[1, 2], [3, 4]]
     with pytest.raises(UsageError, match="2 x 2"):
         splits.matrix(f"matrix:{path}", 3, 0, 4)
+
+
+def test_a_table_is_written_out_in_bytes_and_read_back() -> None:
+    bytes_ = [[0, 64, 8], [12, 0, 4], [0, 0, 0]]
+    spec = splits.written(bytes_)
+    assert spec == "table:0 64 8/12 0 4/0 0 0"
+    assert splits.matrix(spec, 3, 0, 4).tolist() == [[0, 16, 2], [3, 0, 1], [0, 0, 0]]
+    assert splits.matrix(spec, 2, 0, 4).tolist() == [[0, 16], [3, 0]]
+    assert splits.extent(spec, 3, 0, 4) == (18, 16, 18)
+    assert splits.whole(spec, 3) == 72
 
 
 def test_splits_read_files_only_and_of_bearable_size(
