@@ -63,6 +63,7 @@ faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purp
 lab: $(BIN)/pytest  ## what is measured on links of known rates (as root), written to reports/
 	$(BIN)/python tests/perf/lab.py --output reports/lab.md --runs reports/lab
 	$(BIN)/python tests/perf/wire.py --output reports/wire.md
+	$(BIN)/python tests/perf/steps.py --output reports/steps.md
 
 gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GPUs show: bounds, nccl-tests beside, tests; all of it goes to $(OUT)
 	mkdir -p $(OUT)

@@ -59,6 +59,17 @@ def test_a_prediction_says_what_it_rests_on(bare) -> None:
     assert "400 TFLOP/s a rank" in told
 
 
+def test_gaps_that_a_file_names_are_predicted_without_a_rate(bare, tmp_path: Path) -> None:
+    path = tmp_path / "step.csv"
+    path.write_text(
+        "ranks,op,bytes,dtype,group,reduce,gap_us\n0-1,compute,0,,,,40000\n"
+        "0-1,all_reduce,1048576,float,,sum,0\n"
+    )
+    told = " ".join(bare("workload", str(path), "--link", "ib200").stdout.split())
+    assert "computation alone 40.0 ms" in told
+    assert "the gaps that it names" in told
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

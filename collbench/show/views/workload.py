@@ -117,17 +117,18 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
     hosts = (
         f"hosts of {counted(machine.node, 'rank')}{inside}, between them {in_words(machine.link)}"
     )
-    if not machine.flops:
+    if not expected.computation:
         took = f"communication takes at least {duration(expected.communication * 1e9)}"
         return [f"predicted: {took} on {hosts}; --tflops adds computation"]
     share = expected.exposed / expected.step if expected.step else 0.0
+    told = f"{machine.flops / 1e12:g} TFLOP/s a rank" if machine.flops else "the gaps that it names"
     return [
         f"predicted: a step takes {duration(expected.step * 1e9)}, computation alone"
         f" {duration(expected.computation * 1e9)}, communication alone"
         f" {duration(expected.communication * 1e9)}, exposed {duration(expected.exposed * 1e9)}"
         f" ({share:.0%})",
-        f"on {hosts}; {machine.flops / 1e12:g} TFLOP/s a rank; each operation takes its lower bound"
-        " there, so that real ones take longer",
+        f"on {hosts}; {told}; each operation takes its lower bound there, so that real ones take"
+        " longer",
     ]
 
 
