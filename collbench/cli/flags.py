@@ -133,6 +133,20 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
     },
+    "overlap": {
+        "what": Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again."),
+        "beside": Option(
+            "--with", help="In the background: sleep, gemm, copy, or collectives; a list."
+        ),
+        "sizes": Option("--sizes", help="A list."),
+        "backend": option("backends"),
+        "algorithm": option("algorithms"),
+        "dtype": Option("-d", "--datatype", help="As in `collbench list`."),
+        "rounds": Option("-n", "--rounds", min=1, max=200, help="6 bound one row, 12 hundred."),
+        "max_time": Option("--max-time", help="Longest time spent on a row in a round."),
+        "output_format": Option("--format", help="table, json, csv or md."),
+        "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
+    },
     "locate": {
         "size": Option("--size", help="What each rank sends to its neighbour."),
         "tau": Option("--tau", help="By so much slower than the others is slow."),

@@ -59,6 +59,11 @@ COMMANDS = {
         "collbench.cli.pairs:pairs",
         "Measure every pair of ranks, and say which ranks, hosts and links stand out.",
     ),
+    "overlap": (
+        "collbench.cli.overlap:overlap",
+        "Measure a collective beside computation, copies or another collective: how much slower"
+        " each is.",
+    ),
     "locate": (
         "collbench.cli.locate:locate",
         "Find who makes a group slow: disjoint groups at once, slow ones halved, suspects"

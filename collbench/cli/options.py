@@ -23,7 +23,7 @@ from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
 from collbench.run.session import Order
 from collbench.show import live, nccl, nccl_json, programs
-from collbench.suite import arrivals, fields, grammar
+from collbench.suite import arrivals, backgrounds, fields, grammar
 from collbench.suite.case import Limit, Mode
 from collbench.suite.fields import Field
 from collbench.suite.policy import Policy
@@ -148,6 +148,7 @@ READ: dict[str, Callable[[str, str], Any]] = {
     "limit": grammar.parse_limit,
     "rule": groups.spelled,
     "arrival": arrivals.spelled,
+    "background": backgrounds.spelled,
 }
 
 

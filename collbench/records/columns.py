@@ -51,6 +51,7 @@ COLUMNS = (
     Column("mode", "text", "", "cadence of the calls", "case.mode"),
     Column("env", "text", "", "settings of the case's processes", "settings"),
     Column("splits", "text", "", "how all_to_allv divides a buffer", "case.splits"),
+    Column("background", "text", "", "what ranks did meanwhile, besides", "case.background"),
     Column("align", "whole", "B", "what blocks are rounded to", "case.align"),
     Column("groups", "text", "", "how ranks are divided into groups, or empty", "case.groups"),
     Column("group", "whole", "", "the group measured", "case.group"),

@@ -269,6 +269,14 @@ class Operation(
     alone_ns: Samples = []
 
 
+class Background(msgspec.Struct, frozen=True):
+    """What was done in the background of a case, again and again, on rank 0: what it took each
+    time (the first 1,000), alone and during the measured calls."""
+
+    alone_ns: Samples
+    during_ns: Samples
+
+
 class Record(_Line, frozen=True, tag="record"):
     """The outcome of one case. ``times_ns[i]`` is the duration of sample i on its slowest rank, for
     ``inner`` calls; ``per_rank[r][i]`` the same for each rank and ``starts_ns[r][i]`` its start
@@ -296,7 +304,8 @@ class Record(_Line, frozen=True, tag="record"):
     was not what the collective needs. ``injected`` says which faults were planted (faults.py).
     ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
     imported record; ``times_ns`` is then often empty. ``operations`` are a step's, by rank; of its
-    three records, sample i is of the same round. Raises ValueError where times by rank are not
+    three records, sample i is of the same round. ``background`` is how that of the case fared.
+    Raises ValueError where times by rank are not
     of the case's ranks, or not as many of each.
     """
 
@@ -344,6 +353,7 @@ class Record(_Line, frozen=True, tag="record"):
     sent: list[Sent] = []
     calibration: Calibration | None = None
     operations: list[list[Operation]] = []
+    background: Background | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(row) for row in (*self.per_rank, *self.starts_ns)}

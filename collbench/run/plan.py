@@ -23,6 +23,7 @@ from collbench.records.types import Cache
 from collbench.run.backends import UNDER_MPIRUN, is_predicted
 from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
 from collbench.run.steps import NONE, Steps, buffers, calls, computing
+from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.workload.step import Step
@@ -54,6 +55,9 @@ GUESS_WORLD = 0.1
 
 
 GUESS_CASE = 0.1
+
+
+GUESS_ALONE = 0.25  # that a case's background is timed by itself
 
 
 GUESS_ALIGN = 300e-6
@@ -236,7 +240,10 @@ def memory_per_rank(job: Job, policy: Policy) -> int:
         own = max((scratch_bytes(each) for each in _calls(job)), default=0)
         needs = buffers(job.step, job.case, lambda each: buffer_bytes(each, policy))
         return RANK_BYTES + own + needs + COMPUTING
-    return RANK_BYTES + scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+    other = backgrounds.beside(job.case)
+    more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
+    mine = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+    return RANK_BYTES + mine + more
 
 
 def seconds(job: Job, policy: Policy, most: bool = False) -> float:
@@ -290,7 +297,8 @@ def fixed_seconds(job: Job, policy: Policy) -> float:
     """A rough guess of what a job takes beside warming up and measuring."""
     each = [buffer_bytes(case, policy) for case in _calls(job)]
     filled = job.rotation * sum(each) / 2e9 * _crowding(job.case)
-    return GUESS_CASE + call_seconds(job) + (4 * filled if policy.check else 0.0)
+    alone = GUESS_ALONE if job.case.background else 0.0
+    return GUESS_CASE + alone + call_seconds(job) + (4 * filled if policy.check else 0.0)
 
 
 def _crowding(case: Case) -> float:

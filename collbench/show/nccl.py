@@ -184,6 +184,7 @@ def pairs(cases: Iterable[Case]) -> list[dict[bool, Case]]:
 def block(case: Case) -> str:
     """What nccl-tests has no column for, in words; a table never mixes two of these."""
     extra = [f"splits {case.splits}"] if case.splits else []
+    extra += [f"background {case.background}"] if case.background else []
     extra += [f"group {case.group} of {case.of} by {case.groups}"] if case.groups else []
     extra += [f"env {settings(case.env)}"] if case.env else []
     return plain(", ".join([f"{case.label}, ranks {case.n}, mode {case.mode}", *extra]))

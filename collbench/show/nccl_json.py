@@ -152,7 +152,7 @@ def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str,
     rows = [done[line[place]][1] if line.get(place) in done else None for place in (False, True)]
     names = ["collective", "backend", "algorithm", "n", "nbytes", "mode", "env", "splits", "cycle"]
     names += ["groups", "group", "of"] if case.groups else []
-    names += ["arrival"] if case.arrival else []
+    names += [name for name in ("arrival", "background") if getattr(case, name)]
     places = zip(("out_of_place", "in_place"), rows, strict=True)
     flags = {place: row.flags for place, row in places if row and row.flags}
     return {

@@ -45,7 +45,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     a world, with ranks and roots of their own. All groups are measured at once, each a case.
     ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py). A case of a
     ``step`` of training, which it names, is one of PARTS in place of a collective; ``nbytes`` is
-    what the busiest rank has to send. All parts are measured in turns, each a case."""
+    what the busiest rank has to send. All parts are measured in turns, each a case.
+    ``background`` is what ranks do meanwhile, besides (backgrounds.py)."""
 
     collective: str
     backend: str
@@ -66,6 +67,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     of: Ranks = 1
     arrival: str = ""
     step: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    background: Annotated[str, msgspec.Meta(max_length=80)] = ""
 
     def __post_init__(self) -> None:
         if (
@@ -184,7 +186,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             *(f"{k}={v}" for k, v in self.env),
         ]
         parts += [f"{self.groups} {self.group}"] if self.groups else []
-        parts += [self.arrival]
+        parts += [self.arrival, self.background and f"beside {self.background}"]
         return "/".join(p for p in parts if p)
 
     @property

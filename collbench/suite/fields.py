@@ -33,6 +33,7 @@ Kind = Literal[
     "op",
     "arrival",
     "split",
+    "background",
     "setting",  # NAME=V1,V2
     "rule",  # of groups of ranks
     "faults",
@@ -152,6 +153,15 @@ FIELDS: tuple[Field, ...] = (
         "--splits",
         "all_to_allv: uniform, spread:0.5, zipf:1, matrix:FILE, table:ROWS; a list.",
         text="uniform",
+    ),
+    Field("axes", "backgrounds", "background", default=("",), many=True, case="background").option(
+        "--background",
+        (
+            "What ranks do meanwhile, besides: none, gemm (products of matrices), copy (of memory),"
+            " sleep (as a control), or another collective on a communicator of its own"
+            " (all_to_all, all_to_all:4M); a list."
+        ),
+        text="none",
     ),
     Field("axes", "groups", "rule", default="").option(
         "--split",

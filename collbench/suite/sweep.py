@@ -16,7 +16,7 @@ from collbench.core.collectives import OPS, STEP, Collective, collective, dtype,
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
-from collbench.suite import arrivals, fields
+from collbench.suite import arrivals, backgrounds, fields
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 from collbench.workload import walk
@@ -67,6 +67,7 @@ class Part(_Part, frozen=True):
     modes: tuple[str, ...] = ()
     envs: tuple[Setting, ...] = ()
     splits: tuple[str, ...] = ()
+    backgrounds: tuple[str, ...] = ()
     min_size: int = 0
     max_size: int | None = None
 
@@ -126,6 +127,7 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     modes: tuple[Mode, ...] = ()
     envs: tuple[Setting, ...] = ((),)
     splits: tuple[str, ...] = ("uniform",)
+    backgrounds: tuple[str, ...] = ("",)
     align: int = 1
     cycles: int = 1
     groups: str = ""
@@ -317,8 +319,11 @@ def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Ite
             yield msgspec.structs.replace(other, cycle=case.cycle)
 
 
-def _product(axes: Axes) -> Iterator[Case]:
-    """Raises UsageError before it makes anything where that would be too much."""
+Divided = list[tuple[str, Groups]]  # rules, with the groups that each makes
+
+
+def _bounded(axes: Axes) -> tuple[list[Collective], Divided]:
+    """The collectives and groups of a sweep. Raises UsageError where it would be too much."""
     if max(axes.ranks, default=1) > MOST_RANKS:
         raise UsageError(
             f"{max(axes.ranks)} ranks are more than any machine has", f"{MOST_RANKS} at most"
@@ -326,7 +331,8 @@ def _product(axes: Axes) -> Iterator[Case]:
     if axes.align < 1:
         raise UsageError(f"--align {axes.align}: nothing is rounded to that", "1 leaves sizes be")
     rows = [collective(name) for name in axes.collectives]
-    divided, number = [], 0
+    divided: Divided = []
+    number = 0
     for n in axes.ranks:
         for rule in groups.rounds(axes.groups, n):
             divided.append((rule, groups.members(rule, n)))
@@ -339,13 +345,28 @@ def _product(axes: Axes) -> Iterator[Case]:
     swept = sum(math.prod(map(len, lists)) for lists in each)
     if swept * axes.cycles * len(axes.envs) * len(axes.backends) > MOST_CASES:
         raise _too_many()
+    return rows, divided
+
+
+def _product(axes: Axes) -> Iterator[Case]:
+    """Raises UsageError before it makes anything where that would be too much."""
+    rows, divided = _bounded(axes)
     whole = functools.cache(splits.whole)
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
     for cycle, row, (rule, found), env, backend in worlds:
         cadences = axes.cadences(backend, len(found) * len(found[0]))
-        for group, algorithm, how, kind, op, root, split, size, in_place in itertools.product(
-            *_within(axes, row, found, cadences)
-        ):
+        for (
+            group,
+            algorithm,
+            how,
+            kind,
+            op,
+            root,
+            split,
+            beside,
+            size,
+            in_place,
+        ) in itertools.product(*_within(axes, row, found, cadences)):
             yield Case(
                 collective=row.name,
                 backend=backend,
@@ -360,6 +381,7 @@ def _product(axes: Axes) -> Iterator[Case]:
                 arrival=how[1],
                 env=env,
                 splits=split,
+                background=beside,
                 align=axes.align,
                 cycle=cycle,
                 groups=rule,
@@ -372,7 +394,7 @@ def _within(
     axes: Axes, row: Collective, among: Groups, cadences: Sequence[tuple[Mode, str]]
 ) -> tuple[Sequence[Any], ...]:
     """What varies within a collective on some groups of ranks: group, algorithm, mode and arrival,
-    datatype, reduction, root, split, size, placement."""
+    datatype, reduction, root, split, background, size, placement."""
     empty = not row.moves_data
     return (
         range(len(among)),
@@ -382,6 +404,7 @@ def _within(
         axes.ops if row.reduces else ("none",),
         (-1,) if not row.rooted else range(len(among[0])) if -1 in axes.roots else axes.roots,
         axes.splits if row.uneven else ("",),
+        axes.backgrounds,
         (0,) if empty else axes.sizes,
         (False,) if empty else axes.in_place,
     )
@@ -426,8 +449,9 @@ def _among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
 def why_not(case: Case) -> str:
     """Why ``case`` means nothing on any backend, or an empty string."""
     row = case.row
-    if case.in_place and row.in_place is None:
-        return f"{row.name} has no in-place form"
+    nowhere = case.in_place and row.in_place is None
+    if none := f"{row.name} has no in-place form" * nowhere or backgrounds.why_not(case):
+        return none
     if case.algorithm != "native":
         try:
             reason = algorithms.find(row.name, case.algorithm).why_not(case.n)

@@ -18,7 +18,7 @@ from collbench.core import algorithms, files, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import near
-from collbench.suite import arrivals, fields
+from collbench.suite import arrivals, backgrounds, fields
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
 from collbench.suite.grammar import (
@@ -412,6 +412,7 @@ KINDS: dict[str, Kind] = {
     "algorithm": NAME._replace(parse=_algorithm),
     "rule": NAME._replace(parse=groups.spelled),
     "arrival": NAME._replace(parse=arrivals.spelled),
+    "background": TEXT._replace(type=str, parse=backgrounds.spelled),
 }
 
 

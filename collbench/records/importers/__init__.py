@@ -25,6 +25,7 @@ from collbench.machine import environment
 from collbench.records import store
 from collbench.records.importers.text import unprefixed
 from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
+from collbench.suite import backgrounds
 from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, why_not
@@ -105,6 +106,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     sync: Literal["", "barrier"] = ""
     env: tuple[tuple[str, str], ...] = ()
     splits: str = ""
+    background: str = ""
     groups: str = ""
     group: int = 0
     of: int = 1
@@ -320,6 +322,7 @@ def _case(table: Table, line: Line) -> Case:
         mode=table.mode,
         env=table.env,
         splits=table.splits,
+        background=backgrounds.spelled(table.background),
         groups=table.groups,
         group=table.group,
         of=table.of,
@@ -430,6 +433,7 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
             ("in_place", "in_place"),
             ("modes", "mode"),
             ("envs", "env"),
+            ("backgrounds", "background"),
         )
     }
     axes = Axes(

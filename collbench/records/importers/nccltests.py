@@ -47,7 +47,7 @@ DEVICE = re.compile(
 
 OURS = re.compile(
     r"# implementation: (?P<label>\S+), ranks (?P<n>\d{1,9}), mode (?P<mode>\w+)(?:, splits"
-    r" (?P<splits>[^,]*))?"
+    r" (?P<splits>[^,]*))?(?:, background (?P<background>[^,]*))?"
     r"(?:, group (?P<group>\d{1,6}) of (?P<of>\d{1,6}) by (?P<groups>ranks [\d,;/]+|[^,]*))?"
     r"(?:, env (?P<env>[^,]*))?(?:, library (?P<library>.*))?"
 )
@@ -475,6 +475,7 @@ def _ours(found: re.Match[str]) -> dict[str, Any]:
         "algorithm": algorithm or "native",
         "n": int(found["n"]),
         "splits": found["splits"] or "",
+        "background": found["background"] or "",
         "groups": found["groups"] or "",
         "group": int(found["group"] or 0),
         "of": int(found["of"] or 1),

@@ -19,6 +19,7 @@ from collbench.core.groups import placed
 from collbench.core.text import near
 from collbench.machine import environment
 from collbench.records.types import Choice
+from collbench.suite.backgrounds import beside
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -258,6 +259,10 @@ def why_never(case: Case) -> str:
         fit = [variant.name for variant in found if not variant.why_not(case.n)]
         likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
         return f"{lack}: name an algorithm (--algo {likely[0]})"
+    if case.background and (case.backend in WHOLE or is_predicted(case.backend)):
+        return f"{case.backend} does nothing in the background; gloo, nccl, shm and mpi do"
+    if beside(case) and case.backend in {*TRANSPORTS, *UNDER_MPIRUN}:
+        return f"{case.backend} has no collective in the background; gloo and nccl have"
     if case.op == "premul_sum" and case.algorithm != "native":
         return "premul_sum is an NCCL reduction; reference algorithms have none"
     return ""

@@ -14,18 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collbench.core.collectives import DTYPES, PARTS
-from collbench.core.groups import Groups
 from collbench.records import stats
 from collbench.records.steps import bounded
 from collbench.records.types import FirstWrong, Operation, Sent
-from collbench.run import backends
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
 from collbench.run.rank import counted
+from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import Buffers, allocate
 from collbench.run.rank.check import Checker
-from collbench.run.rank.control import Control
 from collbench.run.rank.measure import (
     STOPS,
     Measured,
@@ -41,7 +39,6 @@ from collbench.run.rank.measure import (
 from collbench.run.rank.outcome import Fields, measured_well, nothing_valid
 from collbench.run.rank.payload import show
 from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
-from collbench.run.rank.trial import Bench
 from collbench.run.steps import Played, played
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
@@ -52,32 +49,6 @@ LEAST, MORE = 10, 3  # rounds that may take so much more than the time that ther
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 WATCHED, MOST_WATCHED = 5, 40_000  # steps in which each operation is timed; such times in all
 ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
-
-
-class Sites:
-    """What runs operations in the groups of steps: a backend for each family of groups and each
-    lane, opened by all ranks at once, and kept until the world ends."""
-
-    def __init__(self, backend: Backend, name: str, local_rank: int, control: Control) -> None:
-        self._like, self._name = backend, name
-        self._local_rank, self._control = local_rank, control
-        self._open: dict[tuple[Groups, str], Backend] = {}
-
-    def at(self, family: Groups, lane: str) -> Backend:
-        """That of the groups; ranks in none of them have one of their own."""
-        inside = {rank for group in family for rank in group}
-        whole = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
-        if (whole, lane) not in self._open:
-            made = backends.find(self._name)
-            made.policy, made.hosts = self._like.policy, self._like.hosts
-            made.control = self._control.divided(whole)
-            made.open(made.control.rank, made.control.n, self._local_rank)
-            self._open[whole, lane] = made
-        return self._open[whole, lane]
-
-    def close(self) -> None:
-        for backend in self._open.values():
-            backend.close()
 
 
 class _Ready(NamedTuple):

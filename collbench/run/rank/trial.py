@@ -17,17 +17,16 @@ import numpy as np
 from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
 from collbench.records.types import Choice, GpuState, Sent
-from collbench.run.backends import Backend, Call
-from collbench.run.launch.board import Board, Phase
+from collbench.run.backends import Call
+from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
 from collbench.run.rank import check, counted
-from collbench.run.rank.calibration import Calibrator
-from collbench.run.rank.calls import Pattern, Planted, Slot, allocate, prepare
+from collbench.run.rank.background import Behind
+from collbench.run.rank.bench import Bench
+from collbench.run.rank.calls import Pattern, Slot, allocate, prepare
 from collbench.run.rank.check import Checker
-from collbench.run.rank.clocks import GlobalClock
-from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
-from collbench.run.rank.gpu import Guard, Stream, Watch
+from collbench.run.rank.gpu import Guard, Stream
 from collbench.run.rank.measure import (
     Measured,
     Protocol,
@@ -47,44 +46,11 @@ from collbench.run.rank.outcome import (
     nothing_valid,
     wrong_somewhere,
 )
-from collbench.suite.faults import faults
-from collbench.suite.policy import Policy
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
 UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
-
-
-class Bench(NamedTuple):
-    """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
-    ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
-    all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
-    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan; the
-    ``calibrator`` is Protocol's.
-    """
-
-    rank: int
-    held: Sequence[int]
-    backend: Backend
-    control: Control
-    board: Board
-    policy: Policy
-    scheme: str
-    common: GlobalClock | None
-    watch: Watch | None = None
-    in_turns: bool = False
-    calibrator: Calibrator | None = None
-
-    def meet(self) -> None:
-        """Bring all ranks' devices to the same point, and wait for this one's."""
-        self.backend.align()
-        self.backend.finish()
-
-    def planted(self) -> Planted | None:
-        """The faults that are planted on this rank, if there are any."""
-        mine = [fault for fault in faults(self.policy.inject) if fault.rank == self.rank]
-        return Planted(mine, self.policy.seed, self.backend.finish) if mine else None
 
 
 class Seen(NamedTuple):
@@ -107,8 +73,8 @@ class Seen(NamedTuple):
 class Trial:
     """One case on one rank, from allocation to the fields of its record."""
 
-    def __init__(self, bench: Bench, job: Job) -> None:
-        self._bench = bench
+    def __init__(self, bench: Bench, job: Job, behind: Behind | None = None) -> None:
+        self._bench, self._behind = bench, behind
         self._control, self._rank, self._job = bench.control, bench.rank, job
         self._own = bench.backend.control or bench.control  # this rank's group
         self._case = (
@@ -145,7 +111,7 @@ class Trial:
         )
         self._checked = 0
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
-        self._beside = job.control and not bench.backend.interpreted
+        self._beside = job.control and not bench.backend.interpreted and behind is None
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
@@ -177,11 +143,15 @@ class Trial:
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
-        measured, sampler = yield from protocol.run(setup, self._measuring)
+        work = protocol.run(setup, self._measuring)
+        if self._behind:
+            self._behind.alone()
+            work = self._behind.along(work)
+        measured, sampler = yield from work
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
-        if wrong := self._check_after(sampler, slow):
+        if wrong := self._check_after(sampler, slow) or self._check_behind():
             return wrong
         control = protocol.in_other_cadence(sampler, measured)
         summed = self._bits()
@@ -224,6 +194,8 @@ class Trial:
 
     def _measuring(self) -> None:
         self._enter(Phase.MEASURING)
+        if self._behind:
+            self._behind.since()
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
         case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]
@@ -246,6 +218,7 @@ class Trial:
             "bits": seen.bits[number],
             "control_ns": in_control(seen.control, ranks),
             "sent": seen.sent,
+            "background": self._behind.told() if self._behind else None,
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,
@@ -437,6 +410,12 @@ class Trial:
         findings = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
         self._totals = [sum(checked for checked, _, _ in found) for found in findings]
         return wrong_somewhere(self._case, findings, when)
+
+    def _check_behind(self) -> list[Fields]:
+        """What the background's last call left."""
+        told = self._control.collect(self._behind.wrong()) if self._behind else []
+        notes = [note for note in told if note]
+        return [{"status": "wrong", "wrong": len(notes), "note": notes[0]}] if notes else []
 
     def _check_after(self, sampler: Sampler, fresh: bool) -> list[Fields]:
         """What timed calls left in their buffers, then what calls leave in fresh ones, unless the

@@ -33,6 +33,8 @@ from collbench.run.launch.world import Asked, Channel, Failure, Said
 from collbench.run.memory import ON_GPUS
 from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
+from collbench.run.rank.background import background
+from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
 from collbench.run.rank.clocks import GlobalClock
@@ -41,8 +43,9 @@ from collbench.run.rank.cores import Cores, settle
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import Fields
-from collbench.run.rank.steps import Sites, StepTrial
-from collbench.run.rank.trial import Bench, Trial
+from collbench.run.rank.steps import StepTrial
+from collbench.run.rank.trial import Trial
+from collbench.suite.backgrounds import beside
 from collbench.suite.case import Case
 from collbench.suite.sweep import THREADS
 
@@ -348,7 +351,11 @@ class Worker:
                 "cache": job.cache,
                 "copies_first": not case.step and self._backend.copies_first(case),
             }
-            trial = StepTrial(bench, job, self._sites) if job.step else Trial(bench, job)
+            trial: StepTrial | Trial
+            if job.step:
+                trial = StepTrial(bench, job, self._sites)
+            else:
+                trial = Trial(bench, job, background(bench, case, self._sites))
             outcomes = yield from trial.run()
             found = [{**took, **fields} for fields in outcomes]
         if self.place.rank:
@@ -364,7 +371,9 @@ class Worker:
         """Why the job cannot be run here; else an empty string."""
         case, ask = job.case, self._backend.why_not
         if job.step is None:
-            return backends.why_never(case) or ask(case) or self._probe(case, bench.held)
+            reason = backends.why_never(case) or ask(case) or self._probe(case, bench.held)
+            other = None if reason else beside(case)
+            return reason or (other and (ask(other) or self._probe(other, bench.held))) or ""
         reason = steps.why_not(job.step, case, ask)
         if not reason:
             for each in steps.kinds(job.step, case):

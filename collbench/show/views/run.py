@@ -15,7 +15,7 @@ from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
-from collbench.show.views import arrival, efficiency, machines, measured, steps
+from collbench.show.views import arrival, efficiency, machines, measured, overlap, steps
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
@@ -186,6 +186,7 @@ def data(view: View) -> Section:
 SECTIONS: tuple[Callable[[View], Section | None], ...] = (
     summary,
     steps.section,
+    overlap.section,
     machines.section,
     measured.bandwidths,
     measured.distributions,

@@ -1,0 +1,148 @@
+"""The command `overlap`: collectives beside something else on the same ranks, and what each makes
+of the other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from collbench.core.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from collbench.records.types import End, RunFile
+    from collbench.run.session import Order
+    from collbench.suite.sweep import Suite
+
+FORMATS = ("table", "md", "csv", "json")
+
+
+def overlap(
+    what: str,
+    beside: str = "sleep,gemm,copy",
+    sizes: str = "64K,1M,16M",
+    ngpus: str = "",
+    backend: str = "",
+    algorithm: str = "native",
+    dtype: str = "float",
+    rounds: int = 12,
+    max_time: str = "0.3s",
+    timeout: float | None = None,
+    inject: str = "",
+    launcher: str = "auto",
+    output_format: str = "table",
+    output: Path | None = None,
+    save: bool = True,
+    tag: str = "",
+    dry_run: bool = False,
+    debug: bool = False,
+) -> None:
+    """Measure a collective beside something else on the same ranks: how much slower each is.
+
+    In every round it is measured alone, and with each of --with in its background: products of
+    matrices (gemm), copies of memory (copy), another collective (all_to_all:4M), or, as a control,
+    what takes neither a core nor memory (sleep). A recorded run is shown again.
+    """
+    from collbench.cli import options, outputs
+    from collbench.cli.measure import carry_out
+    from collbench.records import store
+    from collbench.run import session
+    from collbench.show import live
+
+    outputs.check(output_format, (), FORMATS)
+    if not (name := _collective(what)):
+        raise typer.Exit(_show(store.digest(store.find(what)), output_format))
+    ray = options.where(launcher, "", "")
+    suite = options.changed(
+        suite_of(name, beside, sizes, algorithm, dtype, rounds, timeout),
+        ngpus=ngpus,
+        backend=backend,
+        max_time=max_time,
+        launcher=launcher,
+        ray=ray,
+        inject=inject,
+    )
+    keeping = options.kept(save, output, tag)
+    order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    if dry_run:
+        raise typer.Exit(carry_out(order, live.Status, True))
+    raise typer.Exit(_measure(order, output_format))
+
+
+def suite_of(
+    name: str,
+    beside: str,
+    sizes: str,
+    algorithm: str,
+    dtype: str,
+    rounds: int,
+    timeout: float | None,
+) -> Suite:
+    """A collective alone and with each of ``beside`` in its background, in so many rounds."""
+    from collbench.core.collectives import COLLECTIVES
+    from collbench.suite import backgrounds, grammar
+    from collbench.suite.policy import Policy
+    from collbench.suite.sweep import Axes, Suite
+
+    axes = Axes(
+        collectives=(name,),
+        sizes=tuple(grammar.parse_size(size, "--sizes") for size in grammar.words(sizes)),
+        ranks=(),
+        backends=(),
+        algorithms=tuple(grammar.words(algorithm)),
+        dtypes=(dtype,),
+        in_place=(COLLECTIVES[name].in_place == "same",),
+        backgrounds=("", *(backgrounds.spelled(word, "--with") for word in grammar.words(beside))),
+        cycles=rounds,
+    )
+    return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
+
+
+def _collective(what: str) -> str:
+    """The collective of that name; empty where it names a run. Raises UsageError for neither."""
+    from collbench.core.collectives import COLLECTIVES, collective
+    from collbench.core.text import near
+    from collbench.records import store
+
+    try:
+        return collective(what).name
+    except UsageError as unknown:
+        try:
+            store.find(what)
+        except UsageError as e:
+            hint = near(what, COLLECTIVES) or unknown.hint
+            raise UsageError(f"'{what}' is no collective and no run", hint) from e
+    return ""
+
+
+def _measure(order: Order, output_format: str) -> int:
+    """Measure, progress on standard error, and print at rank 0 what it comes to, however far it
+    came."""
+    from collbench.run import session
+    from collbench.show import live
+
+    class Progress(live.Status):
+        def end(self, end: End, path: Path | None) -> None:
+            super().end(end, path)
+            if self.file.records:
+                _show(self.file, output_format)
+
+    return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
+
+
+def _show(file: RunFile, output_format: str) -> Exit:
+    """Print what a run tells. Raises UsageError where it has nothing in the background."""
+    from collbench.cli import outputs
+    from collbench.judge import overlap as judging
+    from collbench.show.views import overlap as views
+
+    found = judging.judge(file)
+    if not found and not (file.end and file.end.exit):
+        raise UsageError(
+            f"{file.run.id} has no case with a background that was measured alone, too",
+            "collbench overlap all_reduce measures some",
+        )
+    outputs.deliver(views.document(file, found), output_format)
+    return Exit.OK

@@ -1,0 +1,77 @@
+"""Two things at once: how much slower a collective is for what ranks do in its background, and how
+much slower that is for the collective, over rounds in which the collective was measured alone,
+too."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from collbench.records import stats
+from collbench.records.paired import Shift, shift
+from collbench.records.types import Record, RunFile
+from collbench.suite.case import Case
+
+HIDDEN = 1.8  # of 2, which is all that can get done of two things: nine tenths of it
+ALPHA = 0.05  # over all rows of a run together
+
+
+class Overlapped(NamedTuple):
+    """A case with a background, over ``rounds``. ``slower`` is what the collective takes with it
+    over what it takes alone, ``other`` the same of the background; ``both`` is how much gets done
+    in a given time, of both together, where 1 is what gets done of one after the other: 1 /
+    ``slower`` + 1 / ``other``, up to 2. Intervals hold for all rows together at 95 %."""
+
+    case: Case
+    rounds: int
+    slower: Shift
+    other: Shift
+    both: Shift
+
+    @property
+    def verdict(self) -> str:
+        if self.both.lo >= HIDDEN:
+            return "hides"
+        if self.both.lo > 1:
+            return "shares"
+        return "hinders" if self.both.hi < 1 else "no verdict"
+
+
+def judge(file: RunFile) -> list[Overlapped]:
+    """One for each case with a background that was measured alone, too, in the suite's order."""
+    timed = {r.case: r for r in file.records if r.status == "ok" and r.times_ns}
+    pairs: dict[Case, list[tuple[Record, Record]]] = {}
+    for case, record in timed.items():
+        alone = timed.get(replace(case, background=""))
+        if record.background and alone:
+            pairs.setdefault(replace(case, cycle=0), []).append((record, alone))
+    level = 1 - ALPHA / max(1, len(pairs))
+    named = [*file.run.suite.axes.backgrounds, *(case.background for case in pairs)]
+    order = sorted(pairs, key=lambda case: (case.nbytes, named.index(case.background)))
+    return [_overlapped(case, pairs[case], level) for case in order]
+
+
+def _overlapped(case: Case, found: list[tuple[Record, Record]], level: float) -> Overlapped:
+    slower = np.array([_call(record) / _call(alone) for record, alone in found])
+    beside = [record.background for record, _ in found if record.background]
+    other = np.array([stats.median(b.during_ns) / stats.median(b.alone_ns) for b in beside])
+    return Overlapped(
+        case,
+        len(found),
+        _ratio(slower, level),
+        _ratio(other, level),
+        shift(1 / slower + 1 / other, level),
+    )
+
+
+def _call(record: Record) -> float:
+    return stats.median(record.times_ns) / record.inner
+
+
+def _ratio(of: np.ndarray, level: float) -> Shift:
+    """The middle of ratios, which scatter in proportion: by their logarithms."""
+    found = shift(np.log(of), level)
+    estimate, lo, hi = (float(np.exp(end)) for end in found[:3])
+    return Shift(estimate, lo, hi, found.coverage)

@@ -1,0 +1,187 @@
+"""What a rank does in the background while a case is measured: computation in a thread of its own,
+or another collective on a communicator of its own, again and again, each time timed.
+
+A collective's ranks have to end after as many calls. So after every few they add up, on the same
+communicator, who of them has been told to stop, and stop once all are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar, cast
+
+import msgspec
+import torch
+
+from collbench.records.types import Background
+from collbench.run.backends import Backend
+from collbench.run.rank.bench import Bench, Sites
+from collbench.run.rank.calls import allocate
+from collbench.run.rank.check import Checker
+from collbench.run.rank.measure import Action, Steps, clock, nothing
+from collbench.run.rank.playing import Computation
+from collbench.suite import backgrounds
+from collbench.suite.case import Case
+from collbench.workload.step import Op
+
+UNIT_NS = 1_000_000  # of computation, which is timed as one
+TOGETHER = 8  # calls of a collective between two questions whether to stop
+FEWEST, LEAST_S = 20, 0.2  # that are timed alone, and for how long
+MOST = 1000  # times that are kept
+PAUSE_S = 0.01  # between looks at what it does
+SWITCH_S = 5e-5  # between threads that want Python's lock; its own 5 ms would show in calls
+T = TypeVar("T")
+
+
+class Task(NamedTuple):
+    """Something to do again and again: ``once`` does it, ``over`` says whether to stop, on all
+    ranks alike, after every ``together`` times; ``wrong`` what is wrong with the data that the last
+    time left, empty if nothing is."""
+
+    once: Action
+    over: Callable[[bool], bool]
+    together: int
+    wrong: Callable[[], str]
+
+
+def background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
+    """What a case has in its background on this rank; None for nothing."""
+    if not case.background:
+        return None
+    other = backgrounds.beside(case)
+    task = _computation(bench, case) if other is None else _collective(bench, other, sites)
+    beat = partial(bench.board.beat, bench.rank)
+    return Behind(task, bench.backend, beat)
+
+
+def _computation(bench: Bench, case: Case) -> Task:
+    kind, _ = backgrounds.parsed(case.background)
+    backend = bench.backend
+    unit = Op(kind="compute", compute_ns=UNIT_NS)
+    once = Computation(
+        kind,  # type: ignore[arg-type]
+        backend.device,
+        nothing,
+        bench.control.decide,
+        backend.finish,
+    ).action(unit)
+    assert once is not None, "a unit of computation takes time"
+    return Task(once, bool, 1, str)
+
+
+def _collective(bench: Bench, case: Case, sites: Sites) -> Task:
+    """The library's own, on a backend of its own, with data that is checked."""
+    backend = sites.at((tuple(range(case.n)),), "background")
+    flag = msgspec.structs.replace(
+        case, collective="all_reduce", nbytes=4, dtype="int32", op="sum", root=-1, splits=""
+    )
+    (buffers,), (told,) = allocate(backend, [case, flag], [0])
+    seed = bench.policy.seed + zlib.crc32(case.key.encode())
+    beat = partial(bench.board.beat, bench.rank)
+    checker = Checker(case, seed, bench.rank, backend.device, backend.premultiplies, beat)
+    checker.poison(buffers.written)
+    checker.fill_send(buffers.send, 0)
+    call, vote = (
+        backend.prepare(of, each.send, each.recv) for of, each in ((case, buffers), (flag, told))
+    )
+
+    def over(stop: bool) -> bool:
+        told.send.fill_(int(stop))
+        vote.run()
+        return int(told.recv.item()) == case.n
+
+    def wrong() -> str:
+        _, bad, where = checker.check_recv(buffers.recv, 0)
+        what = f"{case.collective} in the background on rank {bench.rank}"
+        return f"{bad} wrong elements of {what}, first at {where[0]}" if bad and where else ""
+
+    return Task(call.run, over, TOGETHER, wrong)
+
+
+class Behind:
+    """A task in a thread behind the rank's own, between ``_go`` and ``_rest``."""
+
+    def __init__(self, task: Task, backend: Backend, beat: Action) -> None:
+        self._task, self._backend, self._beat = task, backend, beat
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failed: list[BaseException] = []
+        self._times: list[int] = []
+        self._alone: list[int] = []
+        self._interval = sys.getswitchinterval()
+
+    def alone(self) -> None:
+        """Time the task by itself, the rank's own thread asleep."""
+        self._go()
+        until = time.monotonic() + LEAST_S
+        while (time.monotonic() < until or len(self._times) < FEWEST) and not self._failed:
+            time.sleep(PAUSE_S)
+            self._beat()
+        self._rest()
+        self._alone = self.since()
+
+    def along(self, work: Steps[T]) -> Steps[T]:
+        """``work`` with the task going on behind it, but for where it pauses."""
+        while True:
+            self._go()
+            try:
+                next(work)
+            except StopIteration as end:
+                return cast(T, end.value)
+            finally:
+                self._rest()
+            yield
+
+    def since(self) -> list[int]:
+        """What it took each time since this was last asked; the first belongs to another time."""
+        taken = self._times[1:]
+        self._times.clear()
+        return taken[:MOST]
+
+    def told(self) -> Background:
+        return Background(alone_ns=self._alone, during_ns=self.since())
+
+    def wrong(self) -> str:
+        """What is wrong with the data that it left; empty if nothing is."""
+        return self._task.wrong()
+
+    def _go(self) -> None:
+        self._stop.clear()
+        sys.setswitchinterval(SWITCH_S)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _rest(self) -> None:
+        """Until all ranks' have stopped. Raises what ended the task."""
+        assert self._thread is not None, "what rests has gone"
+        self._stop.set()
+        seen = -1
+        while self._thread.is_alive():
+            self._thread.join(PAUSE_S)
+            if len(self._times) != seen:
+                self._beat()
+                seen = len(self._times)
+        sys.setswitchinterval(self._interval)
+        if self._failed:
+            raise self._failed[0]
+
+    def _run(self) -> None:
+        device, stop = self._backend.device, False
+        try:
+            stream = torch.cuda.Stream(device) if self._backend.stream else None  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(stream):
+                while not stop:
+                    for _ in range(self._task.together):
+                        began = clock()
+                        self._task.once()
+                        if stream:
+                            stream.synchronize()
+                        self._times.append(clock() - began)
+                    stop = self._task.over(self._stop.is_set())
+        except BaseException as e:
+            self._failed.append(e)

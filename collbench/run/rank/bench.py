@@ -1,0 +1,75 @@
+"""What all cases of a world share on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.core.groups import Groups
+from collbench.run import backends
+from collbench.run.backends import Backend
+from collbench.run.launch.board import Board
+from collbench.run.rank.calibration import Calibrator
+from collbench.run.rank.calls import Planted
+from collbench.run.rank.clocks import GlobalClock
+from collbench.run.rank.control import Control
+from collbench.run.rank.gpu import Watch
+from collbench.suite.faults import faults
+from collbench.suite.policy import Policy
+
+
+class Bench(NamedTuple):
+    """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
+    ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
+    all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
+    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan; the
+    ``calibrator`` is Protocol's.
+    """
+
+    rank: int
+    held: Sequence[int]
+    backend: Backend
+    control: Control
+    board: Board
+    policy: Policy
+    scheme: str
+    common: GlobalClock | None
+    watch: Watch | None = None
+    in_turns: bool = False
+    calibrator: Calibrator | None = None
+
+    def meet(self) -> None:
+        """Bring all ranks' devices to the same point, and wait for this one's."""
+        self.backend.align()
+        self.backend.finish()
+
+    def planted(self) -> Planted | None:
+        """The faults that are planted on this rank, if there are any."""
+        mine = [fault for fault in faults(self.policy.inject) if fault.rank == self.rank]
+        return Planted(mine, self.policy.seed, self.backend.finish) if mine else None
+
+
+class Sites:
+    """What runs operations in the groups of steps: a backend for each family of groups and each
+    lane, opened by all ranks at once, and kept until the world ends."""
+
+    def __init__(self, backend: Backend, name: str, local_rank: int, control: Control) -> None:
+        self._like, self._name = backend, name
+        self._local_rank, self._control = local_rank, control
+        self._open: dict[tuple[Groups, str], Backend] = {}
+
+    def at(self, family: Groups, lane: str) -> Backend:
+        """That of the groups; ranks in none of them have one of their own."""
+        inside = {rank for group in family for rank in group}
+        whole = (*family, *((rank,) for rank in range(self._control.n) if rank not in inside))
+        if (whole, lane) not in self._open:
+            made = backends.find(self._name)
+            made.policy, made.hosts = self._like.policy, self._like.hosts
+            made.control = self._control.divided(whole)
+            made.open(made.control.rank, made.control.n, self._local_rank)
+            self._open[whole, lane] = made
+        return self._open[whole, lane]
+
+    def close(self) -> None:
+        for backend in self._open.values():
+            backend.close()

@@ -1,0 +1,94 @@
+"""What two things at once make of each other, from made-up rounds."""
+
+from __future__ import annotations
+
+import pytest
+from factories import case, run_file, world
+from msgspec.structs import replace
+
+from collbench.judge.overlap import Overlapped, judge
+from collbench.records.types import Background, Record
+from collbench.show.views import overlap as views
+
+WOBBLE = (0.99, 1.01, 1.0, 0.995, 1.005, 1.002, 0.998, 1.003)
+ALONE, OWN = 1_000_000, 400_000  # ns of the collective, and of what is in its background
+
+
+def rows(slower: float, other: float, rounds: int = 8, **fields: object) -> list[Record]:
+    found = []
+    for cycle, wobble in enumerate(WOBBLE[:rounds]):
+        alone = case(cycle=cycle)
+        took = round(ALONE * wobble)
+        found.append(Record(case=alone, status="ok", times_ns=[took] * 9))
+        found.append(
+            Record(
+                case=replace(alone, background="copy"),
+                status="ok",
+                times_ns=[round(took * slower * (1 + 0.001 * (cycle % 3)))] * 9,
+                background=Background(
+                    alone_ns=[OWN] * 5, during_ns=[round(OWN * other * wobble)] * 5
+                ),
+            )
+        )
+    return found
+
+
+def judged(*records: Record) -> list[Overlapped]:
+    return judge(run_file([*records], [world()]))
+
+
+@pytest.mark.parametrize(
+    ("slower", "other", "verdict"),
+    [
+        (1.0, 1.0, "hides"),
+        (1.5, 1.0, "shares"),
+        (1.5, 1.5, "shares"),
+        (2.0, 2.0, "no verdict"),
+        (2.5, 2.5, "hinders"),
+        (1.2, 9.0, "hinders"),
+    ],
+)
+def test_more_or_less_gets_done_than_one_after_the_other(
+    slower: float, other: float, verdict: str
+) -> None:
+    (one,) = judged(*rows(slower, other))
+    assert one.verdict == verdict
+    assert one.slower.lo <= slower * 1.002 and slower <= one.slower.hi
+    assert one.other.lo <= other <= one.other.hi
+    assert one.both.estimate == pytest.approx(1 / slower + 1 / other, rel=0.01)
+
+
+def test_too_few_rounds_bound_nothing_and_decide_nothing() -> None:
+    (one,) = judged(*rows(3.0, 3.0, rounds=5))
+    assert (one.rounds, one.verdict) == (5, "no verdict")
+    assert "[" not in " ".join(views._cells(one))
+
+
+def test_a_round_without_the_collective_alone_is_left_out() -> None:
+    records = rows(1.5, 1.5)
+    (one,) = judged(*records[1:])
+    assert one.rounds == len(WOBBLE) - 1
+
+
+def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
+    records = rows(1.5, 1.0)
+    others = [
+        replace(r, case=replace(r.case, background=name))
+        for name in ("gemm", "sleep")
+        for r in records
+        if r.background
+    ]
+    (alone,), (first, *_) = judged(*records), judged(*records, *others)
+    assert first.slower.hi - first.slower.lo > alone.slower.hi - alone.slower.lo
+
+
+def test_the_table_says_what_each_makes_of_the_other() -> None:
+    file = run_file(rows(1.5, 1.25), [world()])
+    document = views.document(file, judge(file))
+    (row,) = document.rows
+    assert row["background"] == "copy"
+    assert (row["slower"], row["background_slower"]) == (
+        pytest.approx(1.5, rel=0.01),
+        pytest.approx(1.25, rel=0.01),
+    )
+    assert row["verdict"] == "shares"

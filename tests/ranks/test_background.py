@@ -1,0 +1,119 @@
+"""What ranks do in the background of a case: it goes on while calls are measured, is timed alone
+and beside them, has right data, and ends on all ranks alike."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+
+import pytest
+
+from collbench.core.errors import RunBroken
+from collbench.records.types import Record
+from collbench.run.rank.background import FEWEST, UNIT_NS
+from collbench.suite.case import Case
+
+Measure = Callable[..., list[Record]]
+KINDS = ("sleep", "gemm", "copy", "all_to_all", "all_reduce:4K", "broadcast", "all_to_allv")
+
+
+def case(background: str = "", backend: str = "gloo", **fields: object) -> Case:
+    given = {"collective": "all_reduce", "n": 2, "nbytes": 4096, "op": "sum", **fields}
+    return Case(backend=backend, background=background, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_timed_alone_and_beside_the_calls(kind: str, measure: Measure) -> None:
+    (record,) = measure([case(kind, mode="host")], iters=60)
+    assert record.status == "ok", record.note
+    assert record.wrong == 0
+    assert record.background is not None
+    assert len(record.background.alone_ns) >= FEWEST - 1
+    assert min(record.background.alone_ns) > 0
+
+
+@pytest.mark.parametrize("kind", ["sleep", "gemm", "copy", "all_to_all"])
+def test_it_goes_on_while_long_calls_are_measured(kind: str, measure: Measure) -> None:
+    (record,) = measure([case(kind, nbytes=16 << 20)], iters=6)
+    assert record.background is not None
+    assert len(record.background.during_ns) > 3
+
+
+def test_a_unit_of_sleep_is_no_shorter_than_it_says(measure: Measure) -> None:
+    (record,) = measure([case("sleep")])
+    assert record.background is not None
+    assert min(record.background.alone_ns) >= UNIT_NS
+
+
+def test_cases_without_have_none(measure: Measure) -> None:
+    with_one, without = measure([case("gemm"), case()])
+    assert with_one.background is not None and without.background is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "algorithm", "mode"),
+    [
+        ("shm", "ring", "isolated"),
+        ("gloo", "ring", "streaming"),
+        ("gloo", "native", "isolated"),
+        ("mpi", "native", "isolated"),
+    ],
+)
+def test_every_way_of_calling_has_it(
+    backend: str, algorithm: str, mode: str, measure: Measure
+) -> None:
+    if backend == "mpi":
+        pytest.importorskip("mpi4py")
+    (record,) = measure([case("copy", backend, algorithm=algorithm, mode=mode)], iters=10)
+    assert (record.status, record.wrong) == ("ok", 0), record.note
+    assert record.background is not None
+
+
+def test_wrong_data_of_a_collective_in_the_background_is_told(measure: Measure) -> None:
+    """Its call works on other buffers than it is given."""
+    (record,) = measure([case("all_to_all", "muddler")], sabotage="stale:1:0")
+    assert record.status == "wrong"
+    assert "all_to_all in the background on rank 1" in record.note
+    assert record.times_ns == []
+
+
+def test_a_rank_that_ends_meanwhile_is_named(measure: Measure) -> None:
+    with pytest.raises(RunBroken, match="rank 1"):
+        measure([case("all_to_all", nbytes=1 << 20)], iters=50, inject="drop:1")
+
+
+def test_who_ended_is_told_on_the_command_line(cli) -> None:
+    done = cli(
+        *("all_reduce", "--background", "all_to_all", "--sizes", "64K", "-g", "2", "-n", "10"),
+        *("--place", "out", "--no-save", "--inject", "drop:1"),
+    )
+    assert done.returncode == 4, done.stderr
+    assert "rank 1" in done.stderr
+
+
+def test_overlap_measures_and_shows_again(cli, tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    words = ("--with", "sleep,all_to_all", "--sizes", "64K", "-g", "2", "-n", "7")
+    done = cli(
+        "overlap",
+        "all_reduce",
+        *words,
+        *("--max-time", "0.05s", "--format", "csv"),
+        *("--output", str(path)),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["background"] for row in rows] == ["sleep", "all_to_all"]
+    assert {row["rounds"] for row in rows} == {"7"}
+    assert all(float(row["slower_lo"]) > 0 for row in rows)
+    again = cli("overlap", str(path), "--format", "csv")
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+
+
+def test_a_run_without_any_says_what_would_make_one(cli, tmp_path) -> None:
+    path = tmp_path / "run.jsonl"
+    cli("all_reduce", "--sizes", "64", "-g", "1", "-n", "2", "--output", str(path))
+    done = cli("overlap", str(path))
+    assert done.returncode == 2
+    assert "collbench overlap all_reduce" in done.stderr
