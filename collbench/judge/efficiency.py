@@ -197,6 +197,8 @@ def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
         case.env,
         case.splits,
         case.align,
+        case.arrival,
+        case.background,
     )
 
 
@@ -382,7 +384,7 @@ def _homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
 
 
 def _wire(case: Case) -> tuple[object, ...]:
-    return case.backend, case.n, case.dtype, case.mode, case.env
+    return case.backend, case.n, case.dtype, case.mode, case.env, case.background
 
 
 def _preferred(point: Point) -> tuple[bool, float]:

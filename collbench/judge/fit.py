@@ -307,7 +307,7 @@ def links(found: Sequence[SizeSeries]) -> list[LinkFit]:
     groups: dict[tuple[Any, ...], list[SizeSeries]] = defaultdict(list)
     for one in found:
         case = one.case
-        if not one.refused:
+        if not (one.refused or case.background):
             groups[case.backend, case.dtype, case.mode, case.env].append(one)
     return [
         _link(" ".join(map(str, key[:3])) + "".join(f" {k}={v}" for k, v in key[3]), group)

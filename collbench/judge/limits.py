@@ -78,7 +78,7 @@ def _limited(limit: Limit, cases: Launches) -> list[Held]:
 def _table(case: Case) -> tuple[Any, ...]:
     """What the rows have in common among which a size is the largest, and over which nccl-tests
     averages."""
-    apart = (case.splits, case.groups, case.group, case.arrival)
+    apart = (case.splits, case.groups, case.group, case.arrival, case.background)
     return (case.collective, case.label, case.n, case.mode, case.env, *apart)
 
 

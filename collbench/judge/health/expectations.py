@@ -275,7 +275,7 @@ def _like(
         if (
             (case.label == curve.backend if curve.backend else own)
             and curve.collective == case.collective
-            and not case.groups
+            and not (case.groups or case.background)
             and shapes.get(case.n) == (curve.gpus, curve.nodes)
             and curve.switch in (None, in_switch)
         ):

@@ -6,9 +6,11 @@ import pytest
 from factories import case, run_file, world
 from msgspec.structs import replace
 
+from collbench.judge import efficiency, fit
 from collbench.judge.overlap import Overlapped, judge
 from collbench.records.types import Background, Record
 from collbench.show.views import overlap as views
+from collbench.show.views import series
 
 WOBBLE = (0.99, 1.01, 1.0, 0.995, 1.005, 1.002, 0.998, 1.003)
 ALONE, OWN = 1_000_000, 400_000  # ns of the collective, and of what is in its background
@@ -80,6 +82,26 @@ def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
     ]
     (alone,), (first, *_) = judged(*records), judged(*records, *others)
     assert first.slower.hi - first.slower.lo > alone.slower.hi - alone.slower.lo
+
+
+def test_rows_with_a_background_are_set_against_none_without() -> None:
+    points = series.view([run_file(rows(1.5, 1.25, rounds=1), [world()])]).points
+    assert len({efficiency.alike(point) for point in points}) == 2
+
+
+def test_links_are_fitted_to_what_ran_alone() -> None:
+    sizes = [1 << power for power in range(10, 24, 2)]
+    alone = [case(size, "sendrecv") for size in sizes]
+    every = [replace(one, background=name) for name in ("", "gemm") for one in alone]
+    records = [
+        Record(
+            case=one, status="ok", times_ns=[10_000 + one.nbytes * (2 if one.background else 1)] * 9
+        )
+        for one in every
+    ]
+    (link,) = fit.links(fit.series(run_file(records, [world()])))
+    assert link.beta is not None
+    assert link.beta.value == pytest.approx(1.0, rel=0.01)
 
 
 def test_the_table_says_what_each_makes_of_the_other() -> None:
