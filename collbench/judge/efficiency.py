@@ -179,26 +179,20 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
     alarming: bool = False
 
 
+COMMON = (
+    *("collective", "n", "dtype", "op", "root", "in_place", "mode", "arrival", "env", "splits"),
+    *("align", "background"),
+)
+
+
 def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
     """Equal for what differs in nothing but implementation (and size, unless ``sized``): these, and
     only these, are set against each other; never what a model says against what was measured."""
-    case = point.case
     return (
         point.run,
         point.predicted,
-        case.collective,
-        case.n,
-        case.nbytes if sized else None,
-        case.dtype,
-        case.op,
-        case.root,
-        case.in_place,
-        case.mode,
-        case.env,
-        case.splits,
-        case.align,
-        case.arrival,
-        case.background,
+        point.case.nbytes if sized else None,
+        *(getattr(point.case, name) for name in COMMON),
     )
 
 
