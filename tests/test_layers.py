@@ -23,8 +23,8 @@ LAYERS = {
     "workload": 3_495,  # steps of training and inference
     "suite": 901,  # what is asked for
     "records": 2_720,  # what came out
-    "run": 9_557,  # how it is measured
-    "judge": 3_562,  # what it means
+    "run": 9_558,  # how it is measured
+    "judge": 3_563,  # what it means
     "show": 4_326,  # how it is told
     "cli": 2_386,  # how it is asked for
 }

@@ -45,7 +45,8 @@ def judge(file: RunFile) -> list[Overlapped]:
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for case, record in timed.items():
         alone = timed.get(replace(case, background=""))
-        if record.background and alone:
+        told = record.background  # which may have taken longer than all of the calls
+        if alone and told and told.alone_ns and told.during_ns:
             pairs.setdefault(replace(case, cycle=0), []).append((record, alone))
     level = 1 - ALPHA / max(1, len(pairs))
     named = [*file.run.suite.axes.backgrounds, *(case.background for case in pairs)]

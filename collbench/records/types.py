@@ -271,7 +271,7 @@ class Operation(
 
 class Background(msgspec.Struct, frozen=True):
     """What was done in the background of a case, again and again, on rank 0: what it took each
-    time (the first 1,000), alone and during the measured calls."""
+    time (the first 1,000), alone and during the measured calls; of groups, with the first one's."""
 
     alone_ns: Samples
     during_ns: Samples

@@ -126,15 +126,16 @@ class Behind:
         self._alone = self.since()
 
     def along(self, work: Steps[T]) -> Steps[T]:
-        """``work`` with the task going on behind it, but for where it pauses."""
+        """``work`` with the task going on behind it, but for where it pauses. What it raises is not
+        held up by other ranks, for which the task may wait."""
         while True:
             self._go()
             try:
                 next(work)
             except StopIteration as end:
-                return cast(T, end.value)
-            finally:
                 self._rest()
+                return cast(T, end.value)
+            self._rest()
             yield
 
     def since(self) -> list[int]:

@@ -218,7 +218,7 @@ class Trial:
             "bits": seen.bits[number],
             "control_ns": in_control(seen.control, ranks),
             "sent": seen.sent,
-            "background": self._behind.told() if self._behind else None,
+            "background": self._behind.told() if self._behind and not number else None,
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,

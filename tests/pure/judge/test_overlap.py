@@ -72,6 +72,14 @@ def test_a_round_without_the_collective_alone_is_left_out() -> None:
     assert one.rounds == len(WOBBLE) - 1
 
 
+def test_what_never_ended_during_the_calls_tells_nothing() -> None:
+    records = [
+        replace(r, background=Background(alone_ns=[OWN] * 5, during_ns=[])) if r.background else r
+        for r in rows(1.5, 1.5)
+    ]
+    assert judged(*records) == []
+
+
 def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
     records = rows(1.5, 1.0)
     others = [
