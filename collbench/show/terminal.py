@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -41,6 +42,9 @@ STYLES: dict[Tone, str] = {
 WIDE = 120  # columns of a document that goes to no terminal, and the most on one
 
 
+PROSE = 100  # columns that prose is read in
+
+
 GAP = 2  # between columns
 
 
@@ -69,6 +73,20 @@ def width() -> int:
 def screen() -> int:
     """Columns of the terminal, all of them."""
     return Console().width
+
+
+def page(text: str) -> None:
+    """Prints Markdown: as it is to a pipe or a file, laid out on a terminal, a screen at a time."""
+    console = Console()
+    if not console.is_terminal:
+        sys.stdout.write(text)
+        return
+    from rich.markdown import Markdown
+
+    os.environ.setdefault("LESS", "FRX")  # as git has it: colours, and a short page is only shown
+    console.width = min(console.width, PROSE)
+    with console.pager(styles=console.color_system is not None):
+        console.print(Markdown(text))
 
 
 def show(*things: Block | RenderableType) -> None:

@@ -1,0 +1,61 @@
+"""The command `help`: pages that explain a topic, which come with the program."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from collbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+Topic = Annotated[
+    str, typer.Argument(metavar="[TOPIC|COMMAND]", help="Without one, the topics are listed.")
+]
+
+
+def help_(ctx: typer.Context, topic: Topic = "") -> None:
+    """Explain a topic in a page, or a command's options."""
+    if not topic:
+        return _list()
+    if (found := pages().get(topic)) is None:
+        return _options(ctx, topic)
+    from collbench.show import terminal
+
+    terminal.page(found.read_text(encoding="utf-8"))
+
+
+def pages() -> dict[str, Traversable]:
+    """The pages by topic, in alphabetical order."""
+    folder = resources.files("collbench.cli") / "pages"
+    found = sorted(folder.iterdir(), key=lambda page: page.name)
+    return {page.name.removesuffix(".md"): page for page in found if page.name.endswith(".md")}
+
+
+def _list() -> None:
+    from collbench.show import terminal
+    from collbench.show.document import Line, Table
+
+    titles = [(name, _title(page.read_text(encoding="utf-8"))) for name, page in pages().items()]
+    terminal.show(Table(heads=("topic", "about"), lines=[Line(each) for each in titles]))
+    typer.echo("\ncollbench help TOPIC shows a page, collbench COMMAND --help a command's options")
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ")
+
+
+def _options(context: typer.Context, name: str) -> None:
+    """Print a command's --help. Raises UsageError where there is none, and no such topic."""
+    from collbench.core.text import near
+
+    root = context.find_root()
+    group: Any = root.command
+    if group.get_command(root, name) is None:
+        known = [*pages(), *group.list_commands(root)]
+        hint = near(name, known) or "collbench help lists the topics"
+        raise UsageError(f"no topic and no command '{name[:80]}'", hint)
+    group.main([name, "--help"], prog_name=root.info_name, standalone_mode=False)
