@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from collbench.core.errors import RunBroken
+from collbench.records import store
 from collbench.records.types import Record
 from collbench.run.rank.background import FEWEST, UNIT_NS
 from collbench.suite.case import Case
@@ -117,3 +118,18 @@ def test_a_run_without_any_says_what_would_make_one(cli, tmp_path) -> None:
     done = cli("overlap", str(path))
     assert done.returncode == 2
     assert "collbench overlap all_reduce" in done.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("-J", "out.json")])
+def test_rows_with_one_are_read_back_from_nccl_tests_forms(options, cli, tmp_path) -> None:
+    asked = ("--background", "none,sleep,all_to_all:4K", "--sizes", "1K", "-g", "2", "-n", "6")
+    done = cli("all_reduce", *asked, *(str(tmp_path / o) if "." in o else o for o in options))
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / (options[-1] if options else "log.txt")
+    if not options:
+        log.write_text(done.stdout)
+    path = tmp_path / "run.jsonl"
+    read = cli("import", str(log), "--output", str(path))
+    assert read.returncode == 0, read.stderr
+    backgrounds = {record.case.background for record in store.read(path).records}
+    assert backgrounds == {"", "sleep", "all_to_all:4K"}
