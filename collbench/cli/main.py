@@ -61,8 +61,7 @@ COMMANDS = {
     ),
     "overlap": (
         "collbench.cli.overlap:overlap",
-        "Measure a collective beside computation, copies or another collective: how much slower"
-        " each is.",
+        "Measure a collective beside something else on the same ranks: how much slower each is.",
     ),
     "locate": (
         "collbench.cli.locate:locate",
