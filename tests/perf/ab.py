@@ -150,7 +150,8 @@ def lines(home: Path) -> list[str]:
     together = ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
     found += ["", f"All together: {together}.", ""]
     for share in SHARES:
-        found += planted_lines(share, experiments(home, f"planted-{share}"))
+        if pairs := experiments(home, f"planted-{share}"):
+            found += planted_lines(share, pairs)
     return found
 
 
