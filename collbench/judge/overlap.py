@@ -41,10 +41,10 @@ class Overlapped(NamedTuple):
 
 def judge(file: RunFile) -> list[Overlapped]:
     """One for each case with a background that was measured alone, too, in the suite's order."""
-    timed = {r.case: r for r in file.records if r.status == "ok" and r.times_ns}
+    timed = {(r.case, r.world): r for r in file.records if r.status == "ok" and r.times_ns}
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
-    for case, record in timed.items():
-        alone = timed.get(replace(case, background=""))
+    for (case, world), record in timed.items():
+        alone = timed.get((replace(case, background=""), world))
         told = record.background  # which may have taken longer than all of the calls
         if alone and told and told.alone_ns and told.during_ns:
             pairs.setdefault(replace(case, cycle=0), []).append((record, alone))

@@ -80,6 +80,13 @@ def test_what_never_ended_during_the_calls_tells_nothing() -> None:
     assert judged(*records) == []
 
 
+def test_each_launch_is_a_round() -> None:
+    once = rows(1.5, 1.5)
+    launches = [replace(record, world=launch) for launch in (0, 1) for record in once]
+    (one,) = judge(run_file(launches, [world(index=launch) for launch in (0, 1)]))
+    assert one.rounds == 2 * len(WOBBLE)
+
+
 def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
     records = rows(1.5, 1.0)
     others = [
