@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from collbench.core.errors import Exit
 from collbench.core.text import tell
 
 if TYPE_CHECKING:
-    from collbench.records.types import End
+    from collbench.records.types import End, RunFile
     from collbench.run.reporter import Reporter
     from collbench.run.session import Order
 
@@ -25,6 +26,20 @@ def measure(ctx: typer.Context, **given: Any) -> None:
 
     asked = options.asked(collective(ctx.info_name or "").name, given)
     raise typer.Exit(carry_out(asked.order, asked.reporter, asked.dry_run))
+
+
+def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
+    """Run what is asked for, progress on standard error, and ``tell_of`` it at rank 0 in the end,
+    however far it came; the exit code."""
+    from collbench.run import session
+    from collbench.show import live
+
+    class Progress(live.Status):
+        def end(self, end: End, path: Path | None) -> None:
+            super().end(end, path)
+            tell_of(self.file)
+
+    return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:

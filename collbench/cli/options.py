@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from collbench.cli import parameters
-from collbench.core import groups
+from collbench.core import groups, splits
 from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
 from collbench.core.text import tell
@@ -361,7 +361,7 @@ def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
 def _tell_sizes(axes: Axes, asked: bool) -> None:
     """Notes where sizes of uneven blocks come from."""
     uneven = collective(axes.collectives[0]).uneven
-    tables = [one for one in axes.splits if uneven and one.startswith(("matrix:", "table:"))]
+    tables = [one for one in axes.splits if uneven and one.partition(":")[0] in splits.TABLES]
     if tables and asked:
         _note(f"{' and '.join(tables)}: its sizes are the table's, whatever -b, -e and --sizes say")
     if uneven and any(split.startswith("zipf") for split in axes.splits):

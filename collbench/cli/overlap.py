@@ -12,8 +12,7 @@ import typer
 from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
-    from collbench.records.types import End, RunFile
-    from collbench.run.session import Order
+    from collbench.records.types import RunFile
     from collbench.suite.sweep import Suite
 
 FORMATS = ("table", "md", "csv", "json")
@@ -46,17 +45,17 @@ def overlap(
     what takes neither a core nor memory (sleep). A recorded run is shown again.
     """
     from collbench.cli import options, outputs
-    from collbench.cli.measure import carry_out
+    from collbench.cli.measure import and_tell, carry_out
     from collbench.records import store
     from collbench.run import session
     from collbench.show import live
 
     outputs.check(output_format, (), FORMATS)
-    if not (name := _collective(what)):
-        raise typer.Exit(_show(store.digest(store.find(what)), output_format))
+    if isinstance(named := _named(what), Path):
+        raise typer.Exit(_show(store.digest(named), output_format))
     ray = options.where(launcher, "", "")
     suite = options.changed(
-        suite_of(name, beside, sizes, algorithm, dtype, rounds, timeout),
+        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout),
         ngpus=ngpus,
         backend=backend,
         max_time=max_time,
@@ -68,7 +67,7 @@ def overlap(
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
     if dry_run:
         raise typer.Exit(carry_out(order, live.Status, True))
-    raise typer.Exit(_measure(order, output_format))
+    raise typer.Exit(and_tell(order, lambda file: file.records and _show(file, output_format)))
 
 
 def suite_of(
@@ -100,8 +99,8 @@ def suite_of(
     return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
 
 
-def _collective(what: str) -> str:
-    """The collective of that name; empty where it names a run. Raises UsageError for neither."""
+def _named(what: str) -> str | Path:
+    """The collective of that name, or where the run of that name lies. Raises UsageError."""
     from collbench.core.collectives import COLLECTIVES, collective
     from collbench.core.text import near
     from collbench.records import store
@@ -110,26 +109,10 @@ def _collective(what: str) -> str:
         return collective(what).name
     except UsageError as unknown:
         try:
-            store.find(what)
+            return store.find(what)
         except UsageError as e:
             hint = near(what, COLLECTIVES) or unknown.hint
             raise UsageError(f"'{what}' is no collective and no run", hint) from e
-    return ""
-
-
-def _measure(order: Order, output_format: str) -> int:
-    """Measure, progress on standard error, and print at rank 0 what it comes to, however far it
-    came."""
-    from collbench.run import session
-    from collbench.show import live
-
-    class Progress(live.Status):
-        def end(self, end: End, path: Path | None) -> None:
-            super().end(end, path)
-            if self.file.records:
-                _show(self.file, output_format)
-
-    return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
 def _show(file: RunFile, output_format: str) -> Exit:

@@ -15,7 +15,7 @@ from collbench.core.text import plain, tell
 
 if TYPE_CHECKING:
     from collbench.judge.health.findings import Finding
-    from collbench.records.types import End, RunFile
+    from collbench.records.types import RunFile
     from collbench.run.session import Order
     from collbench.suite.policy import Policy
 
@@ -179,17 +179,10 @@ def _plan(order: Order) -> None:
 def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
     """Measure the pairs, progress on standard error, and print at rank 0 what they come to, however
     far they came."""
-    from collbench.run import session
-    from collbench.show import live
+    from collbench.cli.measure import and_tell
 
     findings: list[Finding] = []
-
-    class Progress(live.Status):
-        def end(self, end: End, path: Path | None) -> None:
-            super().end(end, path)
-            findings.extend(_show(self.file, racks, output_format))
-
-    code = session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
+    code = and_tell(order, lambda file: findings.extend(_show(file, racks, output_format)))
     return code or (Exit.BAD if findings else Exit.OK)
 
 

@@ -305,8 +305,7 @@ class Record(_Line, frozen=True, tag="record"):
     ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
     imported record; ``times_ns`` is then often empty. ``operations`` are a step's, by rank; of its
     three records, sample i is of the same round. ``background`` is how that of the case fared.
-    Raises ValueError where times by rank are not
-    of the case's ranks, or not as many of each.
+    Raises ValueError where times by rank are not of the case's ranks, or not as many of each.
     """
 
     case: Case

@@ -354,19 +354,10 @@ def _product(axes: Axes) -> Iterator[Case]:
     whole = functools.cache(splits.whole)
     worlds = itertools.product(range(axes.cycles), rows, divided, axes.envs, axes.backends)
     for cycle, row, (rule, found), env, backend in worlds:
-        cadences = axes.cadences(backend, len(found) * len(found[0]))
-        for (
-            group,
-            algorithm,
-            how,
-            kind,
-            op,
-            root,
-            split,
-            beside,
-            size,
-            in_place,
-        ) in itertools.product(*_within(axes, row, found, cadences)):
+        swept = itertools.product(
+            *_within(axes, row, found, axes.cadences(backend, len(found) * len(found[0])))
+        )
+        for group, algorithm, how, kind, op, root, split, beside, size, in_place in swept:
             yield Case(
                 collective=row.name,
                 backend=backend,
@@ -472,7 +463,7 @@ def why_not(case: Case) -> str:
         whole = f"{case.dtype} element"
         return (
             f"{case.splits} gives no rank a {whole} ({case.type.size} B) to send"
-            if case.splits.startswith(("matrix:", "table:"))
+            if case.splits.partition(":")[0] in splits.TABLES
             else f"{case.nbytes} B give a rank no {whole}; the smallest size is {least} B"
         )
     return ""
