@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collbench.core import algorithms
-from collbench.core.collectives import COLLECTIVES
+from collbench.core.collectives import COLLECTIVES, OPS
 
 
 def list_() -> None:
-    """List collectives, algorithms, backends and suites."""
+    """List collectives, reductions, algorithms, backends and suites."""
     from collbench.show import terminal
 
     terminal.show(terminal.listing(catalogue()))
@@ -37,10 +37,21 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
             "predicted times on a flat network: the lower bound, and algorithms (ring@model)",
         ),
     ]
+    reductions: list[tuple[str, ...]] = [("name (--op)", "datatypes")]
+    reductions += [
+        (op.name, "integers" if op.integers_only else "integers and floats") for op in OPS.values()
+    ]
+    reductions.append(("land, lor, lxor", "not measured: MPI's logical ones move band's bytes"))
     named: list[tuple[str, ...]] = [("collective", "algorithms (--algo), with their parameters")]
     named += [
         (name, ", ".join(map(algorithms.spelling, algorithms.of(name)))) for name in COLLECTIVES
     ]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
-    return {"Collectives": rows, "Algorithms": named, "Backends": backends, "Suites": suites}
+    return {
+        "Collectives": rows,
+        "Reductions": reductions,
+        "Algorithms": named,
+        "Backends": backends,
+        "Suites": suites,
+    }

@@ -93,7 +93,10 @@ COMMANDS = {
         "collbench.cli.doctor:doctor",
         "Say what can run on this machine, and why the rest cannot.",
     ),
-    "list": ("collbench.cli.list_:list_", "List collectives, algorithms, backends and suites."),
+    "list": (
+        "collbench.cli.list_:list_",
+        "List collectives, reductions, algorithms, backends and suites.",
+    ),
     "help": ("collbench.cli.help:help_", "Explain a topic in a page, or a command's options."),
 }
 

@@ -14,18 +14,24 @@ from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collbench.records.steps import Overlap
     from collbench.records.types import End
     from collbench.run.reporter import Reporter
     from collbench.suite.policy import Policy
     from collbench.suite.sweep import Suite
     from collbench.workload.count import Machine
+    from collbench.workload.step import Step
     from collbench.workload.wanted import Wanted
 
 FORMATS = ("table", "json", "csv", "md")
 
 # The options, as help tells of them.
 Name = Annotated[
-    str, Argument(metavar="WORKLOAD", help="PATTERN:MODEL or a file; default: list them.")
+    str,
+    Argument(
+        metavar="WORKLOAD",
+        help="PATTERN:MODEL, a file, or a run, whose step is counted; default: list them.",
+    ),
 ]
 Layout = Annotated[
     str, Option("--layout", help="Ranks and batches: tp=8,pp=4,dp=2,micro_batches=8.")
@@ -115,6 +121,8 @@ def workload(
     wanted = _wanted(name, layout, options, layers, scale, group, compute, tflops)
     if not name or show or link or source:
         return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
+    if _is_run(name):
+        raise UsageError(f"{name}: the step of a run is counted", "--show, --link or --from")
     policy = _policy(iters, max_time, warmup=warmup, check=check, timeout=timeout, inject=inject)
     suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
     _run(suite, launcher, (save, output, tag), dry_run, output_format)
@@ -143,12 +151,38 @@ def _counted(
     outputs.check(printed, (), FORMATS)
     if not wanted.name:
         return outputs.deliver(view.listed(), printed)
-    made, at = wanted.made(ngpus), _machine(*machine)
+    (made, taken), at = _source(wanted, ngpus), _machine(*machine)
     walk = Walk(made)
     expected = forecast(made, at, walk.actors) if at else None
     if printed == "csv":
         return outputs.show(files.write(made))
-    outputs.deliver(view.document(made, count(made), walk, at, expected), printed)
+    outputs.deliver(view.document(made, count(made), walk, at, expected, taken), printed)
+
+
+def _is_run(name: str) -> bool:
+    return name.startswith("@") or name.endswith(".jsonl")
+
+
+def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
+    """The step that is asked for; where that is a run's, with what came of it there."""
+    from msgspec.structs import replace
+
+    from collbench.records import store
+    from collbench.records.steps import overlaps
+    from collbench.workload.wanted import Wanted
+
+    if not _is_run(wanted.name):
+        return wanted.made(ngpus), None
+    if ngpus or replace(wanted, tflops=0.0) != Wanted(wanted.name):
+        hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
+        raise UsageError(f"{wanted.name}: a run has its step as it was measured", hint)
+    file = store.read(store.find(wanted.name))
+    if len(file.run.suite.steps) != 1:
+        held = len(file.run.suite.steps)
+        raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
+    (step,) = file.run.suite.steps
+    found = (one for one in overlaps(file.records) if one.whole.case.step == step.title)
+    return step, next(found, None)
 
 
 def _machine(link: str, inside: str, source: str, node: int, tflops: float) -> Machine | None:

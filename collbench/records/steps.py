@@ -15,7 +15,8 @@ from collbench.records import stats
 from collbench.records.paired import Floats, Shift, shift
 from collbench.records.types import Operation, Record, RunFile
 from collbench.suite.case import Case
-from collbench.workload.step import Op, Program, Step
+from collbench.workload.step import POINT_TO_POINT, Op, Program, Step
+from collbench.workload.walk import Walk
 
 TELLING = 16  # values whose dependence on their neighbours is more than chance
 
@@ -79,7 +80,9 @@ def bounded(values: Floats) -> Shift:
 class Phase(NamedTuple):
     """Operations of a kind in a phase, on rank 0. In ns: ``busy``, while one of them or more was
     under way in a step; ``waited``, of that, while the program stood still; ``alone``, the sum of
-    what they take by themselves, None where that was not measured. ``sent`` bytes."""
+    what they take by themselves, None where that was not measured. ``sent`` bytes. Of a time in
+    which operations of several kinds were waited for, each has its part, so that all phases' add up
+    to what was waited."""
 
     phase: str
     group: str
@@ -96,6 +99,11 @@ class Phase(NamedTuple):
         """Bytes that the rank had to send, over the time in which it may have done so; GB/s."""
         return self.sent / self.busy if self.busy else None
 
+    @property
+    def slower(self) -> float | None:
+        """How often longer they are under way in a step than by themselves."""
+        return self.busy / self.alone if self.alone else None
+
 
 def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     """Where the time of rank 0's operations goes: medians over the steps that were watched."""
@@ -103,18 +111,21 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     if len(program.ops) != len(operations):
         return []
     count = min((len(one.ends_ns) for one in operations), default=0)
-    keys = [(op.phase, op.group, op.kind) for op in program.ops]
-    waits = [_waiting(program, operations, at) for at in range(count)]
+    places: dict[tuple[str, str, str], list[int]] = {}
+    for at, op in enumerate(program.ops):
+        if op.communicates and count:
+            places.setdefault((op.phase, op.group, op.kind), []).append(at)
+    spans = [_under_way(program, operations, k) for k in range(count)]
+    waits = [
+        _parted(
+            [_union(each[at] for at in of) for of in places.values()],
+            _waiting(program, operations, k),
+        )
+        for k, each in enumerate(spans)
+    ]
     found = []
-    for key in dict.fromkeys(keys):
-        places = [at for at, each in enumerate(keys) if each == key]
-        ops = [program.ops[at] for at in places]
-        if not ops[0].communicates or not count:
-            continue
-        spans = [
-            _union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in places)
-            for k in range(count)
-        ]
+    for number, (key, of) in enumerate(places.items()):
+        ops = [program.ops[at] for at in of]
         alone = [stats.median(told) for op in ops if (told := _alone(program, operations, op))]
         members = step.members(key[1], 0)
         found.append(
@@ -123,12 +134,28 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
                 len(ops),
                 sum(op.nbytes for op in ops),
                 sum(op.sent(len(members), members.index(0)) for op in ops),
-                stats.median([_length(each) for each in spans]),
-                stats.median([_common(a, b) for a, b in zip(spans, waits, strict=True)]),
+                stats.median([_length(_union(each[at] for at in of)) for each in spans]),
+                stats.median([each[number] for each in waits]),
                 sum(alone) if len(alone) == len(ops) else None,
             )
         )
     return found
+
+
+def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], float]:
+    """How long operations of each phase and group were under way on rank 0, at least one of them,
+    in ns: medians over the steps that were watched."""
+    program = step.program(0)
+    count = min((len(one.ends_ns) for one in operations), default=0)
+    spans = [_under_way(program, operations, k) for k in range(count)]
+    places: dict[tuple[str, str], list[int]] = {}
+    for at, op in enumerate(program.ops):
+        if op.communicates and count:
+            places.setdefault((op.phase, op.group), []).append(at)
+    return {
+        key: stats.median([_length(_union(each[at] for at in of)) for each in spans])
+        for key, of in places.items()
+    }
 
 
 class Timed(NamedTuple):
@@ -180,6 +207,80 @@ def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans
         if op.kind == "wait" or (op.communicates and op.wait == "call")
     )
     return _union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
+
+
+def _under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
+    """When each operation was under way in a step: from its begin, or from the end of the one
+    before it in its lane of its group, which it waits for."""
+    ends: dict[tuple[str, str], int] = {}
+    found = []
+    for op, seen in zip(program.ops, operations, strict=True):
+        begin, end = seen.begins_ns[k], seen.ends_ns[k]
+        if op.communicates and op.kind not in POINT_TO_POINT:
+            lane = op.group, op.lane
+            begin = min(max(begin, ends.get(lane, 0)), end)
+            ends[lane] = max(end, ends.get(lane, 0))
+        found.append((begin, end))
+    return found
+
+
+def _parted(kinds: Sequence[Spans], waiting: Spans) -> list[float]:
+    """How long each kind's spans lie in ``waiting``, divided among those that do so at once."""
+    every = [*kinds, waiting]
+    edges = np.unique([edge for spans in every for span in spans for edge in span])
+    if len(edges) < 2:
+        return [0.0] * len(kinds)
+    there = np.zeros((len(every), len(edges)), dtype=int)
+    for row, spans in zip(there, every, strict=True):
+        begins, ends = np.searchsorted(edges, np.reshape(spans, (-1, 2)).T)
+        row[begins] += 1
+        row[ends] -= 1
+    there = there.cumsum(axis=1)[:, :-1]
+    each, still = there[:-1], there[-1]
+    parts = each * still / np.maximum(1, each.sum(axis=0)) * np.diff(edges)
+    return [float(part) for part in parts.sum(axis=1)]
+
+
+def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
+    """What the step takes, in ns, if each operation takes as long as by itself and computation as
+    long as without communication, walked in the order and the lanes of its programs; None where
+    not all of them were measured by themselves."""
+    program, seen = step.program(0), whole.operations[0] if whole.operations else []
+    took = {op: _alone(program, seen, op) for op in {*program.ops} if op.communicates}
+    talks = {op for other in step.programs for op in other.ops if op.communicates}
+    missing = [
+        op
+        for op in talks
+        if not took.get(op) and any(len(group) > 1 for group in step.family(op.group))
+    ]
+    if missing or not talks or not seen:
+        return None
+    alone = {op: stats.median(times) for op, times in took.items() if times}
+    computed = _computed(step, whole.operations, stats.median(computation.times_ns))
+
+    def seconds(op: Op, members: tuple[int, ...]) -> float:
+        return computed.get(op, 0.0) if op.kind == "compute" else alone.get(op, 0.0)
+
+    return Walk(step, seconds).seconds
+
+
+def _computed(step: Step, seen: Sequence[Sequence[Operation]], total: float) -> dict[Op, float]:
+    """What each computation of a step takes: parts of what all of a rank's take without
+    communication, as they were seen in the whole step."""
+    times: dict[Op, list[int]] = {}
+    sums = []
+    for rank, of in enumerate(seen):
+        spans = [
+            (op, each.ends_ns[k] - each.begins_ns[k])
+            for op, each in zip(step.program(rank).ops, of, strict=True)
+            if op.kind == "compute"
+            for k in range(len(each.ends_ns))
+        ]
+        sums.append(sum(ns for _, ns in spans) / max(1, min(len(each.ends_ns) for each in of)))
+        for op, ns in spans:
+            times.setdefault(op, []).append(ns)
+    share = total / max([*sums, 1.0])
+    return {op: share * stats.median(each) for op, each in times.items()}
 
 
 def _alone(program: Program, operations: Sequence[Operation], op: Op) -> Sequence[int]:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import collbench
+
+RECORDED = Path(collbench.__file__).parents[1] / "reports/runs/training-step/fsdp2.jsonl"
+
 
 def test_without_a_name_all_there_are_are_listed(bare) -> None:
     done = bare("workload")
@@ -70,6 +74,21 @@ def test_gaps_that_a_file_names_are_predicted_without_a_rate(bare, tmp_path: Pat
     assert "the gaps that it names" in told
 
 
+def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
+    link = ("--link", "alpha=30us,bandwidth=1GB", "--tflops", "2")
+    found = json.loads(bare("workload", str(RECORDED), *link, "--format", "json").stdout)
+    predicted, measured = found["forecast"], found["measured"]
+    assert measured["rounds"] == 50
+    ratio = measured["communication_ns"] / predicted["communication_ns"]
+    told = bare("workload", str(RECORDED), *link).stdout
+    (line,) = (line for line in told.splitlines() if line.startswith("communication"))
+    assert line.split()[-1] == f"{ratio:.2f}"
+    assert "backward, dp" in told
+    counted = bare("workload", str(RECORDED), "--show").stdout
+    assert "reduce_scatter" in counted
+    assert "measured" not in counted
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -90,6 +109,10 @@ def test_gaps_that_a_file_names_are_predicted_without_a_rate(bare, tmp_path: Pat
         (("x.toml", "--show"), "x.toml"),
         (("ddp:toy", "--show", "--format", "html"), "--format"),
         (("ddp:toy", "--link", "warp9"), "warp9"),
+        ((str(RECORDED),), "the step of a run is counted"),
+        ((str(RECORDED), "--show", "-g", "4"), "a run has its step as it was measured"),
+        ((str(RECORDED), "--show", "--scale", "1/2"), "a run has its step as it was measured"),
+        (("@last", "--show"), "no run"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(bare, asked: tuple[str, ...], words: str) -> None:

@@ -215,6 +215,16 @@ def test_a_group_of_one_rank_does_nothing(play: Play) -> None:
     assert whole.checked == 2 * 2 * 1024  # of the other one, before and after
 
 
+def test_a_datatype_that_the_library_cannot_reduce_is_never_replaced(tmp_path: Path, cli) -> None:
+    path = tmp_path / "step.csv"
+    path.write_text("ranks,op,bytes,dtype,group,reduce\n0-1,all_reduce,4096,f8e4m3,,sum\n")
+    done = cli("workload", str(path), "--output", str(tmp_path / "run.jsonl"))
+    assert done.returncode == 5
+    assert "refuses all_reduce of f8e4m3" in done.stderr
+    run = store.read(tmp_path / "run.jsonl")
+    assert [record.status for record in run.records] == ["skipped"] * 3
+
+
 def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -137,6 +137,8 @@ def find(name: str, text: str) -> Variant:
     """The algorithm that ``text`` names for collective ``name``, as in ``ring`` or
     ``chain:segments=64``."""
     owner = collective(name).name
+    if (owner, text) in catalogue():  # a name that has a colon itself
+        return Variant(catalogue()[owner, text])
     word, *settings = text.split(":")
     algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
     if algorithm is None:

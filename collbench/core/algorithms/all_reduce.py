@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from collbench.core.algorithms import Algorithm, mirror, one_each, power_of_two
+from collbench.core.algorithms import Algorithm, around, mirror, one_each, power_of_two
 from collbench.core.algorithms.blocks import THAKUR, doubling, halving, ring_gather, ring_reduce
 from collbench.core.algorithms.rooted import (
     CHAN,
@@ -58,6 +58,16 @@ def reduce_broadcast(n: int, cells: int) -> Iterator[Moves]:
 def ring(n: int, cells: int) -> Iterator[Moves]:
     yield from ring_reduce(n, cells)
     yield from ring_gather(n, cells)
+
+
+def ring_down(n: int, cells: int) -> Iterator[Moves]:
+    """Every rank sends to the rank before it, its own block first: the sums are whole with rank r
+    holding block r - 1."""
+    turn = around(n)
+    for step in range(n - 1):
+        yield Moves(turn(0), turn(-1), turn(step), reduce=True)
+    for step in range(n - 1):
+        yield Moves(turn(0), turn(-1), turn(step - 1))
 
 
 def _folded(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:
@@ -207,6 +217,7 @@ ALGORITHMS = (
     Algorithm("central", "all_reduce", central, CHAN),
     Algorithm("reduce_broadcast", "all_reduce", reduce_broadcast, CHAN, aliases=("tree",)),
     Algorithm("ring", "all_reduce", ring, PATARASUK, one_each),
+    Algorithm("ring:down", "all_reduce", ring_down, PATARASUK, one_each),
     Algorithm("recursive_doubling", "all_reduce", recursive_doubling, THAKUR),
     Algorithm("halving_doubling", "all_reduce", halving_doubling, RABENSEIFNER, core),
     Algorithm("double_tree", "all_reduce", double_tree_both, SANDERS, two_halves, parameters=TREES),

@@ -414,7 +414,8 @@ class Worker:
                 raise RuntimeError(
                     f"only some ranks refuse {case.collective}: rank {rank}: {troubles[rank]}"
                 )
-            self._verdicts[kind] = f"{self._backend.library}: {troubles[0]}" if troubles[0] else ""
+            refusal = f"{self._backend.library} refuses {case.collective} of {case.dtype}"
+            self._verdicts[kind] = f"{refusal}: {troubles[0]}" if troubles[0] else ""
         return self._verdicts[kind]
 
 

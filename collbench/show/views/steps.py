@@ -13,10 +13,27 @@ from collbench.core.text import bandwidth, counted, duration, size
 from collbench.records.derive import derive
 from collbench.records.paired import Shift
 from collbench.records.stats import median
-from collbench.records.steps import Overlap, Phase, operations, overlaps, phases, step_of
+from collbench.records.steps import (
+    Overlap,
+    Phase,
+    as_alone,
+    operations,
+    overlaps,
+    phases,
+    step_of,
+)
 from collbench.records.traffic import UNSEEN, of_step
 from collbench.records.types import Operation, RunFile
-from collbench.show.document import Block, Document, Figure, Line, Section, Table, toned
+from collbench.show.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    Line,
+    Section,
+    Table,
+    toned,
+)
 from collbench.show.figures import safe, thinned
 from collbench.show.views.series import View
 from collbench.suite.case import Case
@@ -27,8 +44,10 @@ RANKS = 8  # of a timeline
 LITTLE = 0.01  # of the communication, as computation hides nothing
 LEGEND = (
     "of rank 0, in steps that were watched: in step, while such an operation was under way; waited,"
-    " of that, while the program stood still; alone, what they take one by one, by themselves"
+    " of that, while the program stood still; alone, what they take one by one, by themselves, and"
+    " how often longer they were under way"
 )
+CLOSE = 0.8, 1.25  # of what was expected
 
 
 def document(file: RunFile) -> Document:
@@ -42,7 +61,7 @@ def document(file: RunFile) -> Document:
         seen = phases(step, one.whole.operations[0]) if step and one.whole.operations else []
         if len(found) > 1:
             brief.append(toned(f"{named(case)} on {case.label}", strong=True))
-        brief += sentences(one)
+        brief += sentences(one) + _expected(one, step)
         brief += _contended(file, one, step) + _wire(file, one, step)
         if seen:
             brief += [_table(seen), toned(LEGEND, "quiet")]
@@ -84,6 +103,19 @@ def sentences(one: Overlap) -> list[str]:
     return [*lines, told]
 
 
+def _expected(one: Overlap, step: Step | None) -> list[Block]:
+    """What the step would take by what its operations take one by one, and what it took."""
+    ns = as_alone(step, one.whole, one.computation) if step else None
+    if not ns:
+        return []
+    took = median(one.whole.times_ns)
+    told = (
+        f"operations as fast as by themselves would end the step after {duration(ns)}: it took"
+        f" {took / ns:.2f}x of that"
+    )
+    return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]
+
+
 def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     """That computation takes cores from communication, where there are too few for both."""
     cramped = any(w.cramped for w in file.worlds if w.index == one.whole.world)
@@ -114,10 +146,11 @@ def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
 
 def within(value: Shift) -> str:
     """A time with its interval."""
-    return f"{_signed(value.estimate)} {_ends(value.lo, value.hi)}"
+    return f"{signed(value.estimate)} {_ends(value.lo, value.hi)}"
 
 
-def _signed(ns: float) -> str:
+def signed(ns: float) -> str:
+    """A time that may be less than none."""
     return duration(ns) if ns >= 0 else f"-{duration(-ns)}"
 
 
@@ -144,13 +177,22 @@ def _table(seen: list[Phase]) -> Table:
                 duration(each.busy),
                 duration(each.waited),
                 bandwidth(each.busbw),
-                *([duration(each.alone)] if alone else []),
+                *(_beside(each) if alone else ()),
             )
         )
         for each in seen
     ]
-    heads = (*HEADS, *(["alone"] if alone else []))
-    return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "phase"))
+    heads = (*HEADS, *(("alone", "x alone") if alone else ()))
+    return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "x alone", "phase"))
+
+
+def _beside(each: Phase) -> tuple[Cell, Cell]:
+    """What operations take by themselves, and how often longer they are under way in a step."""
+    if each.alone is None or each.slower is None:
+        return "-", "-"
+    times = f"{each.slower:.2f}"
+    close = CLOSE[0] <= each.slower <= CLOSE[1]
+    return duration(each.alone), times if close else toned(times, "notice")
 
 
 def values(one: Overlap) -> dict[str, Any]:
@@ -195,7 +237,10 @@ def section(view: View) -> Section | None:
                 replace(_table(seen), title=f"{title}: by phase", note=LEGEND),
                 _operations(title, step.program(0), one.whole.operations[0]),
             ]
-            drawn.append(_timeline(title, step, one.whole.operations))
+            drawn += [
+                _waterfall(title, one, seen),
+                _timeline(title, step, one.whole.operations),
+            ]
     if not tables:
         return None
     words = [
@@ -215,7 +260,7 @@ def _parts(title: str, one: Overlap) -> Table:
         ends = (row.lo, row.hi) if row else (math.inf, math.inf)
         lines.append((record.case.collective, duration(median(record.times_ns)), _ends(*ends)))
     exposed = one.exposed
-    lines.append(("exposed", _signed(exposed.estimate), _ends(exposed.lo, exposed.hi)))
+    lines.append(("exposed", signed(exposed.estimate), _ends(exposed.lo, exposed.hi)))
     if one.hidden is not None:
         share, _, between = shares(one.hidden).partition(" ")
         lines.append(("hidden", share, between))
@@ -225,7 +270,7 @@ def _parts(title: str, one: Overlap) -> Table:
 
 def _ends(lo: float, hi: float) -> str:
     bounded = math.isfinite(lo + hi)
-    return f"[{_signed(lo)}, {_signed(hi)}]" if bounded else "(too few rounds to bound it)"
+    return f"[{signed(lo)}, {signed(hi)}]" if bounded else "(too few rounds to bound it)"
 
 
 def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Table:
@@ -260,6 +305,43 @@ def _operations(title: str, program: Program, seen: Sequence[Operation]) -> Tabl
     )
 
 
+def _waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
+    """From what computation takes alone to what the step takes: what was waited for, by phase."""
+    computation, took = median(one.computation.times_ns), median(one.whole.times_ns)
+    waited = [
+        (" ".join(filter(None, (each.phase, each.group, each.kind))), each.waited)
+        for each in seen
+        if each.waited
+    ]
+    rest = took - computation - sum(ns for _, ns in waited)
+    bars = [("computation", computation), *waited, ("the rest", rest), ("step", took)]
+    kinds = ["absolute", *["relative"] * (len(bars) - 2), "total"]
+    trace = {
+        "type": "waterfall",
+        "name": "exposed",
+        "x": [safe(name) for name, _ in bars],
+        "y": [ns / 1e6 for _, ns in bars],
+        "measure": kinds,
+        "text": [safe(signed(ns)) for _, ns in bars],
+        "textposition": "outside",
+        "hoverinfo": "x+text",
+        "cliponaxis": False,
+        "increasing": {"marker": {"color": SHOWN["communication"]}},
+        "decreasing": {"marker": {"color": SAVED}},
+        "totals": {"marker": {"color": SHOWN["computation"]}},
+        "meta": {},
+    }
+    words = (
+        "From computation alone to the step: waits of rank 0, by what was under way meanwhile (in"
+        " steps that were watched), and the rest: computation that communication slows down, and"
+        " calls."
+    )
+    layout = {"yaxis": {"title": {"text": "ms"}}, "xaxis": {"type": "category"}}
+    heading = f"{title}: what is exposed"
+    return Figure(name="exposed", title=heading, words=words, data=[trace], layout=layout)
+
+
+SAVED = "#3ca951"  # what makes a step shorter
 SHOWN = {"computation": "#4269d0", "communication": "#ff725c", "waiting": "#9c9c9c"}
 
 

@@ -6,8 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from collbench.core.text import counted, duration, size
-from collbench.show.document import Block, Document, Line, Table, toned
+from collbench.records.stats import median
+from collbench.records.steps import Overlap, busy
+from collbench.show.document import Block, Cell, Document, Line, Table, toned
 from collbench.show.views.prediction import in_words
+from collbench.show.views.steps import CLOSE, signed, values
 from collbench.workload.count import Count, Forecast, Machine, group_words
 from collbench.workload.models import MODELS
 from collbench.workload.presets import PATTERNS, PRESETS
@@ -44,20 +47,26 @@ HEADS = ("phase", "group", "operation", "type", "ops", "size", "sent a rank", "a
 
 
 def document(
-    step: Step, found: Count, walk: Walk, machine: Machine | None, expected: Forecast | None
+    step: Step,
+    found: Count,
+    walk: Walk,
+    machine: Machine | None,
+    expected: Forecast | None,
+    taken: Overlap | None = None,
 ) -> Document:
     """A step's operations by phase, group and kind, for the program that sends the most; memory;
-    and with a machine what it would take there."""
+    with a machine what it would take there, beside what it has ``taken`` in a run."""
     kinds = len(walk.actors.first)
     about = f"{step.name}: {counted(step.world, 'rank')}"
     rows = [part._asdict() for part in found.parts]
     alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
-    notes = [
+    notes: list[Block] = [
         f"in all {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
         f" all ranks together {size(found.total)}",
         f"no deadlock: walked in lock step, {alike}",
         f"memory a rank: {_held(found)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
+        *([_beside(step, expected, taken)] if expected and taken else ()),
         *(f"assumed: {each}" for each in step.assumptions),
     ]
     return Document(
@@ -76,6 +85,7 @@ def document(
             "kinds_of_ranks": kinds,
             "assumptions": list(step.assumptions),
             **({"forecast": _values(expected)} if expected else {}),
+            **({"measured": values(taken)} if taken else {}),
         },
     )
 
@@ -130,6 +140,36 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
         f"on {hosts}; {told}; each operation takes its lower bound there, so that real ones take"
         " longer",
     ]
+
+
+def _beside(step: Step, expected: Forecast, one: Overlap) -> Table:
+    """What a step would take beside what it took in a run, whole and by phase."""
+    took = [median(each.times_ns) for each in (one.whole, one.computation, one.communication)]
+    whole = (expected.step, expected.computation, expected.communication, expected.exposed)
+    names = ("step", "computation", "communication", "exposed")
+    rows = [*zip(names, whole, [*took, one.exposed.estimate], strict=True)]
+    under_way = busy(step, one.whole.operations[0]) if one.whole.operations else {}
+    rows += [
+        (f"{phase or 'under way'}, {group or 'world'}", expected.phases[phase, group], ns)
+        for (phase, group), ns in under_way.items()
+        if (phase, group) in expected.phases
+    ]
+    lines = [
+        Line((name, duration(seconds * 1e9), signed(ns), _ratio(ns, seconds * 1e9)))
+        for name, seconds, ns in rows
+    ]
+    return Table(
+        heads=("", "predicted", "measured", "measured /\npredicted"),
+        lines=lines,
+        note="computation as --tflops says; phases: while operations of the group were under way",
+    )
+
+
+def _ratio(ns: float, predicted: float) -> Cell:
+    if predicted <= 0 or ns <= 0:
+        return "-"
+    times = f"{ns / predicted:.2f}"
+    return times if CLOSE[0] <= ns / predicted <= CLOSE[1] else toned(times, "notice")
 
 
 def _values(expected: Forecast) -> dict[str, Any]:

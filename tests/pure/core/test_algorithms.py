@@ -284,6 +284,17 @@ def collbench(*args: str) -> Result:
     return CliRunner().invoke(main.app, args)
 
 
+def test_the_ring_the_other_way_ends_with_the_blocks_of_the_ranks_before() -> None:
+    """A textbook's three devices, which end their first half with partitions 3, 1 and 2."""
+    ring = algorithms.find("all_reduce", "ring:down").schedule(3)
+    inputs = [[2, 4, 6], [1, 2, 3], [4, 8, 12]]
+    states = [state.copy() for state in run(ring, inputs, lambda a, b: a + b)]
+    whole = [7, 14, 21]
+    ends = [[1 + cell for cell in range(3) if row[cell] == whole[cell]] for row in states[2]]
+    assert ends == [[3], [1], [2]]
+    assert states[4].tolist() == [whole] * 3
+
+
 def test_an_algorithm_in_a_file_of_its_own_is_listed_proved_drawn_and_predicted(
     family: Any,
 ) -> None:

@@ -134,6 +134,7 @@ FORMS: dict[tuple[str, str], Callable[[int], tuple[object, ...]]] = {
     ("all_reduce", "central"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1, p - 1),
     ("all_reduce", "reduce_broadcast"): lambda p: (2 * log2(p), 2 * log2(p), log2(p), log2(p)),
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * e(p), e(p), 2 * e(p)),
+    ("all_reduce", "ring:down"): lambda p: (2 * (p - 1), 2 * e(p), e(p), 2 * e(p)),
     ("all_reduce", "recursive_doubling"): lambda p: (
         low(p) + 2 * folds(p),
         low(p) + 2 * folds(p),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collbench.core.collectives import PARTS
-from collbench.records.steps import operations, overlaps, phases
+from collbench.records.steps import as_alone, operations, overlaps, phases
 from collbench.records.types import Operation, Record
 from collbench.suite.case import Case
 from collbench.workload.step import Op, Program, Step
@@ -106,3 +106,46 @@ def test_time_under_way_counts_once_and_what_was_waited_of_it() -> None:
 def test_operations_that_do_not_fit_the_step_are_not_told() -> None:
     step = Step("x", 2, (Program((0, 1), OPS),))
     assert phases(step, [seen((0, 1))]) == []
+
+
+def test_what_two_kinds_are_waited_for_at_once_is_divided() -> None:
+    """Of a wait of 40, one is under way for 20, both for the next 10 and the other for the last."""
+    ops = (
+        Op(kind="all_reduce", group="tp", nbytes=8, dtype="float", op="sum"),
+        Op(kind="all_gather", group="dp", nbytes=8, dtype="float"),
+        Op(kind="wait"),
+    )
+    step = Step("x", 2, (Program((0, 1), ops),), {"tp": ((0, 1),), "dp": ((0, 1),)})
+    watched = [seen((0, 90)), seen((80, 100)), seen((60, 100))]
+    assert [part.waited for part in phases(step, watched)] == [20 + 5, 5 + 10]
+
+
+def test_an_operation_waits_for_the_one_before_it_in_its_lane() -> None:
+    ops = (
+        Op(kind="all_gather", phase="forward", nbytes=8, dtype="float"),
+        Op(kind="reduce_scatter", phase="backward", nbytes=8, dtype="float", op="sum"),
+        Op(kind="wait"),
+    )
+    step = Step("x", 2, (Program((0, 1), ops),))
+    watched = [seen((0, 60)), seen((10, 100)), seen((20, 100))]
+    assert [part.busy for part in phases(step, watched)] == [60, 40]
+    assert [part.waited for part in phases(step, watched)] == [40, 40]
+
+
+def alone(communication: int, computation: float, *, told: bool = True) -> float | None:
+    """A step of two all_reduces of which the first is under way while the rank computes."""
+    ops = (OPS[0], OPS[1], OPS[0], OPS[3])
+    step = Step("x", 2, (Program((0, 1), ops),))
+    times = (communication,) if told else ()
+    watched = [seen((0, 1), alone=times), seen((1, 3)), seen((3, 4)), seen((4, 5))]
+    whole, computed, _ = parts([1.0] * 3, [computation] * 3, [1.0] * 3)
+    whole = Record(
+        case=whole.case, status="ok", times_ns=whole.times_ns, operations=[watched, watched]
+    )
+    return as_alone(step, whole, computed)
+
+
+def test_what_a_step_takes_if_operations_are_as_fast_as_by_themselves() -> None:
+    assert alone(3 * MS, 5.0) == pytest.approx((5 + 3) * MS)  # the first is hidden
+    assert alone(7 * MS, 5.0) == pytest.approx((7 + 7) * MS)  # computation is
+    assert alone(3 * MS, 5.0, told=False) is None

@@ -328,6 +328,11 @@ HEAD = "ranks,op,bytes,dtype,group"
         (f"{HEAD},splits\n0,all_to_allv,0,float,,1 2", "sends has 2 numbers for 1 members", ""),
         (f"{HEAD},gap_us\n0,barrier,0,float,,-1", "line 2, gap_us: expected `float` >= 0", ""),
         (f"{HEAD},gap_us\n0,barrier,0,float,,inf", "line 2, gap_us: expected `float` <=", ""),
+        (
+            f"{HEAD},phase\n0,barrier,0,float,,\x1b[31mred",
+            "line 2, phase: not all of it can be printed",
+            "letters",
+        ),
         (f'{HEAD}\n0,"barrier,0,float,', "line 2: unexpected end of data", "quotes"),
         (f"#group tp\n{HEAD}", "line 1, #group: 'tp' is no set of ranks", ""),
         (f"#world x\n{HEAD}", "line 1, #world: 'x' is no whole number", ""),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from collbench.core.collectives import PARTS
-from collbench.records.steps import Overlap, overlaps
+from collbench.records.steps import Overlap, Phase, overlaps
 from collbench.records.types import Record
+from collbench.show.document import toned
 from collbench.show.views import steps
 from collbench.suite.case import Case
 
@@ -59,3 +60,26 @@ def test_time_that_a_step_saves_has_its_sign() -> None:
 
 def test_a_step_is_named_without_its_digest() -> None:
     assert steps.named(overlap((1.0,) * 6, 1, 1).whole.case) == "x layers=2"
+
+
+def test_the_bars_of_a_waterfall_lead_from_computation_to_the_step() -> None:
+    one = overlap((15.0,) * 6, 10, 6)
+    seen = [
+        Phase("forward", "dp", "all_gather", 2, 8, 8.0, 5.0 * MS, 2.0 * MS, None),
+        Phase("backward", "", "all_reduce", 2, 8, 8.0, 5.0 * MS, 0.0, None),
+        Phase("backward", "dp", "reduce_scatter", 2, 8, 8.0, 5.0 * MS, 1.5 * MS, None),
+    ]
+    (bars,) = steps._waterfall("x", one, seen).data
+    assert bars["x"][1:3] == ["forward dp all_gather", "backward dp reduce_scatter"]
+    assert bars["y"] == [10.0, 2.0, 1.5, 1.5, 15.0]
+    assert bars["measure"] == ["absolute", *["relative"] * 3, "total"]
+
+
+@pytest.mark.parametrize(("alone", "tone"), [(4.0, "notice"), (5.0, ""), (7.0, "notice")])
+def test_what_is_far_from_what_operations_take_by_themselves_is_marked(
+    alone: float, tone: str
+) -> None:
+    one = Phase("forward", "dp", "all_gather", 2, 8, 8.0, 5.2 * MS, 0.0, alone * MS)
+    *_, cell = steps._table([one]).lines[0].cells
+    told = toned(cell) if isinstance(cell, str) else cell
+    assert told == toned(f"{5.2 / alone:.2f}", tone)  # type: ignore[arg-type]
