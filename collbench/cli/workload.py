@@ -75,6 +75,9 @@ Warmup = Annotated[
 Longest = Annotated[
     str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
 ]
+Blame = Annotated[
+    bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
+]
 Format = Annotated[
     str, Option("--format", help="table, json, md, or csv (with --show: the step itself).")
 ]
@@ -102,6 +105,7 @@ def workload(
     warmup: Warmup = None,
     max_time: Longest = "",
     check: Annotated[int, option("check")] = 1,
+    blame: Blame = False,
     timeout: float | None = None,
     inject: str = "",
     launcher: str = "auto",
@@ -123,7 +127,8 @@ def workload(
         return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
     if _is_run(name):
         raise UsageError(f"{name}: the step of a run is counted", "--show, --link or --from")
-    policy = _policy(iters, max_time, warmup=warmup, check=check, timeout=timeout, inject=inject)
+    said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
+    policy = _policy(iters, max_time, **said)
     suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
     _run(suite, launcher, (save, output, tag), dry_run, output_format)
 

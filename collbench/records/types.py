@@ -262,11 +262,14 @@ class Operation(
 ):
     """An operation of a rank's program in some steps that were watched one by one: when it began
     and ended in each, after the rank had begun the step; 0 where it was not. ``alone_ns``: some
-    calls of the like of it by themselves, on the slowest rank; of rank 0's operations only."""
+    calls of the like of it by themselves, on the slowest rank; of rank 0's operations only.
+    ``without_ns`` and ``with_ns``: what steps took without it, and others of the same rounds."""
 
     begins_ns: Samples = []
     ends_ns: Samples = []
     alone_ns: Samples = []
+    without_ns: Samples = []
+    with_ns: Samples = []
 
 
 class Background(msgspec.Struct, frozen=True):

@@ -49,6 +49,11 @@ class Played(NamedTuple):
         ends = (self.rank, self.op.peer)
         return f"{words} {'>'.join(map(str, ends[:: 1 if self.op.kind == 'send' else -1]))}"
 
+    @property
+    def who(self) -> tuple[str, Case, int]:
+        """What tells it from all others of the step, the same on all that meet in it."""
+        return self.meeting, self.case, self.turn
+
 
 def played(step: Step, rank: int, backend: str, algorithm: str = "native") -> list[Played]:
     """The operations of a rank's program that talk to others, in order. Those of groups of one rank

@@ -400,6 +400,7 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "graph", "whole", default=1, least=1),
     Field("policy", "fresh", "flag", default=False),
     Field("policy", "bitwise", "flag", default=False),
+    Field("policy", "blame", "flag", default=False),
 )
 
 

@@ -21,7 +21,7 @@ LAUNCH_SECONDS = 0.25  # of samples of a case in one of several launches, at lea
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How each case is measured; times in seconds. None: as the data decide. ``batch`` calls make a
     sample in streaming mode, ``graph`` replays of ``iters`` in graph mode. ``fresh`` cycles are
-    launches. ``inject`` plants faults.
+    launches. ``blame`` leaves operations out of steps. ``inject`` plants faults.
     """
 
     iters: Samples | None = None
@@ -49,6 +49,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     register: Literal[0, 1, 2] = 0
     fresh: bool = False
     bitwise: bool = False
+    blame: bool = False
     inject: str = ""
 
     def in_launches(self, number: int, of: int) -> Policy:

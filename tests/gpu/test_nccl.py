@@ -3,6 +3,9 @@ it."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,6 +17,7 @@ if not torch.cuda.is_available():
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
+from collbench.records.steps import phases
 from collbench.records.types import Record, World
 from collbench.run.backends import TOGETHER
 from collbench.run.launch.local import Launcher
@@ -21,7 +25,8 @@ from collbench.run.launch.world import Listener
 from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, expand
+from collbench.suite.sweep import Axes, Suite, expand
+from collbench.workload import presets, reshape
 
 GPUS = torch.cuda.device_count()
 SIZES = (64, 70_000, 1 << 24)
@@ -29,17 +34,21 @@ SIZES = (64, 70_000, 1 << 24)
 
 def world(cases: list[Case], **policy: object) -> tuple[World, list[Record]]:
     """What a world of ranks says of these cases. Raises CannotRun."""
-    jobs = [Job(case, 2, "small") for case in cases]
+    return carried_out([Job(case, 2, "small") for case in cases], **policy)
+
+
+def carried_out(jobs: list[Job], **policy: object) -> tuple[World, list[Record]]:
     settings = Policy(**{"iters": 5, "warmup": 2, **policy})  # type: ignore[arg-type]
     lines: list[World | Record] = []
     launcher = Launcher()
     try:
-        plan = Plan(0, cases[0].backend, cases[0].n, (), settings, jobs, 120.0)
+        case = jobs[0].case
+        plan = Plan(0, case.backend, case.n, (), settings, jobs, 120.0)
         launcher.run([plan], Listener(lines.append))
     finally:
         launcher.close()
     found = [line for line in lines if isinstance(line, Record)]
-    assert len(found) == len(jobs)
+    assert len(found) == sum(len(job.case.siblings) for job in jobs)
     assert {r.status for r in found} <= {"ok", "skipped"}, [
         r.note for r in found if r.status not in ("ok", "skipped")
     ]
@@ -122,6 +131,34 @@ def test_ranks_share_a_gpu_only_when_allowed() -> None:
         pytest.skip(f"{e.message}; {e.hint}")
     assert where.shared_gpu and {r.status for r in found} == {"ok"}
     assert len({info.device for info in where.ranks}) == GPUS
+
+
+@pytest.mark.parametrize("kind", ["none", "auto"])
+def test_a_training_step_is_right_and_its_operations_are_seen_by_the_device(kind: str) -> None:
+    """On two GPUs, or by two ranks that share one."""
+    made = presets.find("ddp:gpt2-124m", "dp=2", "", None, 2)
+    step = reshape.computing(reshape.scaled(made, Fraction(1, 64)), kind, 0)
+    axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("nccl",), algorithms=("native",))
+    cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
+    try:
+        _, found = carried_out([Job(cases[0], 1, "", step=step)], share_gpu=GPUS < 2)
+    except CannotRun as e:
+        pytest.skip(f"{e.message}; {e.hint}")
+    assert {record.status for record in found} == {"ok"}
+    whole = next(record for record in found if record.operations)
+    assert whole.wrong == 0 and whole.checked
+    for op, seen in zip(step.program(0).ops, whole.operations[0], strict=True):
+        assert all(a <= b for a, b in zip(seen.begins_ns, seen.ends_ns, strict=True)), op
+    (one,) = {phase.kind for phase in phases(step, whole.operations[0])}
+    assert one == "all_reduce"
+
+
+@pytest.mark.parametrize("meanwhile", ["gemm", "copy"])
+def test_calls_are_right_beside_computation(meanwhile: str) -> None:
+    cases = [msgspec.structs.replace(case, background=meanwhile) for case in all_reduces(GPUS)]
+    found = run(cases)
+    assert {r.status for r in found} == {"ok"}
+    assert all(r.background for r in found)
 
 
 @pytest.mark.skipif(GPUS < 2, reason="torch's kernels need two GPUs, and there is one")

@@ -17,7 +17,18 @@ pytestmark = pytest.mark.usefixtures("possible")
 def on_two_hosts(folder: Path, *named: str) -> tuple[RunFile, RunFile, str]:
     path = small(folder, ranks="2, 3")
     with Lab(hosts=2) as lab:
-        command = ("ab", "--suite", path, *named, "--rounds", "6,6", "--budget", "0")
+        command = (
+            "ab",
+            "--suite",
+            path,
+            *named,
+            "--rounds",
+            "6,6",
+            "--budget",
+            "0",
+            "--tau",
+            "99%",
+        )
         done = launching.run(lab, launching.torchrun, *command, seconds=300)
     assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
     assert done[1].stdout == ""

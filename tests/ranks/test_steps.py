@@ -207,6 +207,17 @@ def test_operations_are_seen_to_begin_and_to_end(play: Play) -> None:
     assert 0 < part.waited <= part.busy
 
 
+@pytest.mark.parametrize("name", ["ddp", "pipeline"])
+def test_operations_are_left_out_of_steps_one_by_one(name: str, play: Play) -> None:
+    """By all that meet in them, messages too: else the step would not end."""
+    *_, whole = play(STEPS[name](), blame=True)
+    assert whole.status == "ok"
+    left_out = [each for each in whole.operations[0] if each.without_ns]
+    assert 1 <= len(left_out) <= 5
+    assert {len(each.without_ns) for each in left_out} == {len(left_out[0].with_ns)}
+    assert len(left_out[0].with_ns) >= 6
+
+
 def test_a_group_of_one_rank_does_nothing(play: Play) -> None:
     ops = (Op(kind="all_reduce", group="alone", **CALL), Op(kind="all_reduce", **CALL))  # type: ignore[arg-type]
     step = Step("x", 2, (Program((0, 1), ops),), {"alone": ((0,), (1,))})

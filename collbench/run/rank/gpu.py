@@ -39,6 +39,10 @@ class Stream(Protocol):
     def mark(self) -> Any:
         """An event that is reached when all that was issued before it is done."""
 
+    def mark_after(self, work: Any, lane: object) -> Any:
+        """An event that is reached when ``work``, a call under way, is done and those before it of
+        its lane are; this stream does not wait for it."""
+
     def elapsed(self, start: Any, end: Any) -> int:
         """Nanoseconds from one mark to another; both must have been reached."""
 
@@ -62,11 +66,20 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cycles_per_ns = 0.0
+        self._beside: dict[object, Any] = {}
 
     def mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+    def mark_after(self, work: Any, lane: object) -> Any:
+        if lane not in self._beside:
+            self._beside[lane] = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side = self._beside[lane]
+        with torch.cuda.stream(side):
+            work.wait()  # has the current stream wait, here the one beside
+            return self.mark()
 
     def elapsed(self, start: Any, end: Any) -> int:
         return round(float(start.elapsed_time(end)) * 1e6)

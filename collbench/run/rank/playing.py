@@ -19,6 +19,7 @@ import torch
 
 from collbench.core.collectives import PARTS
 from collbench.run.backends import Call
+from collbench.run.rank.gpu import Stream
 from collbench.run.rank.measure import Action, clock
 from collbench.workload.step import Compute, Op, Program
 
@@ -176,13 +177,11 @@ class Player:
 
     def play(self, part: str) -> Action:
         """What plays this part from its begin to its end on the host."""
-        acts = self._plays[part]
+        return partial(_all, self._plays[part])
 
-        def run() -> None:
-            for act in acts:
-                act()
-
-        return run
+    def without(self, at: int | None) -> Action:
+        """What plays the whole step but for this operation with others."""
+        return partial(_all, [act for _, act in self._acts(STEP, at)])
 
     def watched(self) -> Watched:
         """One step more, watched: another thread waits for each operation in its order, where it
@@ -215,6 +214,27 @@ class Player:
             watcher.join()
         return Watched(begins[:count], ends[:count])
 
+    def watched_on(self, stream: Stream) -> Watched:
+        """The same by a device's clock, after a mark at the step's begin: when its stream came to
+        each operation, and when it, or what the operation started beside it, was through."""
+        count, origin = len(self._program.ops), stream.mark()
+        marks: dict[int, tuple[Any, Any]] = {}
+        for at, act in self._acts(STEP):
+            begin = stream.mark()
+            act()
+            op = self._program.ops[at] if at < count else None
+            if op and act is self._starts.get(at) and self._leaves(at):
+                marks[at] = begin, stream.mark_after(self._works[at], (op.group, op.lane))
+            elif op:
+                marks[at] = begin, stream.mark()
+        stream.drain()
+        begins, ends = [0] * count, [0] * count
+        for at, (begin, end) in marks.items():
+            while not stream.reached(end):  # beside the stream that was drained
+                time.sleep(0)
+            begins[at], ends[at] = (stream.elapsed(origin, mark) for mark in (begin, end))
+        return Watched(begins, ends)
+
     def _leaves(self, at: int) -> bool:
         """Whether an operation is only started where it stands."""
         return bool(self._calls[at].submit) and self._program.ops[at].wait == "later"
@@ -236,16 +256,16 @@ class Player:
                 open_[at] = None
         return [*found, [*open_]]
 
-    def _acts(self, part: str) -> Iterator[tuple[int, Action]]:
-        """What is done in a part, with the place of the operation that it is of; at last what
-        nobody has waited for is."""
+    def _acts(self, part: str, lacking: int | None = None) -> Iterator[tuple[int, Action]]:
+        """What is done in a part, but for one operation, with the place of the operation that it is
+        of; at last what nobody has waited for is."""
         talks = part != COMPUTATION
-        for at, waits in enumerate(self._waits):
-            if talks and waits:
+        for at, places in enumerate(self._waits):
+            if talks and (waits := [each for each in places if each != lacking]):
                 yield at, partial(self._wait, waits)
             if part != COMMUNICATION and at in self._computed:
                 yield at, self._computed[at]
-            elif talks and at in self._calls:
+            elif talks and at in self._calls and at != lacking:
                 yield at, self._starts[at]
 
     def _start(self, at: int) -> Action:

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from collbench.core.collectives import DTYPES, PARTS
 from collbench.records import stats
-from collbench.records.steps import bounded
+from collbench.records.steps import bounded, operations
 from collbench.records.types import FirstWrong, Operation, Sent
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Phase
@@ -47,6 +48,7 @@ FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only
 SLOW_NS = 500_000_000  # of which one round warms up all there is
 LEAST, MORE = 10, 3  # rounds that may take so much more than the time that there is
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
+BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
 WATCHED, MOST_WATCHED = 5, 40_000  # steps in which each operation is timed; such times in all
 ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
 
@@ -127,17 +129,19 @@ class StepTrial:
         alone = self._alone(sync, taken)
         sent = self._sent()
         watched = [self._once_watched(sync) for _ in range(self._watches())]
+        everyones = self._gathered(watched, alone)
+        if self._policy.blame:
+            self._blame(everyones[0], sync)
         self._enter(Phase.CHECKING)
         if wrong := self._check("after timing"):
             return wrong
         self._enter(Phase.REPORTING)
         overhead = overhead_ns(samplers[0], self._control)
-        operations = self._gathered(watched, alone)
         if self._rank:
             return []
         seen = sync.scheme, warmed, stop, overhead, first, sent
         return [
-            self._fields(place, samples, operations, *seen) for place, samples in enumerate(taken)
+            self._fields(place, samples, everyones, *seen) for place, samples in enumerate(taken)
         ]
 
     def _enter(self, phase: Phase) -> None:
@@ -181,11 +185,8 @@ class StepTrial:
         began, stop = time.perf_counter(), 0
         while not stop:
             yield
-            found: dict[int, Samples | None] = {}
-            for place in lots.permutation(len(samplers)):
-                found[int(place)] = samplers[place].take(1, sync)
+            rounds.append(_round(samplers, lots, sync))
             if not self._rank:
-                rounds.append([one for _, one in sorted(found.items()) if one is not None])
                 stop = self._enough(rounds, time.perf_counter() - began)
             (stop,) = self._control.decide([stop])
         parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
@@ -252,9 +253,7 @@ class StepTrial:
         return [counted.once(self._control, self._bench.watch, again) for _ in range(2)]
 
     def _watches(self) -> int:
-        """How many steps are watched; none on a device, which the host does not see."""
-        if self._bench.backend.stream:
-            return 0
+        """How many steps are watched."""
         numbers = len(self._program.ops) * self._control.n
         (most,) = self._control.decide([min(WATCHED, MOST_WATCHED // (2 * max(1, numbers)))])
         return most
@@ -262,9 +261,31 @@ class StepTrial:
     def _once_watched(self, sync: Sync) -> list[list[int]]:
         """When operations of a step began and ended, after this rank's begin."""
         sync()
+        if stream := self._bench.backend.stream:
+            return [*self._player.watched_on(stream)]
         began = clock()
         seen = self._player.watched()
         return [[max(0, ns - began) if ns else 0 for ns in each] for each in seen]
+
+    def _blame(self, seen: list[Operation], sync: Sync) -> None:
+        """Adds to rank 0's operations what steps take without those that it waits for longest: each
+        left out by all that meet in it, in rounds, beside the whole step."""
+        timed = operations(self._step.program(0), seen)
+        longest = sorted(timed, key=lambda one: one.took * (one.hidden - 1))[:BLAMED]
+        case = self._job.case
+        first = {one.at: one.who for one in played(self._step, 0, case.backend, case.algorithm)}
+        mine = {one.what.who: one.what.at for one in self._ops}
+        places = [one.at for one in longest if one.at in first]
+        plays = [self._player.without(mine.get(first[at])) for at in places]
+        samplers = [self._sampler(play) for play in (self._action(STEP), *plays)]
+        lots = np.random.default_rng([self._seed, 2])
+        rounds = [_round(samplers, lots, sync) for _ in range(BLAME_ROUNDS)]
+        kept = [each for each in rounds if not any(one.late.any() for one in each)]
+        if self._rank or not kept:
+            return
+        whole, *without = (Samples.joined(part).times.tolist() for part in zip(*kept, strict=True))
+        for at, times in zip(places, without, strict=True):
+            seen[at] = replace(seen[at], with_ns=whole, without_ns=times)
 
     def _gathered(
         self, watched: Sequence[list[list[int]]], alone: dict[str, list[int]]
@@ -356,6 +377,12 @@ class StepTrial:
         bad: Fields = {"status": "wrong", "wrong": total, "first_wrong": first, "note": note}
         out: Fields = {"status": "skipped", "note": f"the step had wrong data {when}"}
         return [bad, *[out] * (len(PARTS) - 1)]
+
+
+def _round(samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync) -> list[Samples]:
+    """A sample of each in an order that is drawn, at rank 0."""
+    found = {int(place): samplers[place].take(1, sync) for place in lots.permutation(len(samplers))}
+    return [one for _, one in sorted(found.items()) if one is not None]
 
 
 def _used(step: Step) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from collbench.records.steps import (
     Overlap,
     Phase,
     as_alone,
+    blamed,
     operations,
     overlaps,
     phases,
@@ -65,8 +66,14 @@ def document(file: RunFile) -> Document:
         brief += _contended(file, one, step) + _wire(file, one, step)
         if seen:
             brief += [_table(seen), toned(LEGEND, "quiet")]
+        if step and (blame := _blamed(one, step)):
+            brief.append(blame)
         brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
-        rows.append({**values(one), "operations": [each._asdict() for each in seen]})
+        told = {"operations": [each._asdict() for each in seen]}
+        if step and one.whole.operations:
+            without = blamed(step.program(0), one.whole.operations[0])
+            told["without"] = [{"op": each.at, **_bounds(each.less)} for each in without]
+        rows.append({**values(one), **told})
     if not found:
         brief = ["no step was measured to its end"]
     return Document(title="Steps", brief=brief, rows=rows, values={"steps": rows})
@@ -186,6 +193,30 @@ def _table(seen: list[Phase]) -> Table:
     return Table(heads=heads, lines=lines, align="lll", dropped=("sent", "x alone", "phase"))
 
 
+def _blamed(one: Overlap, step: Step) -> Table | None:
+    """What steps take less without single operations; None where none was left out."""
+    found = blamed(step.program(0), one.whole.operations[0]) if one.whole.operations else []
+    whole = one.exposed.estimate
+    lines = [
+        Line(
+            (
+                f"{each.at}: {each.op.kind} of {size(each.op.nbytes)}, {each.op.source}".rstrip(
+                    ", "
+                ),
+                within(each.less),
+                f"{each.less.estimate / whole:.0%}" if whole > 0 else "-",
+            )
+        )
+        for each in found
+    ]
+    heads = ("left out", "the step takes less", "of the exposed")
+    note = "each left out on all its ranks, in rounds of their own beside the whole step"
+    table = Table(
+        name="blame", title="Without one operation", heads=heads, lines=lines, align="w", note=note
+    )
+    return table if found else None
+
+
 def _beside(each: Phase) -> tuple[Cell, Cell]:
     """What operations take by themselves, and how often longer they are under way in a step."""
     if each.alone is None or each.slower is None:
@@ -199,9 +230,7 @@ def values(one: Overlap) -> dict[str, Any]:
     """A step as programs read it, in ns."""
     case = one.whole.case
     bounds = {
-        name: None
-        if value is None
-        else {"estimate": value.estimate, "lo": _finite(value.lo), "hi": _finite(value.hi)}
+        name: None if value is None else _bounds(value)
         for name, value in (
             ("exposed_ns", one.exposed),
             ("hidden", one.hidden),
@@ -214,6 +243,10 @@ def values(one: Overlap) -> dict[str, Any]:
     }
     about = {"workload": case.step, "implementation": case.label, "ranks": case.n}
     return {**about, "rounds": len(one.whole.times_ns), **parts, **bounds}
+
+
+def _bounds(value: Shift) -> dict[str, float | None]:
+    return {"estimate": value.estimate, "lo": _finite(value.lo), "hi": _finite(value.hi)}
 
 
 def _finite(value: float) -> float | None:
@@ -237,6 +270,8 @@ def section(view: View) -> Section | None:
                 replace(_table(seen), title=f"{title}: by phase", note=LEGEND),
                 _operations(title, step.program(0), one.whole.operations[0]),
             ]
+            if blame := _blamed(one, step):
+                tables.append(replace(blame, title=f"{title}: without one operation"))
             drawn += [
                 _waterfall(title, one, seen),
                 _timeline(title, step, one.whole.operations),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collbench.core.collectives import PARTS
-from collbench.records.steps import as_alone, operations, overlaps, phases
+from collbench.records.steps import as_alone, blamed, operations, overlaps, phases
 from collbench.records.types import Operation, Record
 from collbench.suite.case import Case
 from collbench.workload.step import Op, Program, Step
@@ -149,3 +149,15 @@ def test_what_a_step_takes_if_operations_are_as_fast_as_by_themselves() -> None:
     assert alone(3 * MS, 5.0) == pytest.approx((5 + 3) * MS)  # the first is hidden
     assert alone(7 * MS, 5.0) == pytest.approx((7 + 7) * MS)  # computation is
     assert alone(3 * MS, 5.0, told=False) is None
+
+
+def test_the_operation_that_costs_most_is_first() -> None:
+    times = np.arange(100, 120)
+    spared = [5, 0, 9, 0]
+    left_out = [
+        Operation(with_ns=[*times], without_ns=[*(times - less)]) if less else Operation()
+        for less in spared
+    ]
+    first, second = blamed(Program((0, 1), OPS), left_out)
+    assert (first.at, first.less.estimate, first.less.lo, first.less.hi) == (2, 9, 9, 9)
+    assert (second.at, second.op) == (0, OPS[0])

@@ -1,0 +1,115 @@
+"""A program's operations by a device's clock, on simulated streams: one for the program and its
+computation, one beside it for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from collbench.run.backends import Call
+from collbench.run.rank.measure import nothing
+from collbench.run.rank.playing import Player
+from collbench.workload.step import Op, Program
+
+
+class Device:
+    """Streams as the times at which what was issued on them is done; the host takes no time."""
+
+    def __init__(self) -> None:
+        self.main, self.lanes, self.beside = 1000, {}, {}
+        self.late = 3  # looks at a mark that is reached
+
+    def mark(self) -> int:
+        return self.main
+
+    def mark_after(self, work: Work, lane: object) -> int:
+        self.beside[lane] = max(self.beside.get(lane, 0), work.end)
+        return self.beside[lane]
+
+    def elapsed(self, start: int, end: int) -> int:
+        return end - start
+
+    def reached(self, mark: int) -> bool:
+        self.late -= 1
+        return self.late < 0
+
+    def drain(self) -> None:
+        pass
+
+    def compute(self, ns: int) -> None:
+        self.main += ns
+
+    def call(self, ns: int, lane: str) -> Call:
+        """An operation that takes so long in its lane, once the program's stream is there."""
+
+        def submit() -> Work:
+            begin = max(self.main, self.lanes.get(lane, 0))
+            self.lanes[lane] = begin + ns
+            return Work(self, begin + ns)
+
+        return Call(lambda: submit().wait(), submit)
+
+
+class Work:
+    def __init__(self, device: Device, end: int) -> None:
+        self.device, self.end = device, end
+
+    def wait(self) -> None:
+        """Has the program's stream wait; not where another is the current one."""
+        self.device.main = max(self.device.main, self.end)
+
+
+class Computed:
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def action(self, op: Op) -> Callable[[], Any]:
+        return lambda: self.device.compute(op.compute_ns)
+
+
+def all_reduce(**more: Any) -> Op:
+    return Op(kind="all_reduce", nbytes=8, dtype="float", op="sum", **more)
+
+
+def player(device: Device, ops: tuple[Op, ...], takes: dict[int, int]) -> Player:
+    calls = {at: device.call(ns, ops[at].lane) for at, ns in takes.items()}
+    return Player(Program((0, 1), ops), calls, Computed(device), nothing, patient=True)  # type: ignore[arg-type]
+
+
+def seen(ops: tuple[Op, ...], takes: dict[int, int]) -> tuple[list[int], list[int]]:
+    device = Device()
+    found = player(device, ops, takes).watched_on(device)  # type: ignore[arg-type]
+    return found.begins, found.ends
+
+
+def test_operations_run_beside_the_programs_stream() -> None:
+    """One behind computation, which a wait then stands still for."""
+    ops = (all_reduce(), Op(kind="compute", compute_ns=30), Op(kind="wait"), all_reduce())
+    begins, ends = seen(ops, {0: 100, 3: 50})
+    assert begins == [0, 0, 30, 100]
+    assert ends == [100, 30, 100, 150]
+
+
+def test_lanes_are_seen_apart() -> None:
+    """A short operation of another lane, issued later, is done before the long one."""
+    ops = (all_reduce(), all_reduce(lane="other"), Op(kind="wait"))
+    assert seen(ops, {0: 100, 1: 10}) == ([0, 0, 0], [100, 10, 100])
+
+
+def test_a_call_that_is_waited_for_ends_where_the_stream_goes_on() -> None:
+    ops = (all_reduce(wait="call"), Op(kind="compute", compute_ns=5))
+    assert seen(ops, {0: 40}) == ([0, 40], [40, 45])
+
+
+def test_an_operation_after_others_begins_once_they_are_done() -> None:
+    ops = (all_reduce(), all_reduce(lane="other", after=(0,)))
+    assert seen(ops, {0: 100, 1: 10}) == ([0, 100], [100, 110])
+
+
+def test_a_step_without_one_operation_neither_starts_it_nor_waits_for_it() -> None:
+    ops = (all_reduce(), all_reduce(lane="other"), Op(kind="wait"), all_reduce(after=(1,)))
+    for lacking, takes in ((None, 100 + 1000), (0, 10 + 1000), (1, 100 + 1000), (3, 100)):
+        device = Device()
+        began = device.main
+        player(device, ops, {0: 100, 1: 10, 3: 1000}).without(lacking)()
+        assert device.main - began == takes, lacking
