@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.errors import CannotRun, Exit, RunBroken
+from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
 from collbench.core.interrupts import interrupts
 from collbench.core.text import counted
 from collbench.machine import environment
@@ -191,7 +191,16 @@ class Experiment:
                 side.launcher.close()
 
     def _open(self) -> None:
-        self._sides = {name: _Side(self._order, name, self._name) for name in SIDES}
+        try:
+            for name in SIDES:
+                self._sides[name] = _Side(self._order, name, self._name)
+        except CollbenchError:  # one side alone is no run that could be compared
+            for side in self._sides.values():
+                side.launcher.close()
+                side.writer.close()
+                side.writer.path.unlink(missing_ok=True)
+            self._sides = {}
+            raise
         for name, side in self._sides.items():
             for skip in self._skips[name]:
                 side.keep(Record(case=skip.case, status="skipped", note=skip.reason))

@@ -12,7 +12,7 @@ import pytest
 from helpers.experiments import sides, small
 
 from collbench.cli.ab import ab
-from collbench.core.errors import Exit
+from collbench.core.errors import CannotRun, Exit
 from collbench.records import store
 
 
@@ -53,3 +53,21 @@ def test_a_fault_of_the_program_is_written_to_both_files(
     for side in sides():
         assert side.end and side.end.exit == Exit.FAULT
         assert side.end.note.startswith("ZeroDivisionError")
+
+
+def test_a_second_file_that_cannot_be_opened_leaves_no_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, there = store.opened, []
+
+    def open_first(*given: object) -> store.Writer:
+        if there:
+            raise CannotRun("no room for another", "make some")
+        there.append(opened(*given))  # type: ignore[arg-type]
+        return there[-1]
+
+    monkeypatch.setattr(store, "opened", open_first)
+    with pytest.raises(CannotRun, match="no room for another"):
+        ab(base="algo:ring", head="algo:tree", suite=small(tmp_path, backends='"model"'))
+    assert there[0].path.suffix == ".jsonl"
+    assert store.saved() == []
