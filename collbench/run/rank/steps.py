@@ -271,7 +271,7 @@ class StepTrial:
         """Adds to rank 0's operations what steps take without those that it waits for longest: each
         left out by all that meet in it, in rounds, beside the whole step."""
         timed = operations(self._step.program(0), seen)
-        longest = sorted(timed, key=lambda one: one.took * (one.hidden - 1))[:BLAMED]
+        longest = sorted(timed, key=lambda one: (one.took * (one.hidden - 1), -one.took))[:BLAMED]
         case = self._job.case
         first = {one.at: one.who for one in played(self._step, 0, case.backend, case.algorithm)}
         mine = {one.what.who: one.what.at for one in self._ops}
