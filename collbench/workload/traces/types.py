@@ -1,0 +1,99 @@
+"""What every reader makes of a trace: the calls of each rank in the order of its program, and what
+the trace has lost.
+
+Times are nanoseconds since the epoch where ranks share a clock, else on a clock of the rank's own;
+-1 is unknown. Sizes are bytes as everywhere in collbench: the whole of what an all_gather gives, a
+reduce_scatter takes and an all_to_all exchanges, and one rank's buffer for the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from collbench.workload.step import WORLD, Whole
+
+Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
+Interval = tuple[Known, Known]  # begin, end
+State = Literal["", "scheduled", "started", "completed"]
+
+
+class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One call of one rank: a collective, a message, a wait, or computation.
+
+    ``kind``, ``group``, ``nbytes``, ``dtype``, ``op``, ``root``, ``peer``, ``tag``, ``sends`` and
+    ``phase`` are those of ``step.Op``; ``root`` and ``peer`` are places in the group. ``number``
+    counts the calls of a group as the library did. The program ``issued`` a call; its data began to
+    move and was there, or computation began and ended, at ``begins`` and ``ends``. A ``wait`` names
+    the calls before it that it waited ``after``, by their places in the rank's list; a call that
+    ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
+    """
+
+    kind: str
+    group: str = WORLD
+    nbytes: Whole = 0
+    dtype: str = "bfloat16"
+    op: str = "none"
+    root: int = -1
+    peer: int = -1
+    tag: Whole = 0
+    sends: tuple[Whole, ...] = ()
+    receives: tuple[Whole, ...] = ()
+    number: Known = -1
+    issued_ns: Known = -1
+    begins_ns: Known = -1
+    ends_ns: Known = -1
+    after: tuple[Whole, ...] = ()
+    waits: bool = False
+    state: State = ""
+    flops: float = 0
+    phase: str = ""
+    source: str = ""
+
+    @property
+    def took_ns(self) -> int:
+        """How long its data moved, or computation took; -1 where the trace does not tell."""
+        known = self.begins_ns >= 0 and self.ends_ns >= self.begins_ns
+        return self.ends_ns - self.begins_ns if known else -1
+
+
+class Lost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Calls that a trace has but does not tell enough of, and why."""
+
+    why: str
+    calls: Whole = 0
+    nbytes: Whole = 0
+
+
+class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one rank did. ``groups`` are those it is in, by their name in the trace, with the ranks
+    of their members in order; the group of all has the empty name. ``described`` are names that
+    people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed."""
+
+    rank: Whole
+    world: Whole
+    calls: tuple[Call, ...] = ()
+    groups: dict[str, tuple[Whole, ...]] = {}
+    described: dict[str, str] = {}
+    steps: tuple[Interval, ...] = ()
+    busy: tuple[Interval, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    host: str = ""
+    backend: str = ""
+    source: str = ""
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What the files of one job say: of some or all of its ranks, in the order of their numbers.
+    ``assumptions`` are what the format leaves open and was taken for granted."""
+
+    form: str
+    ranks: tuple[RankTrace, ...]
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job, of which not all need be here."""
+        return max((each.world for each in self.ranks), default=0)
