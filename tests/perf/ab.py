@@ -6,7 +6,7 @@ python tests/perf/ab.py --home FOLDER --output reports/ab.md [--repetitions 20] 
 Repetitions of `ab --suite pr --aa --budget 5m`, then as many experiments of each share as
 `--planted` says, in which calls of three of eight sizes take 15 % or 8 % longer (a backend of
 tests/ranks/plugins, $DRAG; 8 % against `--tau 5%`). Experiments already in FOLDER count, so that it
-can be gone on with.
+can be gone on with. A section of the report of which FOLDER has nothing stays as it is.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+import sections
+
 from collbench.judge import comparison
-from collbench.machine import environment
 from collbench.records import store
 from collbench.records.derive import derive
 from collbench.records.types import RunFile
@@ -36,6 +36,7 @@ SIZES = ("1K", "4K", "16K", "64K", "256K", "1M", "4M", "16M")
 SLOWED = ("256K", "1M", "4M")
 SHARES = {"15%": "10%", "8%": "5%"}  # what is planted, and what matters then
 BUDGET = "5m"
+TITLE = "Is collbench ab right?"
 SUITE = f"""
 description = "Eight sizes, three of which head slows down."
 [axes]
@@ -104,11 +105,12 @@ def main() -> None:
     for number in range(len(experiments(args.home, "aa")), args.repetitions):
         same = "--suite", "pr", "--aa", "--budget", BUDGET, "--tag", f"aa{number + 1}"
         run(args.home, "ab", *same)
-        args.output.write_text("\n".join(lines(args.home)) + "\n")
-    for share in SHARES:
-        for number in range(len(experiments(args.home, f"planted-{share}")), args.planted):
-            plant(args.home, share, number + 1)
-            args.output.write_text("\n".join(lines(args.home)) + "\n")
+        sections.write(args.output, TITLE, told(args.home))
+    for number in range(args.planted):
+        for share in SHARES:
+            if number >= len(experiments(args.home, f"planted-{share}")):
+                plant(args.home, share, number + 1)
+            sections.write(args.output, TITLE, told(args.home))
 
 
 def took(pair: tuple[RunFile, RunFile]) -> float:
@@ -118,41 +120,41 @@ def took(pair: tuple[RunFile, RunFile]) -> float:
     return (datetime.fromisoformat(end) - began).total_seconds() / 60
 
 
-def lines(home: Path) -> list[str]:
-    machine = environment.gather()
-    found = ["# Is collbench ab right?", ""]
-    torch, day = machine["libraries"].get("torch"), datetime.now(UTC)
-    found += [
-        (
-            f"{machine['cpu']['model']}, {machine['cpu']['cores']} cores, {platform.system()}"
-            f" {machine['kernel']},"
-        ),
-        f"torch {torch}, {day:%Y-%m-%d}. Made by `python tests/perf/ab.py`.",
-        "",
+def told(home: Path) -> list[list[str]]:
+    """A section on experiments with two equal sides, and one on each share that was planted."""
+    found = [alike_lines(pairs)] if (pairs := experiments(home, "aa")) else []
+    for share in SHARES:
+        if pairs := experiments(home, f"planted-{share}"):
+            found.append(planted_lines(share, pairs))
+    return found
+
+
+def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
+    """A table of experiments with two equal sides."""
+    found = [
         f"## Both sides the same (`collbench ab --suite pr --aa --budget {BUDGET}`)",
+        "",
+        sections.machine("ab.py"),
         "",
         "| experiment | rows | could have failed | verdicts | median MDE | minutes | exit |",
         "|---|--:|--:|---|--:|--:|--:|",
     ]
     total: Counter[str] = Counter()
-    for number, pair in enumerate(experiments(home, "aa"), 1):
+    able: Counter[str] = Counter()
+    for number, pair in enumerate(pairs, 1):
         judged = comparison.compare(*pair, comparison.Rules())
         verdicts = Counter(row.verdict for row in judged.rows)
         total.update(verdicts)
         middle = sorted(row.mde or 0.0 for row in judged.rows)[len(judged.rows) // 2]
         words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-        gates = sum(row.gates for row in judged.rows)
-        total["could have failed"] += gates
+        able.update(row.case.backend for row in judged.rows if row.gates)
         found.append(
-            f"| {number} | {len(judged.rows)} | {gates} | {words} | {middle:.1%} |"
-            f" {took(pair):.1f} | {judged.exit} |"
+            f"| {number} | {len(judged.rows)} | {sum(row.gates for row in judged.rows)} | {words} |"
+            f" {middle:.1%} | {took(pair):.1f} | {judged.exit} |"
         )
     together = ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
-    found += ["", f"All together: {together}.", ""]
-    for share in SHARES:
-        if pairs := experiments(home, f"planted-{share}"):
-            found += planted_lines(share, pairs)
-    return found
+    gates = ", ".join(f"{count} of {backend}" for backend, count in able.most_common())
+    return [*found, "", f"All together: {together}. Rows that could have failed: {gates}."]
 
 
 def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
@@ -160,6 +162,8 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
     tau = parse_share(SHARES[share])
     found = [
         f"## {share} planted at {', '.join(SLOWED)}, of eight sizes (`--tau {SHARES[share]}`)",
+        "",
+        sections.machine("ab.py"),
         "",
         "| experiment | slowed sizes found | others called changed | changes found | minutes |",
         "|---|--:|--:|---|--:|",
@@ -177,7 +181,7 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
         whole += len(hit) == len(slowed) and not wrong
         changes = ", ".join(f"{r.delta or 0:+.1%}" for r in rows if r.case.nbytes in slowed)
         found.append(f"| {number} | {len(hit)} | {len(wrong)} | {changes} | {took(pair):.1f} |")
-    return [*found, "", f"Exactly these rows in {whole} of {len(pairs)}.", ""]
+    return [*found, "", f"Exactly these rows in {whole} of {len(pairs)}."]
 
 
 if __name__ == "__main__":

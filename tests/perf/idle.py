@@ -2,7 +2,8 @@
 
 ``python tests/perf/idle.py [--rounds 10] [--suite pr]`` runs ``ab --aa`` and prints, by backend,
 how much CPU time the ranks of the side whose turn it was have used, and those of the one that
-waited, with all their threads; a turn is from the word to go to the next.
+waited, with all their threads; a turn is from the word to go to the next. ``--output`` makes it a
+section of a report.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
+
+import sections
 
 from collbench.__main__ import main as command
 from collbench.run.launch.local import Watch
@@ -56,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rounds", default="6,6")
     parser.add_argument("--suite", default="pr")
+    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     meter, go = Meter(), Watch.go
 
@@ -69,14 +74,23 @@ def main() -> None:
         command()
     except SystemExit as end:
         print(f"exit {end.code}")
-    print("| backend | turns | seconds | CPU s, active | CPU s, waiting | waiting / active |")
-    print("|---|--:|--:|--:|--:|--:|")
+    found = [
+        f"## What the waiting side costs the other (`collbench {' '.join(sys.argv[1:])}`)",
+        "",
+        sections.machine("idle.py"),
+        "",
+        "| backend | turns | seconds | CPU s, active | CPU s, waiting | waiting / active |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for backend, seconds in meter.turns.items():
         active, waiting = (sum(meter.spent[backend, who]) for who in ("active", "waiting"))
-        print(
+        found.append(
             f"| {backend} | {len(seconds)} | {sum(seconds):.1f} | {active:.2f} | {waiting:.4f} |"
             f" {waiting / active:.2%} |"
         )
+    print("\n".join(found))
+    if asked.output:
+        sections.write(asked.output, "Is collbench ab right?", [found])
 
 
 if __name__ == "__main__":

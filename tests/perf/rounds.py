@@ -7,7 +7,7 @@ clock.
 ``--like`` names base runs of recorded ``ab --aa``; their heads lie beside. A made-up change is one
 of that row's recorded ones about their middle, turned around as often as not; a launch costs what
 it did. ``--budget 0`` is the design with fixed rounds. Three rows of the suite, drawn for each
-experiment, are slower by ``--planted``.
+experiment, are slower by each ``--planted`` in turn. ``--output`` makes it a section of a report.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import sections
 
 from collbench.judge import sides
 from collbench.judge.comparison import Rules, compare
@@ -165,15 +166,37 @@ def main() -> None:
     parser.add_argument("--like", type=Path, nargs="+", required=True)
     parser.add_argument("--suite", default="pr")
     parser.add_argument("--experiments", type=int, default=300)
-    parser.add_argument("--planted", type=float, default=0.15)
-    parser.add_argument("--budget", type=float, default=300.0)
+    parser.add_argument("--planted", type=float, nargs="+", default=[0.15])
+    parser.add_argument("--budget", type=float, nargs="+", default=[300.0])
     parser.add_argument("--rounds", default="8,12")
+    parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     rows = known(asked.like)
     first, second = map(int, asked.rounds.split(","))
-    trial = partial(one, rows, asked.suite, asked.planted, (first, second), asked.budget)
+    many = range(1, asked.experiments + 1)
+    found = [
+        f"## Simulated: {asked.experiments} experiments a line, with the scatter of"
+        f" {len(asked.like)} recorded ones",
+        "",
+        sections.machine("rounds.py"),
+        "",
+        "| budget | slower | with a false row | rows alike | rows slower | rows alike in stage 2"
+        " | intervals that hold the truth, by stage | median MDE | median s |",
+        "|--:|--:|--:|---|---|--:|---|--:|--:|",
+    ]
     with ProcessPoolExecutor() as pool:
-        outcomes = list(pool.map(trial, range(1, asked.experiments + 1), chunksize=4))
+        for budget in asked.budget:
+            for share in asked.planted:
+                trial = partial(one, rows, asked.suite, share, (first, second), budget)
+                outcomes = list(pool.map(trial, many, chunksize=4))
+                found.append(line(outcomes, budget, share))
+                print(found[-1])
+    if asked.output:
+        sections.write(asked.output, "Is collbench ab right?", [found])
+
+
+def line(outcomes: Sequence[Outcome], budget: float, share: float) -> str:
+    """What came of experiments of one design, as a row of the table."""
     alike: Counter[str] = Counter()
     slower: Counter[str] = Counter()
     for outcome in outcomes:
@@ -186,16 +209,19 @@ def main() -> None:
         )
         for outcome in outcomes
     )
-    print(f"{len(outcomes)} experiments, {len(rows)} rows, budget {asked.budget:g} s")
-    print(f"with a false row: {false}")
-    print(f"rows alike: {dict(alike)}")
-    if asked.planted:
-        print(f"rows slower by {asked.planted:.0%}: {dict(slower)}")
-    print(f"rows alike that stage 2 measured: {sum(flagged(outcomes)):.0f}")
-    print("intervals that hold the truth, by stage:", *held(outcomes, asked.planted))
     mdes = [row.mde for outcome in outcomes for row in outcome.rows if row.mde is not None]
-    seconds = [outcome.seconds for outcome in outcomes]
-    print(f"median MDE {np.median(mdes):.1%}; median time {np.median(seconds):.0f} s")
+    cells = (
+        f"{budget:g} s" if budget else "fixed rounds",
+        f"{share:.0%}" if share else "none",
+        str(false),
+        ", ".join(f"{count} {verdict}" for verdict, count in alike.most_common()),
+        ", ".join(f"{count} {verdict}" for verdict, count in slower.most_common()),
+        str(sum(flagged(outcomes))),
+        ", ".join(held(outcomes, share)),
+        f"{np.median(mdes):.1%}",
+        f"{np.median([outcome.seconds for outcome in outcomes]):.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def flagged(outcomes: Sequence[Outcome]) -> Iterator[bool]:
