@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
+from collbench.workload.step import WORLD
 from collbench.workload.traces import (
     aicb,
     chakra,
@@ -240,4 +241,10 @@ def _ranks(
                 "take fewer ranks or steps",
             )
     world = max(each.world for each in from_file.values())
-    return tuple(replace(from_file[rank], world=world) for rank in sorted(from_file)), assumptions
+    ranks = [replace(from_file[rank], world=world) for rank in sorted(from_file)]
+    if any(
+        call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
+    ):
+        assumptions[f"the group of all has {world} ranks, as far as these files tell"] = None
+    everyone = {WORLD: tuple(range(world))}
+    return tuple(replace(each, groups=everyone | each.groups) for each in ranks), assumptions
