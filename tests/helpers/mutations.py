@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import factories
 import msgspec
+import traced
 from factories import case, record, world
 from typer.testing import CliRunner
 
@@ -39,6 +40,8 @@ from collbench.records.types import (
 )
 from collbench.suite import toml
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Threshold
+from collbench.workload.traces import reading
+from collbench.workload.traces.types import RankTrace
 
 NUMBERS = ("0", "1", "-1", "2", "7", "255", "4096", "65537", "1048576", "1048577", "2147483648")
 NUMBERS += (str(1 << 61), str(1 << 62), str(1 << 63), str(1 << 64), "9" * 40, "9" * 5000)
@@ -401,7 +404,56 @@ def _lines(kind: str) -> Kind:
     return Kind(lambda rng: changed_run(rng, kind), read_run, run_command)
 
 
+# traces
+
+
+def changed_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Some bytes changed, left out, put in or said again."""
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        to = min(to, at + rng.choice((1, 4, 40)))
+        how = rng.random()
+        if how < 0.6:
+            new = rng.choice((b"\0", b"\xff" * 9, b"\x80", b"\x7f", b"(", b"c", b"t.", b"\x95"))
+            data = data[:at] + (new if how < 0.4 else rng.randbytes(to - at)) + data[to:]
+        elif how < 0.75:
+            data = data[:at]
+        else:
+            data = data[:to] + data[at:to] * rng.choice((1, 2, 100)) + data[to:]
+    return data
+
+
+def read_trace(form: str, name: str) -> Callable[[bytes, Path], None]:
+    """As commands do; whatever is read has its numbers within bounds."""
+
+    def given(data: bytes, path: Path) -> None:
+        path = path.with_name(name)
+        path.write_bytes(data)
+        for rank in reading.read([path], form).ranks:
+            msgspec.convert(msgspec.to_builtins(rank), RankTrace)
+
+    return given
+
+
+def _trace(form: str, name: str, content: str | bytes) -> Kind:
+    read = read_trace(form, name)
+    if isinstance(content, bytes):
+        return Kind(lambda rng: changed_bytes(rng, content), read)
+    return Kind(lambda rng: changed_text(rng, content, content[:1] in "{["), read)
+
+
+TRACES = {
+    "flight pickle": _trace("flight", "nccl_trace_rank_0", traced.flight_pickle()),
+    "flight JSON": _trace("flight", "nccl_trace_rank_0", json.dumps(traced.FLIGHT)),
+    "execution": _trace("et", "rank1.json", json.dumps(traced.EXECUTION)),
+    "kineto": _trace("kineto", "rank1.json", json.dumps(traced.KINETO)),
+    "param": _trace("param", "0.json", json.dumps(traced.PARAM)),
+    "aicb": _trace("aicb", "x.csv", traced.AICB),
+    "simai": _trace("simai", "x.txt", traced.SIMAI),
+    "chakra": _trace("chakra", "x.0.et", traced.chakra()),
+}
 KINDS = {
+    **TRACES,
     **{name: _lines(name) for name in ("run", "world", "record", "end")},
     "suite": _text(SUITE, suite_reader, "run", "FILE", "--dry-run"),
     "expectations": _text(

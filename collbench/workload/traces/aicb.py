@@ -153,7 +153,7 @@ class _Found:
         stride, others = sizes.get("tp", 1), sizes.get("tp", 1) * sizes.get("dp", 1)
         if world and not world % others and world > others:
             sizes[STAGES] = world // others
-        world = world or sizes.get(WORLD, 0) or max(others, *sizes.values())
+        world = world or sizes.get(WORLD, 0) or max([others, *sizes.values()])
         for name, size in sizes.items():
             members = tuple(_members(name, size, stride, world, sizes))
             if max(members) < world:

@@ -128,12 +128,12 @@ SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode(
 # in the order in which a file is held against them
 FORMS = {
     "collbench": Form("collbench's own recording", _object("collbench_trace"), _never, _own),
+    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
     "flight": Form(
         "PyTorch's flight recorder",
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
         _flight,
     ),
-    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
     "et": Form("PyTorch's execution trace", _object("nodes", "schema"), _execution),
     "param": Form("PARAM's", _list("comms", "compute"), _streamed(param.read)),
     "aicb": Form(
