@@ -7,6 +7,7 @@ Anything else it raises. Each mutation is made of a seed of its own.
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -415,7 +416,8 @@ def changed_bytes(rng: random.Random, data: bytes) -> bytes:
         how = rng.random()
         if how < 0.6:
             new = rng.choice((b"\0", b"\xff" * 9, b"\x80", b"\x7f", b"(", b"c", b"t.", b"\x95"))
-            data = data[:at] + (new if how < 0.4 else rng.randbytes(to - at)) + data[to:]
+            new = new if how < 0.2 else rng.randbytes(1)
+            data = data[:at] + new + data[at + 1 if how > 0.2 else to :]
         elif how < 0.75:
             data = data[:at]
         else:
@@ -442,8 +444,20 @@ def _trace(form: str, name: str, content: str | bytes) -> Kind:
     return Kind(lambda rng: changed_text(rng, content, content[:1] in "{["), read)
 
 
+def changed_pickle(rng: random.Random) -> bytes:
+    """A pickle with bytes changed, or of values that are."""
+    if rng.random() < 0.4:
+        return changed_bytes(rng, traced.flight_pickle())
+    while True:
+        try:
+            text = changed_text(rng, json.dumps(traced.FLIGHT), True)
+            return pickle.dumps(json.loads(text), protocol=rng.choice((2, 4)))
+        except (ValueError, RecursionError):
+            continue
+
+
 TRACES = {
-    "flight pickle": _trace("flight", "nccl_trace_rank_0", traced.flight_pickle()),
+    "flight pickle": Kind(changed_pickle, read_trace("flight", "nccl_trace_rank_0")),
     "flight JSON": _trace("flight", "nccl_trace_rank_0", json.dumps(traced.FLIGHT)),
     "execution": _trace("et", "rank1.json", json.dumps(traced.EXECUTION)),
     "kineto": _trace("kineto", "rank1.json", json.dumps(traced.KINETO)),

@@ -107,7 +107,7 @@ class _Found:
         self.ops = 0
         self._from_ops = from_ops
         self._default = ""
-        self._open: dict[tuple[Any, ...], list[int]] = {}
+        self._open: dict[tuple[str, int, bool], list[int]] = {}
 
     def take(self, name: str, node: _Node) -> None:
         """A node, in the order of calls."""
@@ -172,14 +172,14 @@ class _Found:
         base = 0 if values and _is_number(values[0]) else 1
         number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
         place = place if isinstance(place, int) and 0 <= place < MOST_RANKS else -1
-        key = (tuple(number) if isinstance(number, list) else (number, False))[:2]
+        key = _numbered(number)
         group = self._named(said.pg_name, said.pg_desc)
         if said.collective_name == "wait":
             self._wait(group if said.pg_name else None, key, at)
         elif said.collective_name != "init":
             self._call(node, said, group, key, place)
 
-    def _wait(self, group: str | None, key: tuple[Any, ...], at: str) -> None:
+    def _wait(self, group: str | None, key: tuple[int, bool], at: str) -> None:
         """A wait for the calls of this number, of any group where it names none."""
         made = self.made
         calls = next(
@@ -194,7 +194,7 @@ class _Found:
             made.append(Call("wait", after=tuple(calls), source=at))
 
     def _call(
-        self, node: _Node, said: _Comms, group: str, key: tuple[Any, ...], place: int
+        self, node: _Node, said: _Comms, group: str, key: tuple[int, bool], place: int
     ) -> None:
         made, at = self.made, f"node {node.id}"
         if group not in made.groups and said.global_rank_stride > 0 and said.pg_size:
@@ -225,9 +225,8 @@ class _Found:
             root=place if rooted else -1,
             peer=place if kind in ("send", "recv") else -1,
         )
-        number = key[0] if _is_number(key[0]) and 0 <= key[0] < MOST else -1
         blocks = str(said.is_asynchronized_op).strip('"').lower() in ("false", "0")
-        found = made.add(told, number=number, waits=blocks)
+        found = made.add(told, number=key[0], waits=blocks)
         if found >= 0:
             self._open.setdefault((group, *key), []).append(found)
 
@@ -303,6 +302,14 @@ OPERATORS = {
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbered(value: Any) -> tuple[int, bool]:
+    """The number of a call in its group, and whether it is that of a message; -1 where it is none.
+    It stands alone, or with the other beside it."""
+    first, *rest = value if isinstance(value, list) and value else (value,)
+    good = _is_number(first) and 0 <= first < MOST
+    return first if good else -1, rest[:1] == [True]
 
 
 def _elements(values: _Values, place: int) -> int:

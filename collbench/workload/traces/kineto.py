@@ -22,6 +22,7 @@ from collbench.workload.traces.types import Interval, RankTrace
 Time = float | str
 Elements = Annotated[int, Meta(ge=0, lt=MOST)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+Base = Annotated[int, Meta(ge=0, lt=MOST >> 1)]
 
 
 class _Event(msgspec.Struct):
@@ -83,7 +84,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     if "traceEvents" in source.header:
         raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
     world = source.decoded("distributedInfo", _World, _World())
-    base = source.decoded("baseTimeNanoseconds", int, 0)
+    base = source.decoded("baseTimeNanoseconds", Base, 0)
     return found.trace(world, base)
 
 

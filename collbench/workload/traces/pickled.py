@@ -129,7 +129,7 @@ def _perform(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -
 
 VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys("KMJG", lambda number: number),
-    **dict.fromkeys(("X", "\x8c", "\x8d"), lambda raw: raw.decode("utf-8", "surrogatepass")),
+    **dict.fromkeys(("X", "\x8c", "\x8d"), lambda raw: raw.decode("utf-8", "replace")),
     **dict.fromkeys("UT", lambda raw: raw.decode("latin-1")),
     **dict.fromkeys("BC", bytes),
     **dict.fromkeys(("\x8a", "\x8b"), lambda raw: int.from_bytes(raw[:16], "little", signed=True)),
