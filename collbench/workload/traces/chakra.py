@@ -132,7 +132,7 @@ class _Found:
             if name in ("", "0"):
                 self.world = max(self.world, len(ranks))
                 name = WORLD  # noqa: PLW2901
-            self.made.groups[name] = tuple(ranks)
+            self.made.group(name, ranks)
         self._default = "0" if WORLD in self.made.groups else WORLD
 
     def about(self, message: bytes) -> None:
@@ -259,8 +259,7 @@ class _Found:
                 self._default = group.pg_name
                 self.world = max(self.world, len(ranks))
             name = WORLD if group.pg_name == self._default else group.pg_name[:200]
-            self.made.groups.setdefault(name, ranks)
-            self.made.described[name] = group.pg_desc
+            self.made.group(name, self.made.groups.get(name, ranks), group.pg_desc)
 
 
 class _Group(msgspec.Struct):

@@ -19,7 +19,7 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD, Whole
 from collbench.workload.traces.bounded import Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, listed, rank_in
+from collbench.workload.traces.calls import MOST, MOST_CALLS, Calls, Said, kind_of, listed, rank_in
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
 COMMS = "record_param_comms"
@@ -85,7 +85,7 @@ def read(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, 
         if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
             found.nodes.append((node.id, node.name, at, raw))
             found.held += len(raw)
-            if found.held > stream.limits.nbytes // 8:
+            if found.held > stream.limits.nbytes // 16 or len(found.nodes) > MOST_CALLS:
                 raise stream.refused(at, "its communication takes too much memory")
     for _, name, at, raw in sorted(found.nodes):  # they are written as they end
         found.take(name, source.decode(raw, _Node, f"byte {at:,}, a node"))
@@ -152,8 +152,7 @@ class _Found:
         for group in groups:
             ranks = listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
             name = self._named(group.pg_name, group.pg_desc)
-            self.made.groups[name] = tuple(ranks or range(group.group_size))
-            self.made.described[name] = group.pg_desc
+            self.made.group(name, ranks or range(group.group_size), group.pg_desc)
 
     def _named(self, name: str, desc: str) -> str:
         """The name of a group; that of all has the empty one."""
@@ -200,7 +199,8 @@ class _Found:
         if group not in made.groups and said.global_rank_stride > 0 and said.pg_size:
             start, stride = said.global_rank_start, said.global_rank_stride
             if start >= 0 and start + (said.pg_size - 1) * stride < MOST_RANKS:
-                made.groups[group] = tuple(start + i * stride for i in range(said.pg_size))
+                ranks = range(start, start + said.pg_size * stride, stride)
+                made.group(group, ranks, said.pg_desc)
         kind = kind_of(said.collective_name)
         sends, receives = listed(said.in_split_size), listed(said.out_split_size)
         if sends is None or receives is None:
@@ -240,8 +240,8 @@ class _Found:
         self.made.assumptions[NO_GROUPS] = None
         values = node.inputs.values
         given, got = (_elements(node.inputs, place) for place in (row.given, row.got))
-        types = node.inputs.types[row.given] if row.given < len(node.inputs.types) else ""
-        dtype = re.search(r"Tensor\(([\w :]+)\)", types if isinstance(types, str) else "")
+        types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
+        dtype = re.search(r"Tensor\(([\w :]+)\)", types)
 
         def number(place: int) -> int:
             value = values[place] if 0 <= place < len(values) else -1
