@@ -110,7 +110,7 @@ def said(row: Row, given: Arguments) -> Said:
     fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
     types = {part.dtype for part in parts} or {torch.uint8}
     (dtype,) = types if len(types) == 1 else (None,)
-    fields["dtype"] = TYPES.get(dtype) if dtype else None  # type: ignore[arg-type]
+    fields["dtype"] = TYPES.get(dtype) if dtype else None
     if reduces:
         fields["op"] = REDUCTIONS[given["reduce_op"].op()]
     why = ""
@@ -195,7 +195,7 @@ class Interception:
         self._told = told
         self._lock = threading.RLock()  # a signal's handler may come within
         self._inside = 0  # calls that are being handed on
-        self._libraries: list[torch.library.Library] = []
+        self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
 
     def install(self) -> None:
@@ -203,14 +203,10 @@ class Interception:
         if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", KEY):
             raise RuntimeError("there is a recording already, or another tool in its place")
         try:
-            library = torch.library.Library("c10d", "IMPL")
-            self._libraries.append(library)
             for name, row in OPERATORS.items():
                 operator = getattr(torch.ops.c10d, name).default
-                library.impl(name, self._function(operator, row), KEY, with_keyset=True)
-            library = torch.library.Library("_c10d_functional", "IMPL")
-            self._libraries.append(library)
-            library.impl("wait_tensor", self._tensor_wait(), KEY, with_keyset=True)
+                self._register("c10d", name, self._function(operator, row))
+            self._register("_c10d_functional", "wait_tensor", self._tensor_wait())
             self._replace(Work, "wait", self._wait)
             self._replace(ProcessGroup, "_start_coalescing", self._start_coalescing)
             self._replace(ProcessGroup, "_end_coalescing", self._end_coalescing)
@@ -234,6 +230,11 @@ class Interception:
         while self._libraries:
             self._libraries.pop()._destroy()
         return True
+
+    def _register(self, of: str, name: str, function: Callable[..., Any]) -> None:
+        library: Any = torch.library.Library  # which has no types
+        self._libraries.append(made := library(of, "IMPL"))
+        made.impl(name, function, KEY, with_keyset=True)
 
     def _replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]

@@ -23,8 +23,8 @@ What it cannot see: when a device moves data (``ends_ns`` is unknown there) and 
 ``Work.get_future().wait()``; the end of messages of Gloo that are not waited for; calls that pass
 by torch.distributed (NCCL, MPI or NVSHMEM called directly, symmetric memory), calls of a Python
 ``ProcessGroup`` with methods of its own, and those that a captured CUDA graph repeats. Calls that a
-library makes within one (Gloo's barrier is an all_reduce) are the one call. Subclasses' tensors
-with a size on no device, as in tracing, are left out.
+library makes within one (Gloo's barrier is an all_reduce) are the one call. Tensors without data,
+as compilers trace with, are left out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def harmless(
     warning where it fails: nothing that goes wrong in here reaches the job."""
 
     @wraps(method)
-    def guarded(recorder: Recorder, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def guarded(recorder: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         if recorder.over or os.getpid() != recorder.pid:
             return None
         try:
@@ -113,6 +113,7 @@ class Recorder:
         self._wake = threading.Event()
         self._local = threading.local()
         self._about: RankTrace | None = None
+        self._told = False  # that it failed
         self._start()
 
     def __enter__(self) -> Self:
@@ -142,10 +143,11 @@ class Recorder:
 
     def give_up(self, error: BaseException | str) -> None:
         """Ends it with a warning; the job goes on."""
-        if self.over:
-            return
         self.over = True
         self._wake.set()
+        if self._told:
+            return
+        self._told = True
         self._program.lose("the recorder failed: what came later is not in it", calls=0)
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
         told = f"collbench.record: {why}; nothing more is recorded, the job goes on"
@@ -179,7 +181,7 @@ class Recorder:
 
     def _iterated(self) -> None:
         if self.over:  # by a failure: hooks go where no call is under way
-            self._end()
+            self._end(patience=0)
         self._count_iteration()
 
     @harmless
@@ -194,13 +196,13 @@ class Recorder:
         elif self._passed >= self._after:
             self._begin()
 
-    def _end(self) -> None:
+    def _end(self, patience: float = 1.0) -> None:
         """Ends the recording; the rest is written beside the job."""
         try:
             if self._hook is not None:
                 self._hook.remove()
                 self._hook = None
-            if not self._interception.remove():
+            if not self._interception.remove(patience):
                 self.give_up("another thread is within a call, so that hooks stay in place")
             if self._writer is None:
                 self.give_up("no iteration ended: is recorder.step() called in each?")
@@ -311,8 +313,9 @@ class Recorder:
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)
             file = self._written(file, self._program.rest())
+            if file is None:
+                self.give_up("no call between ranks was made, so that there is no file")
         except Exception as e:
-            self.over = False
             self.give_up(e)
         finally:
             self._program.close()

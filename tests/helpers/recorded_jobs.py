@@ -196,6 +196,15 @@ def unwritable(folder: str) -> Any:
     return {"warned": warned(seen), **left()}
 
 
+def twice(folder: str) -> Any:
+    """A recording within another: the second is none."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with collbench.record(folder), collbench.record(f"{folder}-second"):
+            dist.all_reduce(torch.ones(4))
+    return {"warned": warned(seen), **left()}
+
+
 def strict(folder: str) -> Any:
     """Where warnings are errors."""
     with warnings.catch_warnings():
@@ -246,6 +255,7 @@ JOBS: tuple[Callable[[str], Any], ...] = (
     broken,
     full,
     unwritable,
+    twice,
     strict,
     killed,
 )
