@@ -50,7 +50,7 @@ def train(model: nn.Module, iterations: int, each: Callable[[], None] = lambda: 
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for _ in range(iterations):
-        model(torch.randn(5, WIDTH)).square().sum().backward()
+        model(torch.randn(5, WIDTH).requires_grad_()).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         each()

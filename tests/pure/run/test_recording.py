@@ -1,0 +1,167 @@
+"""Recording on torch's fake process group: what Gloo does not have, limits, and iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from recorded import fake_group
+from torch import nn
+
+import collbench
+from collbench.run import recorded
+from collbench.workload.traces import own
+from collbench.workload.traces.types import Call, Lost, RankTrace
+
+RANKS = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    with fake_group(RANKS):
+        yield
+
+
+def read(folder: Path) -> RankTrace:
+    return own.read_rank(folder / own.name(0))
+
+
+def briefly(calls: tuple[Call, ...]) -> list[tuple[object, ...]]:
+    return [(call.kind, call.nbytes, call.dtype, call.op) for call in calls]
+
+
+def test_calls_that_are_coalesced_are_each_recorded(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.group.WORLD._start_coalescing(torch.device("cpu"))  # type: ignore[union-attr]
+        dist.all_gather_single(torch.empty(16), torch.ones(2), async_op=True)
+        dist.all_gather_single(torch.empty(24), torch.ones(3), async_op=True)
+        work = dist.group.WORLD._end_coalescing(torch.device("cpu"))  # type: ignore[union-attr]
+        work.wait()
+    found = read(tmp_path).calls
+    assert [call.nbytes for call in found[:2]] == [64, 96]
+    assert [(call.kind, call.after) for call in found[2:]] == [("wait", (0, 1))]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensors_of_one_call_are_its_size(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)])
+    assert briefly(read(tmp_path).calls) == [("all_reduce", 20, "float", "sum")]
+
+
+def test_datatypes_that_collbench_lacks_move_as_bytes(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.broadcast(torch.ones(3, dtype=torch.int16), 0)
+        counts = [1] * RANKS
+        x = torch.ones(RANKS, dtype=torch.int16)
+        dist.all_to_all_single(x.clone(), x, counts, counts)
+    first, second = read(tmp_path).calls
+    assert briefly((first,)) == [("broadcast", 6, "uint8", "none")]
+    assert (second.dtype, second.sends) == ("uint8", (2,) * RANKS)
+
+
+def test_complex_numbers_are_two_real_ones(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(3, dtype=torch.complex64))
+    assert briefly(read(tmp_path).calls) == [("all_reduce", 24, "float", "sum")]
+
+
+def test_what_cannot_be_told_is_counted(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(3, dtype=torch.int16))
+        dist.all_reduce(torch.ones(3))
+    found = read(tmp_path)
+    assert briefly(found.calls) == [("all_reduce", 12, "float", "sum")]
+    assert found.lost == (Lost("all_reduce that reduces int16", 1, 6),)
+
+
+@pytest.mark.parametrize("limit", ["MOST_CALLS", "MOST_HELD"])
+def test_more_calls_than_memory_may_have_are_counted(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, limit, 3)
+    works = []
+    with collbench.record(tmp_path):
+        works += [dist.isend(torch.ones(1), 1) for _ in range(5)]  # held: nobody waits
+    found = read(tmp_path)
+    assert len(found.calls) == 3
+    assert [(lost.calls, lost.nbytes) for lost in found.lost] == [(2, 8)]
+    assert "more than 3 calls" in found.lost[0].why
+
+
+def test_a_group_of_some_ranks_is_told_with_them_and_its_name(tmp_path: Path) -> None:
+    some = dist.new_group([0, 3, 5], group_desc="experts")
+    with collbench.record(tmp_path):
+        dist.broadcast(torch.ones(1), 3, group=some)
+    found = read(tmp_path)
+    (call,) = found.calls
+    assert found.groups[call.group] == (0, 3, 5)
+    assert found.described[call.group] == "experts"
+    assert call.root == 1
+
+
+def test_the_header_says_whose_it_is(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.barrier()
+    found = read(tmp_path)
+    assert (found.rank, found.world, found.backend) == (0, RANKS, "fake")
+
+
+def train(iterations: int, optimizers: int) -> None:
+    weights = nn.Parameter(torch.ones(2))
+    made = [torch.optim.SGD([weights], lr=0.1) for _ in range(optimizers)]
+    for number in range(iterations):
+        dist.all_reduce(torch.ones(number + 1))
+        weights.grad = torch.ones(2)
+        for optimizer in made:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_iterations_end_with_the_first_optimizers_steps(optimizers: int, tmp_path: Path) -> None:
+    recorder = collbench.record(tmp_path, steps=2, after=1)
+    train(5, optimizers)
+    recorder.close()
+    found = read(tmp_path)
+    assert [call.nbytes for call in found.calls] == [8, 12]
+    assert len(found.steps) == 2
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_iterations_end_where_the_program_says(after: int, tmp_path: Path) -> None:
+    weights = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
+    with collbench.record(tmp_path, steps=2, after=after) as recorder:
+        for number in range(5):
+            for _ in range(3):  # steps of the optimizer, in one iteration
+                weights.grad = torch.ones(2)
+                dist.all_reduce(torch.ones(number + 1))
+                optimizer.step()
+            recorder.step()
+    found = read(tmp_path)
+    assert len(found.steps) == 2
+    (first, last) = found.steps
+    inside = [call.nbytes for call in found.calls if first[0] <= call.issued_ns < last[1]]
+    assert set(inside) >= {4 * (after + 2)}
+
+
+def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> None:
+    with (
+        pytest.warns(RuntimeWarning, match=r"is recorder.step\(\) called"),
+        collbench.record(tmp_path, after=1),
+    ):
+        dist.barrier()
+
+
+def test_a_job_without_calls_is_told_that_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="no call between ranks"), collbench.record(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"after": -1}])
+def test_wrong_arguments_are_a_warning(given: dict[str, int], tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="steps is from 1 on"):
+        collbench.record(tmp_path, **given).close()
