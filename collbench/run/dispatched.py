@@ -204,10 +204,13 @@ class Interception:
             raise RuntimeError("there is a recording already, or another tool in its place")
         try:
             for name, row in OPERATORS.items():
-                operator = getattr(torch.ops.c10d, name).default
-                self._register("c10d", name, self._function(operator, row))
+                if hasattr(torch.ops.c10d, name):  # not all torches have all
+                    operator = getattr(torch.ops.c10d, name).default
+                    self._register("c10d", name, self._function(operator, row))
             self._register("_c10d_functional", "wait_tensor", self._tensor_wait())
-            self._replace(Work, "wait", self._wait)
+            for kind in _kinds(Work):
+                if "wait" in kind.__dict__:
+                    self._replace(kind, "wait", self._wait)
             self._replace(ProcessGroup, "_start_coalescing", self._start_coalescing)
             self._replace(ProcessGroup, "_end_coalescing", self._end_coalescing)
         except BaseException:
@@ -310,6 +313,13 @@ class Interception:
             return result
 
         return end
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """A class and all that are made of it."""
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 class _Onward:

@@ -95,13 +95,17 @@ def harmless(
 class Recorder:
     """A recording of this process's rank, from its making on; a context, which ends it.
 
-    An iteration ends with ``step()``, or by itself with each step of the optimizer that is the
-    first to make one. ``after`` so many iterations it begins, and ends ``steps`` later.
+    An iteration ends with ``step()``; until that is called first, with each step of the optimizer
+    that is the first to make one (``optimizer``). ``after`` so many iterations it begins, and ends
+    ``steps`` later.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps: int, after: int) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], steps: int, after: int, optimizer: bool = True
+    ) -> None:
         self.pid, self.over = os.getpid(), False
         self._folder, self._steps, self._after = folder, steps, after
+        self._of_optimizer = optimizer
         self._now = clock()
         self._program = Program(self._now)
         self._interception = Interception(self)
@@ -126,9 +130,11 @@ class Recorder:
 
     def step(self) -> None:
         """An iteration ends here."""
-        if not self._by_hand:  # the optimizer's may have ended the first already
-            self._by_hand, self._passed = True, 0
+        if not self._by_hand:  # the optimizer may have ended it already
+            self._by_hand, passed, self._passed = True, self._passed, 0
             self._program.unmark()
+            if self.over and not self._told:
+                self.give_up(f"{passed} steps of the optimizer were one iteration; optimizer=False")
         self._iterated()
 
     def close(self) -> None:
@@ -163,7 +169,8 @@ class Recorder:
         if not dist.is_available():
             raise RuntimeError("this torch has no torch.distributed")
         files.make(Path(self._folder))
-        self._hook = register_optimizer_step_post_hook(self._optimized)
+        if self._of_optimizer:
+            self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self.close)
         if self._after == 0:
             self._begin()

@@ -13,6 +13,7 @@ from torch import nn
 
 import collbench
 from collbench.run import recorded
+from collbench.run.dispatched import OPERATORS
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Lost, RankTrace
 
@@ -23,6 +24,12 @@ RANKS = 8
 def group() -> Iterator[None]:
     with fake_group(RANKS):
         yield
+
+
+def test_every_operator_of_torch_that_takes_a_group_is_known() -> None:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
+    schemas = {name.removeprefix("c10d::"): torch._C._get_schema(name, "") for name in names}
+    assert {name for name, of in schemas.items() if "ProcessGroup" in str(of)} == {*OPERATORS}
 
 
 def read(folder: Path) -> RankTrace:
@@ -130,22 +137,34 @@ def test_iterations_end_with_the_first_optimizers_steps(optimizers: int, tmp_pat
     assert len(found.steps) == 2
 
 
-@pytest.mark.parametrize("after", [0, 1])
-def test_iterations_end_where_the_program_says(after: int, tmp_path: Path) -> None:
+def by_hand(folder: Path, after: int, times: int, optimizer: bool) -> RankTrace:
+    """Two of five iterations in which the optimizer makes several steps."""
     weights = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weights], lr=0.1)
-    with collbench.record(tmp_path, steps=2, after=after) as recorder:
+    made = torch.optim.SGD([weights], lr=0.1)
+    with collbench.record(folder, steps=2, after=after, optimizer=optimizer) as recorder:
         for number in range(5):
-            for _ in range(3):  # steps of the optimizer, in one iteration
-                weights.grad = torch.ones(2)
+            for _ in range(times):
                 dist.all_reduce(torch.ones(number + 1))
-                optimizer.step()
+                weights.grad = torch.ones(2)
+                made.step()
             recorder.step()
-    found = read(tmp_path)
-    assert len(found.steps) == 2
-    (first, last) = found.steps
-    inside = [call.nbytes for call in found.calls if first[0] <= call.issued_ns < last[1]]
-    assert set(inside) >= {4 * (after + 2)}
+    return read(folder)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("after", [0, 1])
+def test_iterations_end_where_the_program_says(after: int, times: int, tmp_path: Path) -> None:
+    found = by_hand(tmp_path, after, times, optimizer=times == 1)
+    sizes = [[4 * (after + 1)] * times, [4 * (after + 2)] * times]
+    assert [
+        [call.nbytes for call in found.calls if begin <= call.issued_ns < end]
+        for begin, end in found.steps
+    ] == sizes
+
+
+def test_an_optimizer_with_several_steps_an_iteration_is_told(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match=r"2 steps .* one iteration; optimizer=False"):
+        by_hand(tmp_path, 0, 3, optimizer=True)
 
 
 def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> None:
