@@ -95,11 +95,19 @@ def tensors(given: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def said(row: Row, given: Arguments) -> Said:
-    """What a call asks for."""
+def is_real(tensor: Tensor) -> bool:
+    """Whether it has data: those that compilers trace with have none."""
+    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type in DEVICES
+
+
+def said(row: Row, given: Arguments) -> Said | None:
+    """What a call asks for; None where that is nothing, as its tensors have no data."""
     group = ProcessGroup.unbox(given["process_group"])
     parts = [*tensors(given[row.whole])]
     first = next(tensors(given[row.fills]), parts[0] if parts else None)
+    if first is not None and not is_real(first):
+        return None
     device = first.device.type if first is not None else "cpu"
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
@@ -318,7 +326,8 @@ class Interception:
 def _kinds(kind: type) -> Iterator[type]:
     """A class and all that are made of it."""
     yield kind
-    for each in kind.__subclasses__():
+    made: list[type] = kind.__subclasses__()
+    for each in made:
         yield from _kinds(each)
 
 

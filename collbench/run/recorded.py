@@ -165,11 +165,6 @@ class Program:
                 self._let_go(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
 
-    def unmark(self) -> None:
-        """The last iteration was none."""
-        with self._lock:
-            self._mark = None
-
     def _note_mark(self) -> None:
         if self._mark is not None:
             self._notes.append(own.Note(step=self._mark))

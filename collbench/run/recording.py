@@ -52,11 +52,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from collbench.core import files
 from collbench.core.errors import first_line
 from collbench.run.dispatched import (
-    DEVICES,
     Arguments,
     Interception,
     Row,
     blocks_until_done,
+    is_real,
     line_of,
     said,
     tensors,
@@ -130,12 +130,12 @@ class Recorder:
 
     def step(self) -> None:
         """An iteration ends here."""
-        if not self._by_hand:  # the optimizer may have ended it already
-            self._by_hand, passed, self._passed = True, self._passed, 0
-            self._program.unmark()
-            if self.over and not self._told:
-                self.give_up(f"{passed} steps of the optimizer were one iteration; optimizer=False")
-        self._iterated()
+        by_optimizer, self._by_hand = 0 if self._by_hand else self._passed, True
+        if by_optimizer > 1:
+            told = f"{by_optimizer} steps of the optimizer were one iteration: optimizer=False"
+            self.give_up(told)
+        if by_optimizer != 1:  # else its step has ended this iteration already
+            self._iterated()
 
     def close(self) -> None:
         """Ends it, and returns when all is written."""
@@ -221,7 +221,7 @@ class Recorder:
     @harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Seen | None:
         what = said(row, given)
-        if what.device not in DEVICES:
+        if what is None:
             return None
         if self._about is None:
             self._about = _about()
@@ -273,7 +273,7 @@ class Recorder:
 
     @harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:
-        call = self._program.filled(tensor)
+        call = self._program.filled(tensor) if is_real(tensor) else None
         return Waiting(self._program.wait([call]), [call], None) if call else None
 
     @harmless

@@ -76,6 +76,29 @@ def test_complex_numbers_are_two_real_ones(tmp_path: Path) -> None:
     assert briefly(read(tmp_path).calls) == [("all_reduce", 24, "float", "sum")]
 
 
+def test_compiled_code_is_recorded_and_its_tracing_is_not(tmp_path: Path) -> None:
+    functional = torch.ops._c10d_functional
+    with collbench.record(tmp_path):
+        compiled = torch.compile(
+            lambda x: functional.wait_tensor(functional.all_reduce(x * 2, "sum", "0")) + 1,
+            backend="aot_eager",
+        )
+        compiled(torch.ones(5))
+    found = read(tmp_path)
+    assert [(call.kind, call.nbytes, call.after) for call in found.calls] == [
+        ("all_reduce", 20, ()),
+        ("wait", 0, (0,)),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_calls_without_data_are_none(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(4, device="meta"))
+        dist.barrier()
+    assert [call.kind for call in read(tmp_path).calls] == ["barrier"]
+
+
 def test_what_cannot_be_told_is_counted(tmp_path: Path) -> None:
     with collbench.record(tmp_path):
         dist.all_reduce(torch.ones(3, dtype=torch.int16))
@@ -163,7 +186,7 @@ def test_iterations_end_where_the_program_says(after: int, times: int, tmp_path:
 
 
 def test_an_optimizer_with_several_steps_an_iteration_is_told(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match=r"2 steps .* one iteration; optimizer=False"):
+    with pytest.warns(RuntimeWarning, match=r"2 steps .* one iteration: optimizer=False"):
         by_hand(tmp_path, 0, 3, optimizer=True)
 
 
