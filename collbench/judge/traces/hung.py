@@ -1,0 +1,242 @@
+"""Who hung a job: for each group the operation at which it stands still, who is in it, and who
+never called it, of what a flight recorder dumped or of a trace that was cut short.
+
+A rank that never called what others wait in may itself wait elsewhere for another: the culprits are
+those that wait for nobody.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, group_of
+from collbench.workload.step import POINT_TO_POINT
+from collbench.workload.traces.types import Call, RankTrace, Trace
+
+Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
+Cause = Literal["other", "missing", "silent", "circle", "some", "all", "follows"]
+
+
+class Front(NamedTuple):
+    """The first operation of a group, or message, that not all of its ranks are through with.
+    Ranks are ``waiting`` in it, or ``done``; ``missing``: their trace ends without it; ``silent``:
+    there is no trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
+    ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
+    -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
+    told."""
+
+    group: Group
+    number: int
+    call: Call
+    waiting: tuple[int, ...]
+    done: tuple[int, ...]
+    missing: tuple[int, ...]
+    silent: tuple[int, ...]
+    unknown: tuple[int, ...]
+    odd: Mapping[int, Call]
+    before: int
+    since_ns: int
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """Those that the others wait for."""
+        return tuple(sorted({*self.missing, *self.silent}))
+
+
+class Hang(NamedTuple):
+    """``fronts`` of all groups that stand still, the ``cause`` of the others first, and its
+    ``culprits``: ranks that call ``"other"`` things; that never called it (``"missing"``) and wait
+    in nothing else, with those that have no trace, or that have none (``"silent"``); that wait for
+    each other in a ``"circle"``; or, where nobody can be named, those that are in it: ``"some"``
+    of its ranks, or ``"all"``."""
+
+    cause: Cause
+    culprits: tuple[int, ...]
+    fronts: tuple[Front, ...]
+
+    @property
+    def named(self) -> bool:
+        """Whether somebody is to blame."""
+        return self.cause not in ("some", "all", "follows")
+
+
+class _Ranks:
+    """What the trace tells of each rank's calls."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.of = {rank.rank: rank for rank in trace.ranks}
+        self._ends = {rank.rank: _tells_ends(rank) for rank in trace.ranks}
+
+    def status(self, rank: int, call: Call) -> Status:
+        """Whether a rank is through with a call, as far as its trace tells."""
+        if through(call):
+            return "done"
+        return "in" if self._ends[rank] else "called"
+
+
+def through(call: Call) -> bool:
+    """Whether a call is known to have ended."""
+    return call.state == "completed" or call.ends_ns >= 0
+
+
+def _tells_ends(rank: RankTrace) -> bool:
+    """Whether it can be told that a call of this rank has not ended: Gloo's recorder has all of
+    them as scheduled for ever."""
+    calls = [call for _, call in communicating(rank)]
+    return "gloo" not in rank.backend or any(through(call) for call in calls)
+
+
+def hang(trace: Trace, joined: Joined) -> Hang | None:
+    """None where nothing stands still, and of traces that do not tell of calls that have not ended:
+    those of jobs that ran on, of which ranks' may end apart."""
+    if not any(call.state for rank in trace.ranks for call in rank.calls):
+        return None
+    ranks = _Ranks(trace)
+    of: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in joined.meetings:
+        of[meeting.group].append(meeting)
+    fronts = [front for group, each in of.items() if (front := _front(group, each, ranks))]
+    fronts += _messages(ranks)
+    return _blame(fronts) if fronts else None
+
+
+def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
+    """Where a group stands; None where all are through, as far as can be told."""
+    ordered = sorted(meetings, key=lambda meeting: meeting.number)
+    called = {rank: meeting.number for meeting in ordered for rank in meeting.calls}  # last of each
+    ended = {
+        rank: meeting.number
+        for meeting in ordered
+        for rank, call in meeting.calls.items()
+        if through(call)
+    }
+
+    def status(rank: int, meeting: Meeting) -> Status:
+        if rank not in ranks.of:
+            return "silent"
+        if meeting.number < ended.get(rank, -1):
+            return "done"
+        if rank in meeting.calls:
+            return ranks.status(rank, meeting.calls[rank])
+        if rank in called:
+            return "missing" if meeting.number > called[rank] else "unknown"
+        return "missing" if _began_before(ranks.of[rank], meeting) else "unknown"
+
+    before = -1
+    for meeting in ordered:
+        found = {rank: status(rank, meeting) for rank in group.ranks}
+        told = {*found.values()}
+        alone = "silent" in told and meeting is ordered[-1]
+        if told & {"in", "missing"} or ("called" in told and (alone or meeting.odd)):
+            return _as_front(meeting, found, before)
+        before = meeting.number
+    return None
+
+
+def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
+    """Whether the trace of a rank without any call of a group goes back to where this one would
+    be."""
+    calls = [call for _, call in communicating(rank)]
+    issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
+    if any(0 <= call.issued_ns < min(issued, default=0) for call in calls):
+        return True
+    return not calls or (meeting.number <= 1 and any(0 <= call.number <= 1 for call in calls))
+
+
+def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Front:
+    def those(*status: Status) -> tuple[int, ...]:
+        return tuple(rank for rank, told in found.items() if told in status)
+
+    waiting = those("in", "called")
+    since = [
+        call.issued_ns
+        for rank, call in meeting.calls.items()
+        if rank in waiting and call.issued_ns >= 0
+    ]
+    return Front(
+        meeting.group,
+        meeting.number,
+        meeting.call,
+        waiting,
+        those("done"),
+        those("missing"),
+        those("silent"),
+        those("unknown"),
+        meeting.odd,
+        before,
+        min(since, default=-1),
+    )
+
+
+def _messages(ranks: _Ranks) -> Iterator[Front]:
+    """Sends and receives that have begun and not ended, whose other rank does not have its half of
+    them under way."""
+    pending: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
+    for rank in ranks.of.values():
+        groups = {name: group_of(rank, name) for name in {call.group for call in rank.calls}}
+        for _, call in communicating(rank):
+            group = groups[call.group]
+            there = call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks)
+            if there and ranks.status(rank.rank, call) == "in":
+                pending[group, rank.rank, group.ranks[call.peer], call.kind].append(call)
+    for (group, rank, peer, kind), calls in pending.items():
+        other = "recv" if kind == "send" else "send"
+        if not pending.get((group, peer, rank, other)):
+            away = (peer,)
+            there = peer in ranks.of
+            yield Front(
+                group,
+                calls[0].number,
+                calls[0],
+                (rank,),
+                (),
+                away if there else (),
+                () if there else away,
+                (),
+                {},
+                -1,
+                calls[0].issued_ns,
+            )
+
+
+def _blame(fronts: Sequence[Front]) -> Hang:
+    waits: dict[int, list[Front]] = defaultdict(list)
+    for front in fronts:
+        for rank in front.waiting:
+            waits[rank].append(front)
+    told = [(front, *_cause(front, waits)) for front in fronts]
+    told.sort(key=lambda each: (CAUSES.index(each[1]), -len(each[0].waiting), each[0].since_ns))
+    _, cause, culprits = told[0]
+    return Hang(cause, culprits, tuple(front for front, _, _ in told))
+
+
+CAUSES: tuple[Cause, ...] = ("other", "missing", "silent", "circle", "some", "all", "follows")
+
+
+def _cause(front: Front, waits: Mapping[int, Sequence[Front]]) -> tuple[Cause, tuple[int, ...]]:
+    """Why a group stands still, and by whom."""
+    free = {rank for rank in front.missing if rank not in waits}
+    if front.odd:
+        return "other", tuple(sorted(front.odd))
+    if free or front.silent:
+        return "missing" if free else "silent", tuple(sorted({*free, *front.silent}))
+    if front.missing:
+        circle = _circle(front.missing[0], waits)
+        return ("circle", circle) if circle else ("follows", front.missing)
+    return "some" if front.done else "all", front.waiting
+
+
+def _circle(rank: int, waits: Mapping[int, Sequence[Front]]) -> tuple[int, ...]:
+    """Ranks that wait for each other, each for the next and the last for the first, as one comes to
+    them from this rank; none where that leads elsewhere."""
+    told = [rank]
+    while True:
+        ahead = next((each for each in waits.get(told[-1], ()) if each.blamed), None)
+        if ahead is None:
+            return ()
+        rank = ahead.blamed[0]
+        if rank in told:
+            return tuple(told[told.index(rank) :])
+        told.append(rank)
