@@ -129,7 +129,8 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
         found = {rank: status(rank, meeting) for rank in group.ranks}
         told = {*found.values()}
         alone = "silent" in told and meeting is ordered[-1]
-        if told & {"in", "missing"} or ("called" in told and (alone or meeting.odd)):
+        held = "missing" in told or alone or meeting.odd
+        if "in" in told or ("called" in told and held):
             return _as_front(meeting, found, before)
         before = meeting.number
     return None
@@ -174,13 +175,13 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
     """Sends and receives that have begun and not ended, whose other rank does not have its half of
     them under way."""
     pending: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
-    for rank in ranks.of.values():
-        groups = {name: group_of(rank, name) for name in {call.group for call in rank.calls}}
-        for _, call in communicating(rank):
+    for of in ranks.of.values():
+        groups = {name: group_of(of, name) for name in {call.group for call in of.calls}}
+        for _, call in communicating(of):
             group = groups[call.group]
             there = call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks)
-            if there and ranks.status(rank.rank, call) == "in":
-                pending[group, rank.rank, group.ranks[call.peer], call.kind].append(call)
+            if there and ranks.status(of.rank, call) == "in":
+                pending[group, of.rank, group.ranks[call.peer], call.kind].append(call)
     for (group, rank, peer, kind), calls in pending.items():
         other = "recv" if kind == "send" else "send"
         if not pending.get((group, peer, rank, other)):

@@ -188,10 +188,13 @@ def _messages(
 
 def _usual(calls: Mapping[int, Call]) -> set[int]:
     """The largest set of ranks whose calls agree; of several such the one with the lowest rank."""
-    left, best = dict(calls), set[int]()
-    while len(left) > len(best):
-        first = next(iter(left.values()))
-        alike = {rank for rank, call in left.items() if not differs(first, call)}
-        left = {rank: call for rank, call in left.items() if rank not in alike}
-        best = max(best, alike, key=len)
+    same: dict[tuple[str, int, str, int, str], set[int]] = defaultdict(set)
+    for rank, call in calls.items():
+        same[call.kind, call.nbytes, call.dtype, call.root, call.op].add(rank)
+    left, best = list(same.values()), set[int]()
+    while left:
+        first = calls[min(left[0])]
+        alike = [ranks for ranks in left if not differs(first, calls[min(ranks)])]
+        left = [ranks for ranks in left if ranks not in alike]
+        best = max(best, set[int]().union(*alike), key=len)
     return best

@@ -32,6 +32,15 @@ def taken(meeting: Meeting) -> Taken | None:
     return Taken(min(took), max(took) - min(took)) if min(took) >= 0 else None
 
 
+def last_to_come(meeting: Meeting, shared: bool) -> int | None:
+    """The rank that came last, where that can be told: of an operation that no rank leaves before
+    all have come; of clocks that are not shared, the rank on which it takes least."""
+    if len(meeting.calls) < 2 or not synchronising(meeting) or taken(meeting) is None:
+        return None
+    came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
+    return max(came, key=lambda rank: came[rank])
+
+
 class Part(NamedTuple):
     """Operations of a kind on groups of one label, in one phase; of the rank that sends most,
     ``ops`` of them, their sizes' sum ``nbytes``, and the bytes ``sent`` that it has to send at
@@ -297,8 +306,8 @@ def _exposed(rank: RankTrace) -> Exposed | None:
     how: How = "computation" if computes else "waits" if still else ""
     shown = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
     rest = length(windows) - within[0] - within[1] + both if computes else 0
-    known = (ns / count for ns in (length(windows), *within[:2]))
-    return Exposed(rank.rank, *known, shown, rest / count, how)
+    window, talked, computed = (ns / count for ns in (length(windows), *within[:2]))
+    return Exposed(rank.rank, window, talked, computed, shown, rest / count, how)
 
 
 def _cut(spans: Spans, windows: Spans) -> Spans:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import Group, Meeting, communicating, group_of
 from collbench.judge.traces.judging import Judged
-from collbench.judge.traces.times import taken
+from collbench.judge.traces.times import last_to_come, taken
 from collbench.show.document import (
     Block,
-    Cell,
     Document,
     Figure,
     Line,
@@ -325,34 +324,51 @@ def _sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
 
 def _each(judged: Judged) -> list[Table]:
     """The first operations one by one."""
-    lines = [Line(_told(meeting)) for meeting in judged.joined.meetings[:LISTED]]
-    more = len(judged.joined.meetings) - LISTED
+    lines = [
+        Line(
+            (
+                str(each["number"]),
+                each["group"],
+                each["operation"],
+                each["phase"],
+                duration(each["transfer"]),
+                duration(each["wait"]),
+                "-" if each["last"] is None else str(each["last"]),
+                each["source"],
+            )
+        )
+        for each in _one_by_one(judged)
+    ]
     table = Table(
         name="each",
         title="Each operation",
         heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
         lines=lines,
         align="rlllrrrl",
-        note=f"and {more:,} more" if more > 0 else "",
+        note=f"of {counted(len(judged.joined.meetings), 'operation')} the first {len(lines):,}",
         folded=True,
     )
     return [table] if lines else []
 
 
-def _told(meeting: Meeting) -> tuple[Cell, ...]:
-    found, call = taken(meeting), meeting.call
-    last = min(meeting.calls, key=lambda rank: meeting.calls[rank].took_ns)
-    several = found is not None and len(meeting.calls) > 1
-    return (
-        str(meeting.number),
-        meeting.group.label,
-        hung.said(call, meeting.group),
-        call.phase,
-        duration(found.transfer) if found else "-",
-        duration(found.wait) if found else "-",
-        str(last) if several else "-",
-        call.source,
-    )
+def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
+    """The first operations: what they took across ranks, and who came last."""
+    found = []
+    for meeting in judged.joined.meetings[:LISTED]:
+        took, call = taken(meeting), meeting.call
+        told = {
+            "number": meeting.number,
+            "group": meeting.group.label,
+            "members": list(meeting.group.ranks),
+            "operation": hung.said(call, meeting.group),
+            "phase": call.phase,
+            "transfer": took and took.transfer,
+            "wait": took and took.wait,
+            "last": last_to_come(meeting, judged.clock.shared),
+            "source": call.source,
+        }
+        found.append(told)
+    return found
 
 
 def _timeline(judged: Judged) -> Figure | None:
@@ -433,6 +449,7 @@ def values(judged: Judged) -> dict[str, Any]:
         "hang": hung.values(judged.hang) if judged.hang else None,
         "disagreements": [_apart(meeting) for meeting in judged.disagreements],
         "operations": [part._asdict() for part in judged.parts],
+        "each": _one_by_one(judged),
         "traffic": [each._asdict() for each in judged.traffic],
         "late": [_labelled(each) for each in judged.late],
         "exposed": [each._asdict() for each in judged.exposed],

@@ -160,7 +160,7 @@ def test_a_dump_without_any_call_of_a_group_accuses_nobody_unless_it_goes_back_s
     late = calls_of(("all_reduce", {**DONE, "issued_ns": 900}), group="b", first=60)
     early = calls_of(("all_reduce", {**DONE, "issued_ns": 100}), group="b", first=60)
     waits = calls_of(("all_reduce", {**IN, "issued_ns": 500}), group="a", first=40)
-    unknown, known = of_groups(waits, late, []), of_groups(waits, early, [])
+    unknown, known = of_groups(waits, late, late), of_groups(waits, early, early)
     assert unknown
     assert unknown.fronts[0].unknown == (1,)
     assert known

@@ -95,6 +95,16 @@ def test_who_comes_last_is_told_by_begins_and_by_durations_alike(shared: bool) -
     assert [found[rank].cost for rank in range(3)] == [0, 0, 50 + 10]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_of_one_operation_the_last_to_come_is_told(shared: bool) -> None:
+    assert [times.last_to_come(meeting, shared) for meeting in joined().meetings] == [2, 2]
+
+
+def test_nobody_is_last_to_what_ranks_leave_as_they_like() -> None:
+    (meeting,) = join(trace([call("broadcast", span=(0, 9))], [call("broadcast")])).meetings
+    assert times.last_to_come(meeting, True) is None
+
+
 def test_the_rank_whose_being_late_costs_most_is_first() -> None:
     assert next(each.rank for each in times.late(joined(), True)) == 2
 

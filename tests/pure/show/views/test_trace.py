@@ -153,6 +153,11 @@ def test_a_transfer_its_waits_and_busbw_stand_in_the_table() -> None:
     )
 
 
+def test_each_operation_is_told_with_who_came_last() -> None:
+    (first, *_) = view.document(judge(trace(*TIMED))).values["each"]
+    assert (first["transfer"], first["wait"], first["last"]) == (10, 90, 2)
+
+
 def test_a_terminal_shows_the_ten_worst_ranks_and_a_page_all() -> None:
     programs = [[call(span=(0, 9)), call("wait", 0, span=(1, 9))] for _ in range(12)]
     document = view.document(judge(trace(*programs)))
