@@ -126,6 +126,9 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
 
     before = -1
     for meeting in ordered:
+        if len(meeting.calls) == len(group.ranks) and all(map(through, meeting.calls.values())):
+            before = meeting.number
+            continue
         found = {rank: status(rank, meeting) for rank in group.ranks}
         told = {*found.values()}
         alone = "silent" in told and meeting is ordered[-1]

@@ -24,30 +24,39 @@ class Group(NamedTuple):
     known: bool = True
 
 
+class Taken(NamedTuple):
+    """What an operation took, in ns. ``transfer`` is the least over ranks, from the begin to the
+    end of a rank's: that of the rank that came last, which waited for nobody. ``wait`` is how much
+    longer the first one's took."""
+
+    transfer: int
+    wait: int
+
+
 class Meeting(NamedTuple):
     """Calls of the same operation by rank, of those that are in the trace and called it. ``number``
     is the library's count of the group's operations, else their place in its order. ``place``
-    orders meetings as the lowest of their ranks does."""
+    orders meetings as the lowest of their ranks does. ``call`` is as most ranks have it, ``odd``
+    are the calls that do not fit it; all of them where no call is called by more ranks than
+    another. ``taken`` is None where the trace does not tell it of all the calls that it has."""
 
     group: Group
     number: int
     calls: Mapping[int, Call]
-    place: tuple[int, int] = (0, 0)
+    place: tuple[int, int]
+    call: Call
+    odd: Mapping[int, Call]
+    taken: Taken | None
 
-    @property
-    def call(self) -> Call:
-        """The call as most ranks have it."""
-        return self.calls[min(_usual(self.calls))]
-
-    @property
-    def odd(self) -> dict[int, Call]:
-        """The calls that do not fit what most ranks called; all of them where no call is called by
-        more ranks than another."""
-        if len(self.calls) < 2:
-            return {}
-        usual = _usual(self.calls)
-        others = {rank: call for rank, call in self.calls.items() if rank not in usual}
-        return others if len(others) < len(usual) else dict(self.calls)
+    @classmethod
+    def of(
+        cls, group: Group, number: int, calls: Mapping[int, Call], place: tuple[int, int]
+    ) -> Meeting:
+        """A meeting of these calls."""
+        usual = _usual(calls)
+        odd = {rank: call for rank, call in calls.items() if rank not in usual}
+        odd = odd if len(odd) < len(usual) else dict(calls)
+        return cls(group, number, calls, place, calls[min(usual)], odd, _taken(calls))
 
 
 class Joined(NamedTuple):
@@ -158,7 +167,7 @@ def _meetings(
             found[key][rank] = call
             places.setdefault(key, (rank, at))
     for key in sorted(found):
-        yield Meeting(group, key[0], found[key], places[key])
+        yield Meeting.of(group, key[0], found[key], places[key])
 
 
 def _messages(
@@ -178,12 +187,19 @@ def _messages(
         both = min(len(sent), len(received))
         for number in range(both):
             (_, at, send), (_, _, receive) = sent[number], received[number]
-            found.append(Meeting(group, number, {source: send, to: receive}, (source, at)))
+            call_of = {source: send, to: receive}
+            found.append(Meeting(group, number, call_of, (source, at), send, {}, _taken(call_of)))
         for number, (rank, at, call) in enumerate([*sent[both:], *received[both:]], both):
-            found.append(Meeting(group, number, {rank: call}, (rank, at)))
+            found.append(Meeting.of(group, number, {rank: call}, (rank, at)))
         if {source, to} <= of.keys():
             alone += len(sent) + len(received) - 2 * both
     return found, alone
+
+
+def _taken(calls: Mapping[int, Call]) -> Taken | None:
+    took = [call.took_ns for call in calls.values()]
+    least = min(took)
+    return Taken(least, max(took) - least) if least >= 0 else None
 
 
 def _usual(calls: Mapping[int, Call]) -> set[int]:
@@ -191,6 +207,8 @@ def _usual(calls: Mapping[int, Call]) -> set[int]:
     same: dict[tuple[str, int, str, int, str], set[int]] = defaultdict(set)
     for rank, call in calls.items():
         same[call.kind, call.nbytes, call.dtype, call.root, call.op].add(rank)
+    if len(same) == 1:
+        return {*calls}
     left, best = list(same.values()), set[int]()
     while left:
         first = calls[min(left[0])]

@@ -112,7 +112,7 @@ def _files(made: Judged) -> Iterator[Lack]:
 def _calls(made: Judged) -> Iterator[Lack]:
     """Calls that are there, and not whole."""
     every = (*made.joined.meetings, *made.joined.messages)
-    untimed = sum(times.taken(meeting) is None for meeting in every)
+    untimed = sum(meeting.taken is None for meeting in every)
     if every and untimed == len(every):
         yield Lack("no times of operations", "what they take is not known: sizes and order only")
     elif untimed:

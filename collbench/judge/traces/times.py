@@ -17,25 +17,10 @@ from collbench.workload.step import POINT_TO_POINT, Op
 from collbench.workload.traces.types import Call, Interval, RankTrace, Trace
 
 
-class Taken(NamedTuple):
-    """What an operation took, in ns. ``transfer`` is the least over ranks, from the begin to the
-    end of a rank's: that of the rank that came last, which waited for nobody. ``wait`` is how much
-    longer the first one's took."""
-
-    transfer: int
-    wait: int
-
-
-def taken(meeting: Meeting) -> Taken | None:
-    """None where the trace does not tell it of all the calls that it has."""
-    took = [call.took_ns for call in meeting.calls.values()]
-    return Taken(min(took), max(took) - min(took)) if min(took) >= 0 else None
-
-
 def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     """The rank that came last, where that can be told: of an operation that no rank leaves before
     all have come; of clocks that are not shared, the rank on which it takes least."""
-    if len(meeting.calls) < 2 or not synchronising(meeting) or taken(meeting) is None:
+    if len(meeting.calls) < 2 or not synchronising(meeting) or meeting.taken is None:
         return None
     came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
     return max(came, key=lambda rank: came[rank])
@@ -77,16 +62,24 @@ def _kind(call: Call) -> str:
 
 def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
     ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in of:
+        n = len(meeting.group.ranks)
         for rank, call in meeting.calls.items():
+            key = n, call.kind, call.nbytes, call.dtype
+            if call.sends or key not in known:
+                least = sent(meeting.group, rank, call)
+                known |= {} if call.sends else {key: least}
+            else:
+                least = known[key]
             sums = ranks[rank]
-            sums[0] += sent(meeting.group, rank, call)
+            sums[0] += least
             sums[1] += call.nbytes
             sums[2] += 1
     most = max(ranks.values())
-    timed = [(meeting, each) for meeting in of if (each := taken(meeting))]
-    transfer = sum(each.transfer for _, each in timed)
-    moved = sum(_carried(meeting) for meeting, _ in timed)
+    timed = [meeting for meeting in of if meeting.taken]
+    transfer = sum(meeting.taken.transfer for meeting in timed if meeting.taken)
+    moved = sum(_carried(meeting) for meeting in timed)
     return Part(
         phase,
         group,
@@ -98,7 +91,7 @@ def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
         sum(sums[0] for sums in ranks.values()),
         len(timed),
         transfer,
-        sum(each.wait for _, each in timed),
+        sum(meeting.taken.wait for meeting in timed if meeting.taken),
         moved / transfer if transfer and moved else None,
     )
 
@@ -205,7 +198,7 @@ def clock(trace: Trace, joined: Joined) -> Clock:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
     for meeting in joined.meetings:
         calls = meeting.calls.values()
-        if not (synchronising(meeting) and taken(meeting)):
+        if not (synchronising(meeting) and meeting.taken):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
             return Clock(False, "a rank leaves an operation before another one comes to it")
@@ -240,7 +233,7 @@ def late(joined: Joined, shared: bool) -> list[Late]:
     operation takes on each rank, as the last one to come waits for nobody."""
     of: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in joined.meetings:
-        if synchronising(meeting) and len(meeting.calls) > 1 and taken(meeting):
+        if synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
             of[meeting.group].append(meeting)
     found = [each for group, meetings in of.items() for each in _late(group, meetings, shared)]
     return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import Group, Meeting, communicating, group_of
 from collbench.judge.traces.judging import Judged
-from collbench.judge.traces.times import last_to_come, taken
+from collbench.judge.traces.times import last_to_come
 from collbench.show.document import (
     Block,
     Document,
@@ -355,7 +355,7 @@ def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
     """The first operations: what they took across ranks, and who came last."""
     found = []
     for meeting in judged.joined.meetings[:LISTED]:
-        took, call = taken(meeting), meeting.call
+        took, call = meeting.taken, meeting.call
         told = {
             "number": meeting.number,
             "group": meeting.group.label,

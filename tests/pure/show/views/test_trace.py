@@ -80,8 +80,8 @@ def test_a_circle_is_told_rank_by_rank() -> None:
     told = judge(Trace("", ranks)).hang
     assert told
     assert hung.sentence(told) == (
-        "deadlock: rank 0 waits in all_reduce #1 of 1 MiB float on a (0,1) for rank 1,"
-        " rank 1 waits in barrier #1 on b (0,1) for rank 0"
+        "deadlock: rank 1 waits in barrier #1 on b (0,1) for rank 0, rank 0 waits in all_reduce #1"
+        " of 1 MiB float on a (0,1) for rank 1"
     )
 
 
