@@ -14,10 +14,14 @@ from collbench.core.errors import Exit
 FORMATS = ("table", "md", "json", "html")
 
 Files = Annotated[
-    list[str], Argument(metavar="FILE…", help="Traces of one job: a file a rank, or folders.")
+    list[Path],
+    Argument(metavar="FILE…", help="A trace: a folder, or the file of each rank."),
 ]
-Kind = Annotated[
-    str, Option("--from", help="The files' format, where it is not to be known by looking at them.")
+Form = Annotated[
+    str, Option("--from", help="The trace's format, where it is not to be known by looking at it.")
+]
+Ops = Annotated[
+    bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")
 ]
 Printed = Annotated[str, Option("--format", help="Print table, md, json or html.")]
 Out = Annotated[
@@ -28,7 +32,8 @@ Out = Annotated[
 
 def trace(
     files: Files,
-    kind: Kind = "",
+    form: Form = "",
+    from_ops: Ops = False,
     output_format: Printed = "table",
     out: Out = None,
     debug: bool = False,
@@ -44,7 +49,7 @@ def trace(
     from collbench.workload.traces import reading
 
     outputs.check(output_format, out or [], FORMATS)
-    judged = judge(reading.read([Path(file) for file in files], kind))
+    judged = judge(reading.read(files, form, from_ops=from_ops))
     outputs.deliver(view.document(judged), output_format, out or [])
     if judged.disagreements or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)

@@ -46,7 +46,7 @@ class Judged(NamedTuple):
     @property
     def steps(self) -> int:
         """Iterations that are marked on all ranks."""
-        return min((len(rank.steps) for rank in self.trace.ranks), default=0)
+        return min((len(rank.steps or rank.marked) for rank in self.trace.ranks), default=0)
 
 
 def judge(trace: Trace) -> Judged:

@@ -27,6 +27,7 @@ from collbench.show.views import hung
 from collbench.show.views.steps import RANKS, SHOWN, Bar, timeline
 from collbench.workload.files import spelled
 from collbench.workload.step import LOCAL
+from collbench.workload.traces.reading import FORMS
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
 TOP = 10  # lines of a table on a terminal of which a page has more
@@ -82,9 +83,10 @@ def headline(judged: Judged) -> Headline:
 
 def _about(judged: Judged) -> str:
     trace = judged.trace
+    form = FORMS[trace.form].title if trace.form in FORMS else trace.form
     steps = counted(judged.steps, "iteration") if judged.steps else "no iteration marked"
     return (
-        f"{trace.form}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
+        f"{form}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
         f" {counted(len(judged.joined.meetings), 'operation')} and"
         f" {counted(len(judged.joined.messages), 'message')} on"
         f" {counted(len(judged.joined.groups), 'group')}"
@@ -259,7 +261,8 @@ def _exposed(judged: Judged) -> Table:
     heads = ("rank", "time", "communication", "exposed", "of the time")
     if computes:
         heads = ("rank", "time", "computation", *heads[2:], "neither")  # type: ignore[assignment]
-    unit = "a mean iteration" if judged.steps else "the whole trace"
+    marked = any(rank.steps for rank in judged.trace.ranks)
+    unit = "a mean iteration" if marked else "the whole trace"
     by = "communication while nothing is computed" if computes else "waits of the program for it"
     return Table(
         name="exposed",
@@ -386,7 +389,7 @@ def _timeline(judged: Judged) -> Figure | None:
             if low <= begin < high:
                 bars[kind].append((row, begin - zero, end - zero, what))
     kept = {kind: thinned(found, BARS) for kind, found in bars.items()}
-    of = "the first iteration" if judged.steps else "the beginning"
+    of = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
     clock = "" if judged.clock.shared else " Each rank's begin is 0, as ranks share no clock."
     return timeline(
         f"Timeline of {of}",
