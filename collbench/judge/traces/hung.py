@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, group_of
+from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
 from collbench.workload.step import POINT_TO_POINT
 from collbench.workload.traces.types import Call, RankTrace, Trace
 
@@ -175,34 +175,33 @@ def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Fro
 
 
 def _messages(ranks: _Ranks) -> Iterator[Front]:
-    """Sends and receives that have begun and not ended, whose other rank does not have its half of
-    them under way."""
-    pending: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
+    """Sends and receives that have begun and not ended, the first of each between two ranks."""
+    every: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
     for of in ranks.of.values():
-        groups = {name: group_of(of, name) for name in {call.group for call in of.calls}}
+        groups = groups_of(of)
         for _, call in communicating(of):
             group = groups[call.group]
-            there = call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks)
-            if there and ranks.status(of.rank, call) == "in":
-                pending[group, of.rank, group.ranks[call.peer], call.kind].append(call)
-    for (group, rank, peer, kind), calls in pending.items():
-        other = "recv" if kind == "send" else "send"
-        if not pending.get((group, peer, rank, other)):
-            away = (peer,)
-            there = peer in ranks.of
-            yield Front(
-                group,
-                calls[0].number,
-                calls[0],
-                (rank,),
-                (),
-                away if there else (),
-                () if there else away,
-                (),
-                {},
-                -1,
-                calls[0].issued_ns,
-            )
+            if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
+                every[group, of.rank, group.ranks[call.peer], call.kind].append(call)
+    begun = {
+        key: [at for at, call in enumerate(calls) if ranks.status(key[1], call) == "in"]
+        for key, calls in every.items()
+    }
+    for (group, rank, peer, kind), (at, *_) in ((key, each) for key, each in begun.items() if each):
+        call = every[group, rank, peer, kind][at]
+        half = (group, peer, rank, "recv" if kind == "send" else "send")
+        both = bool(begun.get(half))
+        whole = all(
+            not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
+        )
+        lacks = not both and whole and peer in ranks.of and len(every.get(half, ())) <= at
+        found: dict[int, Status] = {
+            rank: "in",
+            peer: "in" if both else "missing" if lacks else "unknown",
+        }
+        found |= {} if peer in ranks.of else {peer: "silent"}
+        if kind == "recv" or not both:
+            yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), found, -1)
 
 
 def _blame(fronts: Sequence[Front]) -> Hang:

@@ -101,15 +101,17 @@ def communicating(rank: RankTrace) -> Iterator[tuple[int, Call]]:
     return ((at, call) for at, call in enumerate(rank.calls) if call.kind not in LOCAL)
 
 
-def group_of(rank: RankTrace, name: str) -> Group:
-    """The group that a rank calls by this name; without ranks where the trace does not tell."""
+def groups_of(rank: RankTrace) -> dict[str, Group]:
+    """The groups on which a rank calls something, by its name for them; without ranks where the
+    trace does not tell of them."""
+    return {name: _group(rank, name) for name in {call.group for call in rank.calls}}
+
+
+def _group(rank: RankTrace, name: str) -> Group:
     ranks = rank.groups.get(name, ())
     if name == WORLD:
         return Group(name, "world", ranks or tuple(range(rank.world)))
     return Group(name, rank.described.get(name) or name, ranks, bool(ranks))
-
-
-Numbered = dict[tuple[int, int], Call]  # by number, and which of those of that number
 
 
 def join(trace: Trace) -> Joined:
@@ -120,8 +122,9 @@ def join(trace: Trace) -> Joined:
         named: dict[str, list[tuple[int, Call]]] = defaultdict(list)
         for at, call in communicating(rank):
             named[call.group].append((at, call))
+        groups = groups_of(rank)
         for name, of in named.items():
-            calls[group_of(rank, name)][rank.rank] = of
+            calls[groups[name]][rank.rank] = of
     whole = {_settled(group, each): each for group, each in calls.items()}
     meetings: list[Meeting] = []
     messages: list[Meeting] = []

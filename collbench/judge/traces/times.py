@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from collbench.core.collectives import COLLECTIVES, DTYPES
-from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, group_of
+from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
 from collbench.records import stats
 from collbench.records.steps import Spans, common, length, union
 from collbench.workload.step import POINT_TO_POINT, Op
@@ -170,10 +170,10 @@ def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
     spans: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in trace.ranks:
         own: dict[tuple[str, str], list[Interval]] = defaultdict(list)
-        labels = {name: group_of(rank, name).label for name in {c.group for c in rank.calls}}
+        groups = groups_of(rank)
         for _, call in communicating(rank):
             if call.took_ns >= 0:
-                own[call.phase, labels[call.group]].append((call.begins_ns, call.ends_ns))
+                own[call.phase, groups[call.group].label].append((call.begins_ns, call.ends_ns))
         for key, each in own.items():
             spans[key].append(length(union(each)))
     return {key: sum(each) / len(each) for key, each in spans.items()}

@@ -10,7 +10,7 @@ from typing import Any
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted, size
 from collbench.judge.traces.hung import Front, Hang, through
-from collbench.judge.traces.joined import Group, Meeting, communicating, group_of
+from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
 from collbench.judge.traces.judging import Judged
 from collbench.show.document import Line, Table
 from collbench.workload.files import spelled
@@ -40,7 +40,8 @@ def _missing(found: Hang) -> str:
     called = tuple(rank for rank in found.culprits if rank in front.missing)
     gone = tuple(rank for rank in found.culprits if rank in front.silent)
     also = f", there is no trace of {ranks(gone)}" if gone else ""
-    return f"{ranks(called)} never called {operation(front)}{also}{_others(front)}"
+    half = {"send": "the recv for ", "recv": "the send for "}.get(front.call.kind, "")
+    return f"{ranks(called)} never called {half}{operation(front)}{also}{_others(front)}"
 
 
 def _silent(found: Hang) -> str:
@@ -206,7 +207,7 @@ def _did_last(rank: RankTrace) -> tuple[str, ...]:
     if not calls:
         return str(rank.rank), "nothing", "-", "-", "-"
     call = max(calls, key=lambda each: max(each.issued_ns, each.begins_ns))
-    group = group_of(rank, call.group)
+    group = groups_of(rank)[call.group]
     number = f" #{call.number}" if call.number >= 0 else ""
     told = said(call, group).replace(call.kind, f"{call.kind}{number}", 1)
     at = when(max(call.issued_ns, call.begins_ns))

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from collbench.core.text import bandwidth, counted, duration, size
-from collbench.judge.traces.joined import Group, Meeting, communicating, group_of
+from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
 from collbench.judge.traces.judging import Judged
 from collbench.judge.traces.times import last_to_come
 from collbench.show.document import (
@@ -410,7 +410,7 @@ def _first(rank: RankTrace) -> Interval:
 def _under_way(rank: RankTrace) -> Iterable[tuple[str, str, int, int, str]]:
     """What is drawn of a rank: its kind, row, begin, end and words."""
     own = f"rank {rank.rank}"
-    groups = {name: group_of(rank, name) for name in {call.group for call in rank.calls}}
+    groups = groups_of(rank)
     for _, call in communicating(rank):
         if call.took_ns >= 0:
             group = groups[call.group]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from collbench.judge.traces.hung import Hang, hang
 from collbench.judge.traces.joined import join
-from collbench.workload.traces.types import Call, Trace
+from collbench.workload.traces.types import Call, Lost, Trace
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
 GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
@@ -146,7 +146,33 @@ def test_a_message_that_both_are_in_is_for_nobody() -> None:
     found = judged(
         [*reduces(DONE), call("recv", peer=1, **IN)], [*reduces(DONE), call("send", peer=0, **IN)]
     )
-    assert found is None
+    assert found
+    assert (found.cause, found.culprits) == ("all", (0, 1))
+    assert len(found.fronts) == 1
+
+
+def test_a_send_that_has_ended_before_its_receive_is_not_missing() -> None:
+    sent = call("send", peer=0, **DONE)
+    found = judged([*reduces(DONE), call("recv", peer=1, **IN)], [*reduces(DONE), sent])
+    assert found
+    assert (found.cause, found.culprits) == ("all", (0,))
+
+
+def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
+    lost = Lost("its buffer kept the last calls only", calls=7)
+    found = judged([*reduces(DONE), call("recv", peer=1, **IN)], reduces(DONE), lost=(lost,))
+    assert found
+    assert not found.named
+
+
+def test_a_rank_that_waits_for_a_message_is_no_culprit_elsewhere() -> None:
+    found = judged(
+        reduces(DONE, IN),
+        [*reduces(DONE), call("recv", peer=2, **IN)],
+        reduces(DONE),
+    )
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
 
 
 def test_a_dump_that_lost_its_beginning_is_no_call_that_is_missing() -> None:

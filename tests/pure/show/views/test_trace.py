@@ -91,10 +91,10 @@ def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
     assert ", which rank 1 completed: a device or a link" in words(USUAL, through)
 
 
-def test_a_receive_is_told_with_its_rank() -> None:
+def test_a_receive_without_its_send_is_told() -> None:
     waits = call("recv", peer=1, **IN)
     assert words([*SHORT, waits], SHORT).startswith(
-        "rank 1 never called recv of 1 MiB float from rank 1 on world (0,1)"
+        "rank 1 never called the send for recv of 1 MiB float from rank 1 on world (0,1)"
     )
 
 
