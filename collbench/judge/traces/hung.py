@@ -9,20 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
 from collbench.workload.step import POINT_TO_POINT
 from collbench.workload.traces.types import Call, RankTrace, Trace
 
 Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
-Cause = Literal["other", "missing", "silent", "circle", "some", "all", "follows"]
+Cause = Literal["other", "missing", "silent", "circle", "behind", "some", "all", "follows"]
 
 
 class Front(NamedTuple):
     """The first operation of a group, or message, that not all of its ranks are through with.
-    Ranks are ``waiting`` in it, or ``done``; ``missing``: their trace ends without it; ``silent``:
-    there is no trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
+    Ranks are ``waiting`` in it, or ``done``; ``behind``: called it, as others whose devices have
+    begun it, but theirs has not; ``missing``: their trace ends without it; ``silent``: there is no
+    trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
     ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
     -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
     told."""
@@ -31,6 +32,7 @@ class Front(NamedTuple):
     number: int
     call: Call
     waiting: tuple[int, ...]
+    behind: tuple[int, ...]
     done: tuple[int, ...]
     missing: tuple[int, ...]
     silent: tuple[int, ...]
@@ -42,15 +44,15 @@ class Front(NamedTuple):
     @property
     def blamed(self) -> tuple[int, ...]:
         """Those that the others wait for."""
-        return tuple(sorted({*self.missing, *self.silent}))
+        return tuple(sorted({*self.missing, *self.silent, *self.behind}))
 
 
 class Hang(NamedTuple):
     """``fronts`` of all groups that stand still, the ``cause`` of the others first, and its
     ``culprits``: ranks that call ``"other"`` things; that never called it (``"missing"``) and wait
     in nothing else, with those that have no trace, or that have none (``"silent"``); that wait for
-    each other in a ``"circle"``; or, where nobody can be named, those that are in it: ``"some"``
-    of its ranks, or ``"all"``."""
+    each other in a ``"circle"``; that are ``"behind"`` and wait in nothing else; or, where nobody
+    can be named, those that are in it: ``"some"`` of its ranks, or ``"all"``."""
 
     cause: Cause
     culprits: tuple[int, ...]
@@ -153,24 +155,24 @@ def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Fro
     def those(*status: Status) -> tuple[int, ...]:
         return tuple(rank for rank, told in found.items() if told in status)
 
-    waiting = those("in", "called")
-    since = [
-        call.issued_ns
-        for rank, call in meeting.calls.items()
-        if rank in waiting and call.issued_ns >= 0
-    ]
+    called = those("in", "called")
+    state = {rank: meeting.calls[rank].state for rank in called if rank in meeting.calls}
+    begun = "started" in state.values()
+    behind = tuple(rank for rank, told in state.items() if begun and told == "scheduled")
+    issued = (meeting.calls[rank].issued_ns for rank in state)
     return Front(
         meeting.group,
         meeting.number,
         meeting.call,
-        waiting,
+        tuple(rank for rank in called if rank not in behind),
+        behind,
         those("done"),
         those("missing"),
         those("silent"),
         those("unknown"),
         meeting.odd,
         before,
-        min(since, default=-1),
+        min((ns for ns in issued if ns >= 0), default=-1),
     )
 
 
@@ -215,19 +217,23 @@ def _blame(fronts: Sequence[Front]) -> Hang:
     return Hang(cause, culprits, tuple(front for front, _, _ in told))
 
 
-CAUSES: tuple[Cause, ...] = ("other", "missing", "silent", "circle", "some", "all", "follows")
+CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
 
 
 def _cause(front: Front, waits: Mapping[int, Sequence[Front]]) -> tuple[Cause, tuple[int, ...]]:
     """Why a group stands still, and by whom."""
-    free = {rank for rank in front.missing if rank not in waits}
+    missing, behind = (
+        {rank for rank in ranks if rank not in waits} for ranks in (front.missing, front.behind)
+    )
     if front.odd:
         return "other", tuple(sorted(front.odd))
-    if free or front.silent:
-        return "missing" if free else "silent", tuple(sorted({*free, *front.silent}))
-    if front.missing:
-        circle = _circle(front.missing[0], waits)
-        return ("circle", circle) if circle else ("follows", front.missing)
+    if missing or front.silent:
+        return "missing" if missing else "silent", tuple(sorted({*missing, *front.silent}))
+    if behind:
+        return "behind", tuple(sorted(behind))
+    if front.blamed:
+        circle = _circle(front.blamed[0], waits)
+        return ("circle", circle) if circle else ("follows", front.blamed)
     return "some" if front.done else "all", front.waiting
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from collbench.judge.traces.hung import Hang, hang
 from collbench.judge.traces.joined import Joined, Meeting, join
 from collbench.judge.traces.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.workload.files import spelled
-from collbench.workload.traces.types import Trace
+from collbench.workload.traces.types import Lost, Trace
 
 
 class Lack(NamedTuple):
@@ -74,19 +74,20 @@ def judge(trace: Trace) -> Judged:
 
 
 def _losses(trace: Trace) -> Iterator[Lack]:
-    """What readers could not use, by the reason."""
-    calls: Counter[str] = Counter()
-    nbytes: Counter[str] = Counter()
-    ranks: dict[str, list[int]] = defaultdict(list)
+    """What readers could not use, by the reason, with the first place where it is."""
+    found: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
     for rank in trace.ranks:
         for lost in rank.lost:
-            calls[lost.why] += lost.calls
-            nbytes[lost.why] += lost.nbytes
-            ranks[lost.why].append(rank.rank)
-    for why, number in calls.most_common():
-        of = f" of {size(nbytes[why])}" if nbytes[why] else ""
-        told = f"{counted(number, 'call')}{of}, " if number else ""
-        yield Lack(f"lost: {why}", f"{told}{_ranks(ranks[why])}: left out of all that is told")
+            why, _, place = lost.why.rpartition(" (")
+            found[why if why and place.endswith(")") else lost.why].append((rank.rank, lost))
+    for each in sorted(found.values(), key=lambda each: -sum(lost.calls for _, lost in each)):
+        calls, nbytes = sum(e.calls for _, e in each), sum(e.nbytes for _, e in each)
+        of = f" of {size(nbytes)}" if nbytes else ""
+        told = f"{counted(calls, 'call')}{of}, " if calls else ""
+        ranks = sorted({rank for rank, _ in each})
+        yield Lack(
+            f"lost: {each[0][1].why}", f"{told}{_ranks(ranks)}: left out of all that is told"
+        )
 
 
 def _files(made: Judged) -> Iterator[Lack]:

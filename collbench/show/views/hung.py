@@ -29,6 +29,7 @@ def sentence(found: Hang) -> str:
         "silent": _silent,
         "other": _other,
         "circle": _circle,
+        "behind": _behind,
         "some": _some,
         "all": _all,
         "follows": _all,
@@ -59,7 +60,9 @@ def _other(found: Hang) -> str:
     told = "; ".join(
         f"{ranks(of)} called {words}" for words, of in _alike(front.odd, front.group).items()
     )
-    usual = tuple(rank for rank in (*front.waiting, *front.done) if rank not in front.odd)
+    usual = tuple(
+        rank for rank in (*front.waiting, *front.behind, *front.done) if rank not in front.odd
+    )
     where = f"as #{front.number} on {place(front.group)}"
     if not usual:
         return f"ranks disagree {where}: {told}"
@@ -74,6 +77,15 @@ def _circle(found: Hang) -> str:
         front = next(fronts, found.fronts[0])
         told.append(f"rank {rank} waits in {operation(front)} for rank {other}")
     return f"deadlock: {', '.join(told)}"
+
+
+def _behind(found: Hang) -> str:
+    front = found.fronts[0]
+    its = "its device has" if len(found.culprits) == 1 else "their devices have"
+    return (
+        f"{ranks(found.culprits)} called {operation(front)}, but {its} not begun it: what was"
+        f" given to the device before has not ended; {_waiting(front)}{_since(front)}"
+    )
 
 
 def _some(found: Hang) -> str:
@@ -138,12 +150,17 @@ def _others(front: Front) -> str:
 
 
 def _since(front: Front) -> str:
-    return f" since {when(front.since_ns)}" if front.since_ns >= EPOCH else ""
+    if front.since_ns < EPOCH:
+        return ""
+    return f" since {datetime.fromtimestamp(front.since_ns // 10**9, UTC):%H:%M:%S} UTC"
 
 
 def when(ns: int) -> str:
-    """A time of day: 12:03:07 UTC."""
-    return datetime.fromtimestamp(ns / 1e9, UTC).strftime("%H:%M:%S UTC") if ns >= EPOCH else "-"
+    """A time of day: 12:03:07.250."""
+    if ns < EPOCH:
+        return "-"
+    second, rest = divmod(ns, 10**9)
+    return f"{datetime.fromtimestamp(second, UTC):%H:%M:%S}.{rest // 10**6:03}"
 
 
 def _alike(calls: Mapping[int, Call], group: Group) -> dict[str, list[int]]:
@@ -168,6 +185,7 @@ def _fronts(found: Hang) -> Table:
             (
                 operation(front),
                 _some_ranks(front.waiting),
+                _some_ranks(front.behind),
                 _some_ranks(front.missing),
                 _some_ranks(front.silent),
                 _some_ranks(tuple(front.odd)),
@@ -181,11 +199,20 @@ def _fronts(found: Hang) -> Table:
     return Table(
         name="fronts",
         title="Where each group stands",
-        heads=("stands at", "in it", "never called", "no trace", "odd", "through", "since"),
+        heads=(
+            "stands at",
+            "in it",
+            "not begun",
+            "never called",
+            "no trace",
+            "odd",
+            "through",
+            "since",
+        ),
         lines=lines,
-        align="wlllll",
-        dropped=("odd", "through", "no trace"),
-        note=f"and {counted(more, 'group')} more" if more > 0 else "",
+        align="wllllll",
+        dropped=("not begun", "odd", "through", "no trace"),
+        note="times are UTC" + f"; {counted(more, 'group')} more stand still" * (more > 0),
     )
 
 
@@ -224,6 +251,7 @@ def _around(judged: Judged, front: Front) -> Table:
         if low <= meeting.number <= high and meeting.group == front.group
     ]
     lines = [Line(_called(meeting, meeting.number == front.number)) for meeting in near]
+    gloo = any("gloo" in rank.backend for rank in judged.trace.ranks)
     return Table(
         name="calls",
         title=f"Calls of {place(front.group)}, one by one",
@@ -231,7 +259,8 @@ def _around(judged: Judged, front: Front) -> Table:
         lines=lines,
         align="rwlllw",
         dropped=("from", "first called"),
-        note="> is where it stands; Gloo's recorder does not tell which calls have completed",
+        note="> is where it stands"
+        + "; Gloo's recorder does not tell which calls have completed" * gloo,
     )
 
 
@@ -292,6 +321,7 @@ def values(found: Hang) -> dict[str, Any]:
                 "number": front.number,
                 "operation": said(front.call, front.group),
                 "waiting": list(front.waiting),
+                "not_begun": list(front.behind),
                 "missing": list(front.missing),
                 "no_trace": list(front.silent),
                 "not_told": list(front.unknown),

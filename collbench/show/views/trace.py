@@ -53,7 +53,7 @@ def document(judged: Judged) -> Document:
         brief += ["", toned(table.title, strong=True), _shortened(table)]
         brief += [toned(table.note, "quiet")] if table.note else []
     return Document(
-        title=f"Trace: {judged.trace.form}",
+        title=f"Trace of {_form(judged)}",
         verdict=head.words,
         weight=head.weight,
         runs=[about],
@@ -83,14 +83,19 @@ def headline(judged: Judged) -> Headline:
 
 def _about(judged: Judged) -> str:
     trace = judged.trace
-    form = FORMS[trace.form].title if trace.form in FORMS else trace.form
     steps = counted(judged.steps, "iteration") if judged.steps else "no iteration marked"
     return (
-        f"{form}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
+        f"{_form(judged)}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
         f" {counted(len(judged.joined.meetings), 'operation')} and"
         f" {counted(len(judged.joined.messages), 'message')} on"
         f" {counted(len(judged.joined.groups), 'group')}"
     )
+
+
+def _form(judged: Judged) -> str:
+    """The trace's format in words."""
+    form = judged.trace.form
+    return FORMS[form].title if form in FORMS else form
 
 
 def _tables(judged: Judged) -> dict[str, list[Table]]:
@@ -189,10 +194,11 @@ def _taken(timed: int, transfer: float, wait: float) -> tuple[str, str]:
 
 
 def _traffic(judged: Judged) -> Table:
+    several = any(each.phase for each in judged.traffic)
     lines = [
         Line(
             (
-                each.phase or "-",
+                *([each.phase] if several else []),
                 each.group,
                 size(each.sent),
                 size(each.total),
@@ -202,12 +208,13 @@ def _traffic(judged: Judged) -> Table:
         )
         for each in judged.traffic
     ]
+    heads = ("group", "sent a rank", "all ranks", "share", "under way")
     return Table(
         name="traffic",
-        title="Bytes by group and phase",
-        heads=("phase", "group", "sent a rank", "all ranks", "share", "under way"),
+        title="Bytes by group and phase" if several else "Bytes by group",
+        heads=(*(["phase"] if several else []), *heads),
         lines=lines if len(lines) > 1 else [],
-        align="ll",
+        align="ll" if several else "l",
         dropped=("all ranks",),
         note="what has to be sent at least; under way: the mean over ranks, of at least one"
         " operation",
@@ -243,24 +250,21 @@ def _late(judged: Judged) -> Table:
 def _exposed(judged: Judged) -> Table:
     ordered = sorted(judged.exposed, key=lambda each: -(each.exposed or 0.0))
     computes = any(each.how == "computation" for each in ordered)
-    lines = [
-        Line(
-            (
-                str(each.rank),
-                duration(each.window),
-                *([duration(each.computation)] if computes else []),
-                duration(each.communication),
-                duration(each.exposed),
-                "-" if each.exposed is None else f"{each.exposed / each.window:.0%}",
-                *([duration(each.neither)] if computes else []),
-            )
+    known = any(each.how for each in ordered)
+    lines = []
+    for each in ordered[:LISTED]:
+        share = "-" if each.exposed is None else f"{each.exposed / max(1.0, each.window):.0%}"
+        cells = (
+            str(each.rank),
+            duration(each.window),
+            duration(each.communication),
+            *((duration(each.exposed), share) if known else ()),
+            *((duration(each.computation), duration(each.neither)) if computes else ()),
         )
-        for each in ordered[:LISTED]
-        if each.window
-    ]
-    heads = ("rank", "time", "communication", "exposed", "of the time")
-    if computes:
-        heads = ("rank", "time", "computation", *heads[2:], "neither")  # type: ignore[assignment]
+        lines.append(Line(cells))
+    heads: tuple[str, ...] = ("rank", "time", "communication")
+    heads += ("exposed", "of the time") if known else ()
+    heads += ("computation", "neither") if computes else ()
     marked = any(rank.steps for rank in judged.trace.ranks)
     unit = "a mean iteration" if marked else "the whole trace"
     by = "communication while nothing is computed" if computes else "waits of the program for it"
@@ -271,7 +275,7 @@ def _exposed(judged: Judged) -> Table:
         lines=lines,
         align="r",
         dropped=("neither",),
-        note=f"of {unit}; exposed: {by}",
+        note=f"of {unit}{f'; exposed: {by}' * known}",
     )
 
 

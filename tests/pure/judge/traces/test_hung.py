@@ -129,6 +129,27 @@ def test_where_all_are_in_it_nobody_is_named() -> None:
     assert (found.cause, found.culprits, found.named) == ("all", (0, 1), False)
 
 
+def test_a_rank_whose_device_has_not_begun_what_others_have_is_named() -> None:
+    found = judged(reduces(DONE, IN), reduces(DONE, LATER), reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits) == ("behind", (1,))
+    assert found.fronts[0].waiting == (0, 2)
+
+
+def test_where_no_device_has_begun_nobody_is_behind() -> None:
+    found = judged(reduces(DONE, LATER), reduces(DONE, LATER))
+    assert found
+    assert (found.cause, found.fronts[0].behind) == ("all", ())
+
+
+def test_groups_that_devices_take_in_another_order_are_a_circle() -> None:
+    one = reduces(IN, group="a") + reduces(LATER, group="b")
+    other = reduces(IN, group="b") + reduces(LATER, group="a")
+    found = judged(one, other, groups={"a": (0, 1), "b": (0, 1)})
+    assert found
+    assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
+
+
 def test_where_some_are_through_the_others_are_told() -> None:
     found = judged(reduces(DONE, DONE), reduces(DONE, IN))
     assert found
@@ -221,6 +242,14 @@ def test_gloos_dumps_without_one_ranks_stand_at_the_last_call() -> None:
     found = judged(reduces(LATER, LATER), None, reduces(LATER, LATER), backend="gloo")
     assert found
     assert (found.cause, found.culprits, found.fronts[0].number) == ("silent", (1,), 2)
+
+
+def test_a_trace_that_ends_within_a_call_names_who_never_called_it() -> None:
+    timed = [call(span=(0, 9), number=0)]
+    cut = [*timed, call(issued_ns=20, number=1, state="started")]
+    found = judged(cut, timed, cut, backend="gloo")
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
 
 
 def test_a_job_that_came_to_its_end_did_not_hang() -> None:

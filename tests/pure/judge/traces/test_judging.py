@@ -28,9 +28,14 @@ def test_ranks_that_are_not_there_are_named() -> None:
 
 
 def test_what_readers_lost_is_added_up_over_ranks() -> None:
-    lost = Lost("no group", calls=2, nbytes=1024)
-    found = lacks(trace(TIMED, TIMED, lost=(lost,)))
-    assert found["lost: no group"].startswith("4 calls of 2 KiB, ranks 0,1:")
+    made = trace(TIMED, TIMED)
+    ranks = tuple(
+        replace(rank, lost=(Lost(f"no group (dump_{rank.rank}: record 3)", calls=2, nbytes=1024),))
+        for rank in made.ranks
+    )
+    found = lacks(Trace("", ranks))
+    told = found["lost: no group (dump_0: record 3)"]
+    assert told.startswith("4 calls of 2 KiB, ranks 0,1:")
 
 
 @pytest.mark.parametrize(

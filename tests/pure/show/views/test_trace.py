@@ -85,6 +85,14 @@ def test_a_circle_is_told_rank_by_rank() -> None:
     )
 
 
+def test_a_rank_whose_device_is_behind_is_told() -> None:
+    behind = [USUAL[0], replace(USUAL[1], state="scheduled")]
+    assert words(USUAL, behind, USUAL) == (
+        "rank 1 called all_reduce #2 of 4 MiB float on world (0-2), but its device has not begun"
+        " it: what was given to the device before has not ended; ranks 0,2 wait since 08:03:07 UTC"
+    )
+
+
 def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
     assert words(USUAL, USUAL).endswith("and none is through: a device, a link, or the job ran on")
     through = [USUAL[0], replace(USUAL[1], state="completed")]
