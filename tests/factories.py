@@ -23,6 +23,7 @@ from collbench.records.types import End, Pairing, RankInfo, Record, Run, RunFile
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
+from collbench.workload.traces.types import Call, RankTrace, Trace
 
 ENVIRONMENT = {  # a machine that nobody else uses, so that 5 % matter
     "kernel": "6.1.0",
@@ -240,6 +241,39 @@ def experiment(
         end = End(exit=0, ended="")
         files.append(RunFile(run=about, worlds=worlds, records=records, end=end, path=Path(side)))
     return files[0], files[1]
+
+
+# traces
+
+
+def call(kind: str = "all_reduce", nbytes: int = 1 << 20, span: Any = (), **fields: Any) -> Call:
+    """A call of floats, with a sum where it reduces and root 0 where it has one, under way from
+    begin to end of ``span`` in ns."""
+    row = COLLECTIVES.get(kind)
+    own = {"op": "sum" if row and row.reduces else "none", "root": 0 if row and row.rooted else -1}
+    own |= {"begins_ns": span[0], "issued_ns": span[0], "ends_ns": span[1]} if span else {}
+    return Call(**{"kind": kind, "nbytes": nbytes, "dtype": "float", **own, **fields})
+
+
+def calls_of(*names: Any, group: str = "", first: int = 1, **fields: Any) -> list[Call]:
+    """Calls of these kinds on a group, numbered; a kind may come with fields of its own."""
+    found = []
+    for number, name in enumerate(names, first):
+        kind, own = name if isinstance(name, tuple) else (name, {})
+        found.append(call(kind, **{"group": group, "number": number, **fields, **own}))
+    return found
+
+
+def trace(*programs: Sequence[Call] | None, form: str = "made up", **fields: Any) -> Trace:
+    """A trace of a rank for each program, in their order, None for one that is missing; ``fields``
+    are those of every rank. Ranks without a host are on one."""
+    given = {"host": "node0", "world": len(programs), **fields}
+    found = [
+        RankTrace(rank=rank, calls=tuple(calls), **given)
+        for rank, calls in enumerate(programs)
+        if calls is not None
+    ]
+    return Trace(form, tuple(found))
 
 
 # nights

@@ -47,6 +47,10 @@ COMMANDS = {
         "collbench.cli.workload:workload",
         "Run a training step's communication and computation; or count it, and predict it.",
     ),
+    "trace": (
+        "collbench.cli.trace:trace",
+        "Say what is in a job's traces: operations, late ranks, exposed time, and who hung it.",
+    ),
     "fit": (
         "collbench.cli.fit:fit",
         "Fit latency and bandwidth of the model to recorded runs.",

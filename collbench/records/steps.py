@@ -118,7 +118,7 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     spans = [_under_way(program, operations, k) for k in range(count)]
     waits = [
         _parted(
-            [_union(each[at] for at in of) for of in places.values()],
+            [union(each[at] for at in of) for of in places.values()],
             _waiting(program, operations, k),
         )
         for k, each in enumerate(spans)
@@ -134,7 +134,7 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
                 len(ops),
                 sum(op.nbytes for op in ops),
                 sum(op.sent(len(members), members.index(0)) for op in ops),
-                stats.median([_length(_union(each[at] for at in of)) for each in spans]),
+                stats.median([length(union(each[at] for at in of)) for each in spans]),
                 stats.median([each[number] for each in waits]),
                 sum(alone) if len(alone) == len(ops) else None,
             )
@@ -153,7 +153,7 @@ def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], f
         if op.communicates and count:
             places.setdefault((op.phase, op.group), []).append(at)
     return {
-        key: stats.median([_length(_union(each[at] for at in of)) for each in spans])
+        key: stats.median([length(union(each[at] for at in of)) for each in spans])
         for key, of in places.items()
     }
 
@@ -180,7 +180,7 @@ def operations(program: Program, seen: Sequence[Operation]) -> list[Timed]:
         if not op.communicates or not count or not all(times.ends_ns):
             continue
         spans = [*zip(times.begins_ns, times.ends_ns, strict=True)]
-        still = [_common(_union([span]), wait) for span, wait in zip(spans, waits, strict=True)]
+        still = [common(union([span]), wait) for span, wait in zip(spans, waits, strict=True)]
         took = [end - begin for begin, end in spans]
         alone = _alone(program, seen, op)
         found.append(
@@ -225,7 +225,7 @@ def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans
         for at, op in enumerate(program.ops)
         if op.kind == "wait" or (op.communicates and op.wait == "call")
     )
-    return _union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
+    return union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
 
 
 def _under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
@@ -314,7 +314,8 @@ def _alone(program: Program, operations: Sequence[Operation], op: Op) -> Sequenc
     )
 
 
-def _union(spans: Iterable[tuple[int, int]]) -> Spans:
+def union(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Spans that may overlap, as what at least one of them covers."""
     found: Spans = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
@@ -324,13 +325,13 @@ def _union(spans: Iterable[tuple[int, int]]) -> Spans:
     return found
 
 
-def _length(spans: Spans) -> int:
+def length(spans: Spans) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def _common(some: Spans, others: Spans) -> int:
+def common(some: Spans, others: Spans) -> int:
     """How long both are under way."""
-    return _length(some) + _length(others) - _length(_union([*some, *others]))
+    return length(some) + length(others) - length(union([*some, *others]))
 
 
 def step_of(file: RunFile, case: Case) -> Step | None:

@@ -4,7 +4,7 @@ the time of its operations goes. On a terminal and in a report."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -383,7 +383,7 @@ SHOWN = {"computation": "#4269d0", "communication": "#ff725c", "waiting": "#9c9c
 def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
     """The last step that was watched, a row for each rank's computation and waits and one for each
     of the groups that it talks to."""
-    bars: dict[str, list[tuple[str, int, int, str]]] = {kind: [] for kind in SHOWN}
+    bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
     for rank, ops in enumerate(seen[:RANKS]):
         for op, times in zip(step.program(rank).ops, ops, strict=True):
             if not times.ends_ns or not times.ends_ns[-1]:
@@ -392,26 +392,30 @@ def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Fi
             kind = "computation" if op.kind == "compute" else kind
             row = f"rank {rank}" + (f", {op.group or 'world'}" if op.communicates else "")
             bars[kind].append((row, times.begins_ns[-1], times.ends_ns[-1], op.source or op.words))
+    words = "One step: when each operation was under way, and when the program stood still."
+    kept = {kind: thinned(found) for kind, found in bars.items()}
+    return timeline(f"{title}: one step", words, kept, "ms after the step's begin")
+
+
+Bar = tuple[str, int, int, str]  # its row, when it begins and ends in ns, and what it is
+
+
+def timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
+    """What was under way when: bars of each kind in SHOWN."""
     rows = sorted({bar[0] for each in bars.values() for bar in each}, reverse=True)
-    data = [_bars(kind, thinned(found)) for kind, found in bars.items() if found]
+    data = [_bars(kind, found) for kind, found in bars.items() if found]
     layout = {
         "barmode": "overlay",
-        "xaxis": {"title": {"text": "ms after the step's begin"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
         "yaxis": {"categoryorder": "array", "categoryarray": rows},
     }
-    words = "One step: when each operation was under way, and when the program stood still."
     height = 160 + 34 * len(rows)
     return Figure(
-        name="timeline",
-        title=f"{title}: one step",
-        words=words,
-        data=data,
-        layout=layout,
-        height=height,
+        name="timeline", title=title, words=words, data=data, layout=layout, height=height
     )
 
 
-def _bars(kind: str, found: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
+def _bars(kind: str, found: Sequence[Bar]) -> dict[str, Any]:
     return {
         "type": "bar",
         "orientation": "h",

@@ -1,0 +1,1 @@
+"""Traces judged: what ranks did together, what is lost, where time goes, and who hung a job."""

@@ -1,0 +1,181 @@
+"""A trace judged: all that it tells of a job, and what it does not tell."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.text import counted, size
+from collbench.judge.traces import times
+from collbench.judge.traces.hung import Hang, hang
+from collbench.judge.traces.joined import Joined, Meeting, join
+from collbench.judge.traces.times import Clock, Exposed, Late, Part, Share, Traffic
+from collbench.workload.files import spelled
+from collbench.workload.traces.types import Lost, Trace
+
+
+class Lack(NamedTuple):
+    """What a trace does not tell, and what follows from that or may be done."""
+
+    what: str
+    so: str
+
+
+class Judged(NamedTuple):
+    """All that is told of a trace. ``disagreements`` are those that did not hang the job."""
+
+    trace: Trace
+    joined: Joined
+    hang: Hang | None
+    disagreements: tuple[Meeting, ...]
+    lacks: tuple[Lack, ...]
+    clock: Clock
+    parts: tuple[Part, ...]
+    traffic: tuple[Traffic, ...]
+    late: tuple[Late, ...]
+    exposed: tuple[Exposed, ...]
+    shares: tuple[Share, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks of the job that the trace does not have."""
+        return tuple(sorted({*range(self.trace.world)} - {rank.rank for rank in self.trace.ranks}))
+
+    @property
+    def steps(self) -> int:
+        """Iterations that are marked on all ranks."""
+        return min((len(rank.steps or rank.marked) for rank in self.trace.ranks), default=0)
+
+
+def judge(trace: Trace) -> Judged:
+    """What a trace tells."""
+    joined = join(trace)
+    stuck = hang(trace, joined)
+    at = {(front.group, front.number) for front in stuck.fronts if front.odd} if stuck else set()
+    apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
+    parts = times.parts(joined)
+    clock = times.clock(trace, joined)
+    made = Judged(
+        trace,
+        joined,
+        stuck,
+        tuple(apart),
+        (),
+        clock,
+        tuple(parts),
+        tuple(times.traffic(trace, parts)),
+        tuple(times.late(joined, clock.shared)),
+        tuple(times.exposed(trace)),
+        tuple(times.imbalance(joined)),
+    )
+    return made._replace(lacks=(*_losses(trace), *_files(made), *_calls(made), *_told(made)))
+
+
+def _losses(trace: Trace) -> Iterator[Lack]:
+    """What readers could not use, by the reason, with the first place where it is."""
+    found: dict[str, list[tuple[int, Lost]]] = defaultdict(list)
+    for rank in trace.ranks:
+        for lost in rank.lost:
+            why, _, place = lost.why.rpartition(" (")
+            found[why if why and place.endswith(")") else lost.why].append((rank.rank, lost))
+    for each in sorted(found.values(), key=lambda each: -sum(lost.calls for _, lost in each)):
+        calls, nbytes = sum(e.calls for _, e in each), sum(e.nbytes for _, e in each)
+        of = f" of {size(nbytes)}" if nbytes else ""
+        told = f"{counted(calls, 'call')}{of}, " if calls else ""
+        ranks = sorted({rank for rank, _ in each})
+        yield Lack(
+            f"lost: {each[0][1].why}", f"{told}{_ranks(ranks)}: left out of all that is told"
+        )
+
+
+def _files(made: Judged) -> Iterator[Lack]:
+    """Ranks that are not there, and clocks."""
+    if made.missing:
+        yield Lack(
+            f"no trace of {_ranks(made.missing)}, of {made.trace.world}",
+            "give their files, too: what others wait for them is not seen",
+        )
+    if len(made.trace.ranks) == 1:
+        yield Lack(
+            "one rank only",
+            "its times have in them what it waited for others; who is late is not known",
+        )
+    if not made.clock.shared:
+        yield Lack(
+            f"no common clock: {made.clock.why}",
+            "only times of one rank are set against each other; the last to come is the rank on"
+            " which an operation takes least",
+        )
+
+
+def _calls(made: Judged) -> Iterator[Lack]:
+    """Calls that are there, and not whole."""
+    every = (*made.joined.meetings, *made.joined.messages)
+    untimed = sum(meeting.taken is None for meeting in every)
+    if every and untimed == len(every):
+        yield Lack("no times of operations", "what they take is not known: sizes and order only")
+    elif untimed:
+        yield Lack(f"no times of {untimed:,} of {counted(len(every), 'operation')}", "left out")
+    if made.joined.by_order:
+        yield Lack(
+            f"operations of {_listed(made.joined.by_order)} have no numbers",
+            "those of different ranks are joined by their order",
+        )
+    if unknown := [group.label for group in made.joined.groups if not group.known]:
+        yield Lack(
+            f"who is in {_listed(unknown)} is not told",
+            "those seen in it are taken for its members",
+        )
+    calls = [(each.kind, each) for meeting in every for each in meeting.calls.values()]
+    if whole := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
+        yield Lack(
+            f"no splits of {counted(whole, 'all_to_allv call')}",
+            "taken for even where bytes are counted; their imbalance is not known",
+        )
+    rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
+    if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
+        yield Lack(f"no root of {counted(number, 'call')}", "ranks are not compared in that")
+    if made.joined.alone:
+        yield Lack(
+            f"{counted(made.joined.alone, 'message')} without their other half",
+            "the other rank's trace begins later or ends earlier",
+        )
+
+
+def _told(made: Judged) -> Iterator[Lack]:
+    """Iterations, computation, and where ranks' traces end."""
+    if not made.steps:
+        yield Lack("no iterations are marked", "what is told is of the whole trace")
+    if any(each.how == "" for each in made.exposed):
+        yield Lack("neither computation nor waits have times", "exposed communication is not known")
+    if made.hang is None:
+        for label, ranks in _short(made.joined).items():
+            yield Lack(
+                f"operations on {label} that others have and {_ranks(ranks)} not",
+                "a trace that was taken for less long, or lost calls",
+            )
+
+
+def _short(joined: Joined) -> dict[str, list[int]]:
+    """Ranks by the label of a group on which their last operation is before that of others."""
+    last: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+    for meeting in joined.meetings:
+        of = last[meeting.group.label, meeting.group.ranks]
+        for rank in meeting.calls:
+            of[rank] = max(meeting.number, of.get(rank, -1))
+    found: dict[str, list[int]] = defaultdict(list)
+    for (label, _), of in last.items():
+        found[label] += [rank for rank, number in of.items() if number < max(of.values())]
+    return {label: sorted({*ranks}) for label, ranks in found.items() if ranks}
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spelled(ranks)}"
+
+
+def _listed(labels: Sequence[str]) -> str:
+    named = list(dict.fromkeys(labels))
+    more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+    return f"{', '.join(named[:5])}{more}"

@@ -1,0 +1,358 @@
+"""Times of a trace: what operations take across ranks, who comes late to them, and how much of a
+rank's communication nothing hides."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
+from collbench.records import stats
+from collbench.records.steps import Spans, common, length, union
+from collbench.workload.step import POINT_TO_POINT, Op
+from collbench.workload.traces.types import Call, Interval, RankTrace, Trace
+
+
+def last_to_come(meeting: Meeting, shared: bool) -> int | None:
+    """The rank that came last, where that can be told: of an operation that no rank leaves before
+    all have come; of clocks that are not shared, the rank on which it takes least."""
+    if len(meeting.calls) < 2 or not synchronising(meeting) or meeting.taken is None:
+        return None
+    came = {r: call.begins_ns if shared else -call.took_ns for r, call in meeting.calls.items()}
+    return max(came, key=lambda rank: came[rank])
+
+
+class Part(NamedTuple):
+    """Operations of a kind on groups of one label, in one phase; of the rank that sends most,
+    ``ops`` of them, their sizes' sum ``nbytes``, and the bytes ``sent`` that it has to send at
+    least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are sums over all
+    ``timed`` of them; ``busbw`` is GB/s while they transfer, None where that is not known."""
+
+    phase: str
+    group: str
+    kind: str
+    members: int
+    ops: int
+    nbytes: int
+    sent: float
+    total: float
+    timed: int
+    transfer: int
+    wait: int
+    busbw: float | None
+
+
+def parts(joined: Joined) -> list[Part]:
+    """In order of first use."""
+    found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
+    every = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
+    for meeting in every:
+        call = meeting.call
+        found[call.phase, meeting.group.label, _kind(call)].append(meeting)
+    return [_part(*key, of) for key, of in found.items()]
+
+
+def _kind(call: Call) -> str:
+    return "send/recv" if call.kind in POINT_TO_POINT else call.kind
+
+
+def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
+    ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
+    for meeting in of:
+        n = len(meeting.group.ranks)
+        for rank, call in meeting.calls.items():
+            key = n, call.kind, call.nbytes, call.dtype
+            if call.sends or key not in known:
+                least = sent(meeting.group, rank, call)
+                known |= {} if call.sends else {key: least}
+            else:
+                least = known[key]
+            sums = ranks[rank]
+            sums[0] += least
+            sums[1] += call.nbytes
+            sums[2] += 1
+    most = max(ranks.values())
+    timed = [meeting for meeting in of if meeting.taken]
+    transfer = sum(meeting.taken.transfer for meeting in timed if meeting.taken)
+    moved = sum(_carried(meeting) for meeting in timed)
+    return Part(
+        phase,
+        group,
+        kind,
+        max(len(meeting.group.ranks) for meeting in of),
+        int(most[2]),
+        int(most[1]),
+        most[0],
+        sum(sums[0] for sums in ranks.values()),
+        len(timed),
+        transfer,
+        sum(meeting.taken.wait for meeting in timed if meeting.taken),
+        moved / transfer if transfer and moved else None,
+    )
+
+
+def sent(group: Group, rank: int, call: Call) -> float:
+    """Bytes that a rank has to send at least for a call; as if all blocks were equal, where their
+    lengths are not known."""
+    kind = "all_to_all" if call.kind == "all_to_allv" and not call.sends else call.kind
+    op = Op(kind=kind, nbytes=call.nbytes, dtype=call.dtype, sends=call.sends)
+    place = group.ranks.index(rank) if call.sends and rank in group.ranks else 0
+    return op.sent(len(group.ranks), place)
+
+
+def _carried(meeting: Meeting) -> float:
+    """Bytes that busbw reckons with."""
+    call, n = meeting.call, len(meeting.group.ranks)
+    if call.kind in POINT_TO_POINT or n < 2:
+        return call.nbytes
+    if call.kind == "all_to_allv":
+        return max(max(each) for each in exchanged(meeting).values())
+    return COLLECTIVES[call.kind].busbw(n) * call.nbytes
+
+
+def exchanged(meeting: Meeting) -> dict[int, tuple[int, int]]:
+    """Bytes that each rank sends and gets in an all_to_allv, those to itself among them; what it
+    gets by what the others send, where only these tell."""
+    itemsize = DTYPES[meeting.call.dtype].size
+    ranks = meeting.group.ranks
+    rows = {rank: call.sends for rank, call in meeting.calls.items()}
+    whole = {*ranks} <= rows.keys() and all(len(row) == len(ranks) for row in rows.values())
+    found = {}
+    for rank, call in meeting.calls.items():
+        gets = sum(call.receives) * itemsize
+        if whole and not call.receives:
+            gets = sum(rows[other][ranks.index(rank)] for other in ranks) * itemsize
+        sends = sum(call.sends) * itemsize if call.sends else call.nbytes
+        found[rank] = sends, gets
+    return found
+
+
+class Traffic(NamedTuple):
+    """Bytes that ranks have to send on groups of one label in one phase: the busiest rank, and all
+    that are in the trace; ``share`` of all phases and groups; ``busy`` ns, while operations of
+    theirs were under way on a rank, the mean over ranks, None where that is not known."""
+
+    phase: str
+    group: str
+    ops: int
+    sent: float
+    total: float
+    share: float
+    busy: float | None
+
+
+def traffic(trace: Trace, found: Iterable[Part]) -> list[Traffic]:
+    """In order of first use."""
+    of: dict[tuple[str, str], list[Part]] = defaultdict(list)
+    for part in found:
+        of[part.phase, part.group].append(part)
+    whole = sum(part.total for each in of.values() for part in each)
+    under_way = _under_way(trace)
+    return [
+        Traffic(
+            *key,
+            sum(part.ops for part in each),
+            sum(part.sent for part in each),
+            total := sum(part.total for part in each),
+            total / whole if whole else 0.0,
+            under_way.get(key),
+        )
+        for key, each in of.items()
+    ]
+
+
+def _under_way(trace: Trace) -> dict[tuple[str, str], float]:
+    spans: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank in trace.ranks:
+        own: dict[tuple[str, str], list[Interval]] = defaultdict(list)
+        groups = groups_of(rank)
+        for _, call in communicating(rank):
+            if call.took_ns >= 0:
+                own[call.phase, groups[call.group].label].append((call.begins_ns, call.ends_ns))
+        for key, each in own.items():
+            spans[key].append(length(union(each)))
+    return {key: sum(each) / len(each) for key, each in spans.items()}
+
+
+class Clock(NamedTuple):
+    """Whether times of different ranks may be set against each other, and why not."""
+
+    shared: bool
+    why: str = ""
+
+
+def clock(trace: Trace, joined: Joined) -> Clock:
+    """One clock where all ranks are on one host and nothing speaks against it: no rank leaves an
+    all_reduce before the last one has come."""
+    hosts = {rank.host for rank in trace.ranks}
+    if len(trace.ranks) < 2:
+        return Clock(True)
+    if hosts == {""}:
+        return Clock(False, "the trace does not tell on which hosts ranks were")
+    if len(hosts) > 1:
+        return Clock(False, f"ranks were on {len(hosts)} hosts")
+    for meeting in joined.meetings:
+        calls = meeting.calls.values()
+        if not (synchronising(meeting) and meeting.taken):
+            continue
+        if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
+            return Clock(False, "a rank leaves an operation before another one comes to it")
+    return Clock(True)
+
+
+def synchronising(meeting: Meeting) -> bool:
+    """Whether no rank can leave it before all have come."""
+    return all(
+        call.kind in COLLECTIVES and COLLECTIVES[call.kind].synchronising
+        for call in meeting.calls.values()
+    )
+
+
+class Late(NamedTuple):
+    """A rank of a group, in the ``ops`` that no rank leaves before all have come: how often it was
+    the ``last`` one to come, how late it is in the middle of all (``by`` ns after the first), and
+    how much later than all others in sum (``cost``). ``surely``: it is last more often than by
+    chance, and by more than is little."""
+
+    group: Group
+    rank: int
+    ops: int
+    last: int
+    by: float
+    cost: int
+    surely: bool
+
+
+def late(joined: Joined, shared: bool) -> list[Late]:
+    """Ranks by what their being late costs; of clocks that are not shared read off how long an
+    operation takes on each rank, as the last one to come waits for nobody."""
+    of: dict[Group, list[Meeting]] = defaultdict(list)
+    for meeting in joined.meetings:
+        if synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
+            of[meeting.group].append(meeting)
+    found = [each for group, meetings in of.items() for each in _late(group, meetings, shared)]
+    return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))
+
+
+def _late(group: Group, meetings: Sequence[Meeting], shared: bool) -> Iterator[Late]:
+    ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
+    meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
+    if not meetings:
+        return
+    calls = [[meeting.calls[rank] for meeting in meetings] for rank in ranks]
+    took = np.array([[call.took_ns for call in each] for each in calls], dtype=float)
+    begins = np.array([[call.begins_ns for call in each] for each in calls])
+    starts = (begins - begins.min(axis=0)).astype(float) if shared else ()
+    came = np.asarray(starts) if shared else took.max(axis=0) - took
+    ordered = np.sort(came, axis=0)
+    ahead = ordered[-1] - ordered[-2]
+    last = (came == ordered[-1]) & (ahead > 0)
+    named = stats.straggler(took, starts)
+    for at, (rank, by) in enumerate(zip(ranks, stats.lateness(took, starts), strict=True)):
+        times = last[at]
+        yield Late(
+            group, rank, len(meetings), int(times.sum()), by, int(ahead[times].sum()), at == named
+        )
+
+
+How = Literal["computation", "waits", ""]
+
+
+class Exposed(NamedTuple):
+    """Where a rank's time goes, in ns of a mean iteration, or of the whole trace where none is
+    marked: ``communication`` under way, ``computation``, ``exposed``: communication while nothing
+    is computed, or, where the trace does not tell when that is, waits for it (``how``), None where
+    it tells neither; ``neither`` of the two, where the trace tells of both."""
+
+    rank: int
+    window: float
+    communication: float
+    computation: float
+    exposed: float | None
+    neither: float
+    how: How
+
+
+def exposed(trace: Trace) -> list[Exposed]:
+    """One for each rank of which times are known."""
+    return [each for rank in trace.ranks if (each := _exposed(rank))]
+
+
+def _exposed(rank: RankTrace) -> Exposed | None:
+    talks = union(
+        (call.begins_ns, call.ends_ns) for _, call in communicating(rank) if call.took_ns >= 0
+    )
+    if not talks:
+        return None
+    computing = (call for call in rank.calls if call.kind == "compute" and call.took_ns > 0)
+    computes = union([*rank.busy, *((call.begins_ns, call.ends_ns) for call in computing)])
+    still = union(_waits(rank))
+    windows = union(rank.steps) or [(min(talks + computes)[0], max(s[1] for s in talks + computes))]
+    count = max(1, len(rank.steps))
+    within = [common(spans, windows) for spans in (talks, computes, still)]
+    both = common(_cut(talks, windows), computes)
+    how: How = "computation" if computes else "waits" if still else ""
+    shown = {"computation": (within[0] - both) / count, "waits": within[2] / count, "": None}[how]
+    rest = length(windows) - within[0] - within[1] + both if computes else 0
+    window, talked, computed = (ns / count for ns in (length(windows), *within[:2]))
+    return Exposed(rank.rank, window, talked, computed, shown, rest / count, how)
+
+
+def _cut(spans: Spans, windows: Spans) -> Spans:
+    """The parts of spans that lie in the windows; both apart from each other, in order."""
+    found, at = [], 0
+    for begin, end in spans:
+        while at < len(windows) and windows[at][1] <= begin:
+            at += 1
+        for low, high in windows[at:]:
+            if low >= end:
+                break
+            found.append((max(begin, low), min(end, high)))
+    return found
+
+
+def _waits(rank: RankTrace) -> Iterator[Interval]:
+    """When the program stood still: in waits, and in calls that hold it up."""
+    for call in rank.calls:
+        if call.kind == "wait" or (call.waits and call.kind not in ("compute", "mark")):
+            begin = call.begins_ns if call.kind == "wait" else call.issued_ns
+            begin = begin if begin >= 0 else max(call.issued_ns, call.begins_ns)
+            if 0 <= begin <= call.ends_ns:
+                yield begin, call.ends_ns
+
+
+class Share(NamedTuple):
+    """A rank's part of the all_to_allvs of its group: bytes it sends and gets in all, those to
+    itself among them, each over the mean of all ranks' (``sends`` and ``gets``)."""
+
+    group: Group
+    rank: int
+    ops: int
+    sent: int
+    received: int
+    sends: float
+    gets: float
+
+
+def imbalance(joined: Joined) -> list[Share]:
+    """Ranks by what they get; of exchanges whose splits are known of all ranks."""
+    of: dict[Group, list[dict[int, tuple[int, int]]]] = defaultdict(list)
+    for meeting in joined.meetings:
+        whole = len(meeting.calls) == len(meeting.group.ranks)
+        told = whole and all(call.sends for call in meeting.calls.values())
+        if told and meeting.call.kind == "all_to_allv":
+            of[meeting.group].append(exchanged(meeting))
+    found = [share for group, each in of.items() for share in _shares(group, each)]
+    return sorted(found, key=lambda share: -share.received)
+
+
+def _shares(group: Group, each: Sequence[Mapping[int, tuple[int, int]]]) -> Iterator[Share]:
+    sums = np.array([[table[rank] for rank in group.ranks] for table in each]).sum(axis=0)
+    over = sums / np.maximum(1, sums.mean(axis=0))
+    for rank, (out, into), (sends, gets) in zip(group.ranks, sums, over, strict=True):
+        yield Share(group, rank, len(each), int(out), int(into), float(sends), float(gets))

@@ -1,0 +1,335 @@
+"""A job that stands still, in words: who hung it, where each group stands, and the calls around the
+one that it stands at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.text import counted, size
+from collbench.judge.traces.hung import Front, Hang, through
+from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
+from collbench.judge.traces.judging import Judged
+from collbench.show.document import Line, Table
+from collbench.workload.files import spelled
+from collbench.workload.step import POINT_TO_POINT
+from collbench.workload.traces.types import Call, RankTrace
+
+BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
+GROUPS = 12  # that are shown
+EPOCH = 10**17  # ns: less is no time of day
+
+
+def sentence(found: Hang) -> str:
+    """Who hung the job, and in what."""
+    return {
+        "missing": _missing,
+        "silent": _silent,
+        "other": _other,
+        "circle": _circle,
+        "behind": _behind,
+        "some": _some,
+        "all": _all,
+        "follows": _all,
+    }[found.cause](found)
+
+
+def _missing(found: Hang) -> str:
+    front = found.fronts[0]
+    called = tuple(rank for rank in found.culprits if rank in front.missing)
+    gone = tuple(rank for rank in found.culprits if rank in front.silent)
+    also = f", there is no trace of {ranks(gone)}" if gone else ""
+    half = {"send": "the recv for ", "recv": "the send for "}.get(front.call.kind, "")
+    return f"{ranks(called)} never called {half}{operation(front)}{also}{_others(front)}"
+
+
+def _silent(found: Hang) -> str:
+    front = found.fronts[0]
+    plural = len(found.culprits) > 1
+    why = "they crashed, or their files" if plural else "it crashed, or its file"
+    return (
+        f"there is no trace of {ranks(found.culprits)}, and {_waiting(front)} in"
+        f" {operation(front)}{_since(front)}: {why} {'are' if plural else 'is'} not among these"
+    )
+
+
+def _other(found: Hang) -> str:
+    front = found.fronts[0]
+    told = "; ".join(
+        f"{ranks(of)} called {words}" for words, of in _alike(front.odd, front.group).items()
+    )
+    usual = tuple(
+        rank for rank in (*front.waiting, *front.behind, *front.done) if rank not in front.odd
+    )
+    where = f"as #{front.number} on {place(front.group)}"
+    if not usual:
+        return f"ranks disagree {where}: {told}"
+    return f"{told} {where}, where {ranks(usual)} called {said(front.call, front.group)}"
+
+
+def _circle(found: Hang) -> str:
+    pairs = zip(found.culprits, (*found.culprits[1:], found.culprits[0]), strict=True)
+    told = []
+    for rank, other in pairs:
+        fronts = (each for each in found.fronts if rank in each.waiting and other in each.blamed)
+        front = next(fronts, found.fronts[0])
+        told.append(f"rank {rank} waits in {operation(front)} for rank {other}")
+    return f"deadlock: {', '.join(told)}"
+
+
+def _behind(found: Hang) -> str:
+    front = found.fronts[0]
+    its = "its device has" if len(found.culprits) == 1 else "their devices have"
+    return (
+        f"{ranks(found.culprits)} called {operation(front)}, but {its} not begun it: what was"
+        f" given to the device before has not ended; {_waiting(front)}{_since(front)}"
+    )
+
+
+def _some(found: Hang) -> str:
+    front = found.fronts[0]
+    return (
+        f"{ranks(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
+        f" {operation(front)}{_since(front)}, which {ranks(front.done)} completed: a device or a"
+        " link, or the job ran on"
+    )
+
+
+def _all(found: Hang) -> str:
+    front = found.fronts[0]
+    return (
+        f"{ranks(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
+        f" {operation(front)}{_since(front)}, and none is through: a device, a link, or the job"
+        " ran on"
+    )
+
+
+def ranks(of: Sequence[int]) -> str:
+    """Ranks in words: rank 3, ranks 0-2,4."""
+    return f"rank {of[0]}" if len(of) == 1 else f"ranks {spelled(sorted(of))}"
+
+
+def place(group: Group) -> str:
+    """A group with its ranks: dp (0-7)."""
+    return f"{group.label} ({spelled(group.ranks)})"
+
+
+def said(call: Call, group: Group) -> str:
+    """A call as messages name it: all_reduce of 4 MiB float, sum, root 0."""
+    if call.kind in COLLECTIVES and not COLLECTIVES[call.kind].moves_data:
+        return call.kind
+    told = f"{call.kind} of {size(call.nbytes)} {call.dtype}"
+    if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
+        way = "to" if call.kind == "send" else "from"
+        return f"{told} {way} rank {group.ranks[call.peer]}"
+    return f"{told}, root {call.root}" if call.root >= 0 else told
+
+
+def operation(front: Front) -> str:
+    """An operation with its number and group: all_reduce #57 of 4 MiB float on dp (0-7)."""
+    told = said(front.call, front.group)
+    if front.number >= 0 and front.call.kind not in POINT_TO_POINT:
+        told = told.replace(front.call.kind, f"{front.call.kind} #{front.number}", 1)
+    return f"{told} on {place(front.group)}"
+
+
+def _waiting(front: Front) -> str:
+    others = front.waiting
+    return f"{ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
+
+
+def _others(front: Front) -> str:
+    """Who waits in it, and since when."""
+    number = len(front.waiting)
+    if not number:
+        return f", which {ranks(front.done)} completed" if front.done else ""
+    who = ranks(front.waiting) if number == 1 else counted(number, "other")
+    return f", which {who} wait{'s' * (number == 1)} in{_since(front)}"
+
+
+def _since(front: Front) -> str:
+    if front.since_ns < EPOCH:
+        return ""
+    return f" since {datetime.fromtimestamp(front.since_ns // 10**9, UTC):%H:%M:%S} UTC"
+
+
+def when(ns: int) -> str:
+    """A time of day: 12:03:07.250."""
+    if ns < EPOCH:
+        return "-"
+    second, rest = divmod(ns, 10**9)
+    return f"{datetime.fromtimestamp(second, UTC):%H:%M:%S}.{rest // 10**6:03}"
+
+
+def _alike(calls: Mapping[int, Call], group: Group) -> dict[str, list[int]]:
+    """Ranks by the words of their call."""
+    found: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        found.setdefault(said(call, group), []).append(rank)
+    return found
+
+
+def tables(judged: Judged) -> list[Table]:
+    """Where each group stands, what the culprits did last, and the calls around the first."""
+    found = judged.hang
+    if found is None:
+        return []
+    return [_fronts(found), *_last(judged, found), _around(judged, found.fronts[0])]
+
+
+def _fronts(found: Hang) -> Table:
+    lines = [
+        Line(
+            (
+                operation(front),
+                _some_ranks(front.waiting),
+                _some_ranks(front.behind),
+                _some_ranks(front.missing),
+                _some_ranks(front.silent),
+                _some_ranks(tuple(front.odd)),
+                _some_ranks(front.done),
+                when(front.since_ns),
+            )
+        )
+        for front in found.fronts[:GROUPS]
+    ]
+    more = len(found.fronts) - GROUPS
+    return Table(
+        name="fronts",
+        title="Where each group stands",
+        heads=(
+            "stands at",
+            "in it",
+            "not begun",
+            "never called",
+            "no trace",
+            "odd",
+            "through",
+            "since",
+        ),
+        lines=lines,
+        align="wllllll",
+        dropped=("not begun", "odd", "through", "no trace"),
+        note="times are UTC" + f"; {counted(more, 'group')} more stand still" * (more > 0),
+    )
+
+
+def _some_ranks(of: Sequence[int]) -> str:
+    return spelled(sorted(of)) if of else "-"
+
+
+def _last(judged: Judged, found: Hang) -> list[Table]:
+    """What the culprits called last, and when."""
+    there = {rank.rank: rank for rank in judged.trace.ranks}
+    lines = [Line(_did_last(there[rank])) for rank in found.culprits[:GROUPS] if rank in there]
+    heads = ("rank", "called last", "at", "state", "from")
+    table = Table(name="last", title="What they did last", heads=heads, lines=lines, align="rwllw")
+    return [table] if lines else []
+
+
+def _did_last(rank: RankTrace) -> tuple[str, ...]:
+    calls = [call for _, call in communicating(rank)]
+    if not calls:
+        return str(rank.rank), "nothing", "-", "-", "-"
+    call = max(calls, key=lambda each: max(each.issued_ns, each.begins_ns))
+    group = groups_of(rank)[call.group]
+    number = f" #{call.number}" if call.number >= 0 else ""
+    told = said(call, group).replace(call.kind, f"{call.kind}{number}", 1)
+    at = when(max(call.issued_ns, call.begins_ns))
+    state = "completed" if through(call) else call.state or "-"
+    return str(rank.rank), f"{told} on {group.label}", at, state, call.source or "-"
+
+
+def _around(judged: Judged, front: Front) -> Table:
+    """The operations of a group before and after the one at which it stands."""
+    low, high = front.number - BEFORE, front.number + AFTER
+    near = [
+        meeting
+        for meeting in judged.joined.meetings
+        if low <= meeting.number <= high and meeting.group == front.group
+    ]
+    lines = [Line(_called(meeting, meeting.number == front.number)) for meeting in near]
+    gloo = any("gloo" in rank.backend for rank in judged.trace.ranks)
+    return Table(
+        name="calls",
+        title=f"Calls of {place(front.group)}, one by one",
+        heads=("#", "operation", "called by", "completed by", "first called", "from"),
+        lines=lines,
+        align="rwlllw",
+        dropped=("from", "first called"),
+        note="> is where it stands"
+        + "; Gloo's recorder does not tell which calls have completed" * gloo,
+    )
+
+
+def _called(meeting: Meeting, here: bool) -> tuple[str, ...]:
+    kinds = "; ".join(
+        words if len(of) == len(meeting.calls) else f"{words} ({ranks(of)})"
+        for words, of in _alike(meeting.calls, meeting.group).items()
+    )
+    done = [rank for rank, call in meeting.calls.items() if through(call)]
+    issued = [call.issued_ns for call in meeting.calls.values() if call.issued_ns >= 0]
+    return (
+        f"{'> ' * here}{meeting.number}",
+        kinds,
+        _some_ranks([*meeting.calls]),
+        _some_ranks(done),
+        when(min(issued, default=-1)),
+        meeting.call.source or "-",
+    )
+
+
+def disagreements(found: Iterable[Meeting]) -> Table:
+    """The first operation of each group in which ranks do not call the same."""
+    lines = [
+        Line(
+            (
+                place(meeting.group),
+                str(meeting.number),
+                "; ".join(
+                    f"{ranks(of)}: {words}" for words, of in _alike(calls, meeting.group).items()
+                ),
+                said(meeting.call, meeting.group) if len(calls) < len(meeting.calls) else "-",
+            )
+        )
+        for meeting in found
+        if (calls := meeting.odd)
+    ]
+    return Table(
+        name="disagreements",
+        title="Ranks that disagree",
+        heads=("group", "#", "called", "the others"),
+        lines=lines,
+        align="lrww",
+        note="the first such operation of each group: kind, size, datatype, root and reduction are"
+        " the same on all ranks of it",
+    )
+
+
+def values(found: Hang) -> dict[str, Any]:
+    """A job that stands still, as programs read it."""
+    return {
+        "cause": found.cause,
+        "ranks": list(found.culprits),
+        "words": sentence(found),
+        "groups": [
+            {
+                "group": front.group.label,
+                "members": list(front.group.ranks),
+                "number": front.number,
+                "operation": said(front.call, front.group),
+                "waiting": list(front.waiting),
+                "not_begun": list(front.behind),
+                "missing": list(front.missing),
+                "no_trace": list(front.silent),
+                "not_told": list(front.unknown),
+                "completed": list(front.done),
+                "other": {str(rank): said(c, front.group) for rank, c in front.odd.items()},
+                "all_completed": front.before,
+                "since_ns": front.since_ns,
+            }
+            for front in found.fronts
+        ],
+    }

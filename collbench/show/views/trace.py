@@ -1,0 +1,482 @@
+"""A trace as a document: what is in it, what is not, what operations take across ranks, where
+ranks' time goes, and who hung the job."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from collbench.core.text import bandwidth, counted, duration, size
+from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
+from collbench.judge.traces.judging import Judged
+from collbench.judge.traces.times import last_to_come
+from collbench.show.document import (
+    Block,
+    Document,
+    Figure,
+    Line,
+    Section,
+    Table,
+    Weight,
+    toned,
+)
+from collbench.show.figures import thinned
+from collbench.show.views import hung
+from collbench.show.views.steps import RANKS, SHOWN, Bar, timeline
+from collbench.workload.files import spelled
+from collbench.workload.step import LOCAL
+from collbench.workload.traces.reading import FORMS
+from collbench.workload.traces.types import Call, Interval, RankTrace
+
+TOP = 10  # lines of a table on a terminal of which a page has more
+LISTED = 1000  # operations that are listed one by one, and lines of a page's table
+BARS = 600  # of each kind, of a timeline
+FIRST = 200  # calls of a rank that are drawn where no iteration is marked
+
+
+class Headline(NamedTuple):
+    """What there is to know first."""
+
+    words: str
+    weight: Weight
+
+
+def document(judged: Judged) -> Document:
+    """All that a trace tells, for every medium."""
+    head = headline(judged)
+    about = _about(judged)
+    found = _tables(judged)
+    brief: list[Block] = [toned(head.words, head.weight, strong=True), about]
+    for table in chain(*found.values()):
+        brief += ["", toned(table.title, strong=True), _shortened(table)]
+        brief += [toned(table.note, "quiet")] if table.note else []
+    return Document(
+        title=f"Trace of {_form(judged)}",
+        verdict=head.words,
+        weight=head.weight,
+        runs=[about],
+        brief=brief,
+        sections=_sections(judged, found),
+        values={"schema": 1, "verdict": head.words, **values(judged)},
+        rows=[part._asdict() for part in judged.parts],
+    )
+
+
+def headline(judged: Judged) -> Headline:
+    """Who hung the job; else where ranks disagree; else who comes late."""
+    if judged.hang:
+        return Headline(hung.sentence(judged.hang), "bad" if judged.hang.named else "notice")
+    if judged.disagreements:
+        first = judged.disagreements[0]
+        where = f"#{first.number} of {hung.place(first.group)}"
+        return Headline(f"ranks disagree on operation {where}", "bad")
+    if late := next((each for each in judged.late if each.surely), None):
+        return Headline(
+            f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"
+            f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
+            "notice",
+        )
+    return Headline("ranks agree on what they do together, and none stands still", "good")
+
+
+def _about(judged: Judged) -> str:
+    trace = judged.trace
+    steps = counted(judged.steps, "iteration") if judged.steps else "no iteration marked"
+    return (
+        f"{_form(judged)}: {len(trace.ranks):,} of {counted(trace.world, 'rank')}, {steps},"
+        f" {counted(len(judged.joined.meetings), 'operation')} and"
+        f" {counted(len(judged.joined.messages), 'message')} on"
+        f" {counted(len(judged.joined.groups), 'group')}"
+    )
+
+
+def _form(judged: Judged) -> str:
+    """The trace's format in words."""
+    form = judged.trace.form
+    return FORMS[form].title if form in FORMS else form
+
+
+def _tables(judged: Judged) -> dict[str, list[Table]]:
+    """Those that have lines, by the section that they are in."""
+    apart = [hung.disagreements(judged.disagreements)] if judged.disagreements else []
+    made = {
+        "hang": [*hung.tables(judged), *apart],
+        "operations": [_parts(judged), _traffic(judged)],
+        "ranks": [_late(judged), _exposed(judged), _shares(judged)],
+        "content": [_groups(judged), _lacks(judged)],
+    }
+    return {name: [table for table in each if table.lines] for name, each in made.items()}
+
+
+def _shortened(table: Table) -> Table:
+    """A table without its title and note, which stand beside it, and with as many lines as are read
+    on a terminal."""
+    more = len(table.lines) - TOP
+    long = more > 0 and table.name in ("late", "exposed", "shares", "groups")
+    heads = table.heads
+    rest = Line((f"and {more:,} more", *("" for _ in heads[1:])))
+    return Table(
+        heads=heads,
+        lines=[*table.lines[:TOP], rest] if long else table.lines,
+        align=table.align,
+        dropped=table.dropped,
+    )
+
+
+def _groups(judged: Judged) -> Table:
+    """A line for each label of groups."""
+    of: dict[str, list[Group]] = defaultdict(list)
+    for group in judged.joined.groups:
+        of[group.label].append(group)
+    lines = []
+    for label, groups in of.items():
+        sizes = sorted({len(group.ranks) for group in groups})
+        some = ";".join(spelled(group.ranks) for group in groups[:4])
+        more = f" and {len(groups) - 4} more" * (len(groups) > 4)
+        lines.append(Line((label, f"{len(groups):,}", "/".join(map(str, sizes)), f"{some}{more}")))
+    return Table(
+        name="groups",
+        title="Groups",
+        heads=("group", "number", "ranks each", "ranks"),
+        lines=lines,
+        align="lrrw",
+    )
+
+
+def _lacks(judged: Judged) -> Table:
+    lines = [Line((lack.what, lack.so)) for lack in judged.lacks]
+    lines += [Line((f"assumed: {each}", "")) for each in judged.trace.assumptions]
+    return Table(
+        name="lacks",
+        title="What the trace does not tell",
+        heads=("", "so"),
+        lines=lines,
+        align="ww",
+    )
+
+
+def _parts(judged: Judged) -> Table:
+    """A line for each kind of operation on each group in each phase."""
+    several = any(part.phase for part in judged.parts)
+    lines = [
+        Line(
+            (
+                *([part.phase] if several else []),
+                f"{part.group} of {part.members}",
+                part.kind,
+                f"{part.ops:,}",
+                size(part.nbytes),
+                size(part.sent),
+                *_taken(part.timed, part.transfer, part.wait),
+                bandwidth(part.busbw),
+            )
+        )
+        for part in judged.parts
+    ]
+    heads = ("group", "operation", "ops", "size", "sent", "transfer", "waits", "busbw\nGB/s")
+    return Table(
+        name="operations",
+        title="Operations",
+        heads=(*(["phase"] if several else []), *heads),
+        lines=lines,
+        align="lll" if several else "ll",
+        dropped=("sent", "ops"),
+        note="ops, size and sent: of the rank that sends most; transfer: sum over operations of the"
+        " least that any rank's took; waits: of how much longer the longest took; busbw: while they"
+        " transfer",
+    )
+
+
+def _taken(timed: int, transfer: float, wait: float) -> tuple[str, str]:
+    return (duration(transfer), duration(wait)) if timed else ("-", "-")
+
+
+def _traffic(judged: Judged) -> Table:
+    several = any(each.phase for each in judged.traffic)
+    lines = [
+        Line(
+            (
+                *([each.phase] if several else []),
+                each.group,
+                size(each.sent),
+                size(each.total),
+                f"{each.share:.0%}",
+                duration(each.busy),
+            )
+        )
+        for each in judged.traffic
+    ]
+    heads = ("group", "sent a rank", "all ranks", "share", "under way")
+    return Table(
+        name="traffic",
+        title="Bytes by group and phase" if several else "Bytes by group",
+        heads=(*(["phase"] if several else []), *heads),
+        lines=lines if len(lines) > 1 else [],
+        align="ll" if several else "l",
+        dropped=("all ranks",),
+        note="what has to be sent at least; under way: the mean over ranks, of at least one"
+        " operation",
+    )
+
+
+def _late(judged: Judged) -> Table:
+    lines = [
+        Line(
+            (
+                toned(f"{each.rank}", "notice" if each.surely else ""),
+                hung.place(each.group),
+                f"{each.last:,} of {each.ops:,}",
+                duration(each.by),
+                duration(each.cost),
+            )
+        )
+        for each in judged.late[:LISTED]
+        if each.last
+    ]
+    told = "when operations begin" if judged.clock.shared else "how long operations take"
+    return Table(
+        name="late",
+        title="Ranks that come last",
+        heads=("rank", "group", "last", "after the first", "costs"),
+        lines=lines,
+        align="rl",
+        note="only operations that no rank leaves before all have come; after the first: in the"
+        f" middle of all; costs: how much later than all others, in sum; by {told}",
+    )
+
+
+def _exposed(judged: Judged) -> Table:
+    ordered = sorted(judged.exposed, key=lambda each: -(each.exposed or 0.0))
+    computes = any(each.how == "computation" for each in ordered)
+    known = any(each.how for each in ordered)
+    lines = []
+    for each in ordered[:LISTED]:
+        share = "-" if each.exposed is None else f"{each.exposed / max(1.0, each.window):.0%}"
+        cells = (
+            str(each.rank),
+            duration(each.window),
+            duration(each.communication),
+            *((duration(each.exposed), share) if known else ()),
+            *((duration(each.computation), duration(each.neither)) if computes else ()),
+        )
+        lines.append(Line(cells))
+    heads: tuple[str, ...] = ("rank", "time", "communication")
+    heads += ("exposed", "of the time") if known else ()
+    heads += ("computation", "neither") if computes else ()
+    marked = any(rank.steps for rank in judged.trace.ranks)
+    unit = "a mean iteration" if marked else "the whole trace"
+    by = "communication while nothing is computed" if computes else "waits of the program for it"
+    return Table(
+        name="exposed",
+        title="Where ranks' time goes",
+        heads=heads,
+        lines=lines,
+        align="r",
+        dropped=("neither",),
+        note=f"of {unit}{f'; exposed: {by}' * known}",
+    )
+
+
+def _shares(judged: Judged) -> Table:
+    lines = [
+        Line(
+            (
+                str(each.rank),
+                hung.place(each.group),
+                f"{each.ops:,}",
+                size(each.sent),
+                f"{each.sends:.2f}",
+                size(each.received),
+                f"{each.gets:.2f}",
+            )
+        )
+        for each in judged.shares[:LISTED]
+    ]
+    return Table(
+        name="shares",
+        title="Balance of all_to_allv",
+        heads=("rank", "group", "ops", "sends", "x mean", "gets", "x mean"),
+        lines=lines,
+        align="rl",
+        note="what ranks keep is counted; x mean: over the mean of all ranks of the group",
+    )
+
+
+# pages
+
+
+TITLES = {
+    "hang": "Where the job stands still",
+    "operations": "Operations",
+    "ranks": "Ranks",
+    "content": "What is in the trace",
+}
+
+
+def _sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
+    sections = []
+    for name, tables in found.items():
+        figures: list[Figure] = []
+        if name == "operations":
+            drawn = _timeline(judged)
+            figures = [drawn] if drawn else []
+            tables = [*tables, *_each(judged)]  # noqa: PLW2901 - those of a page
+        if tables or figures:
+            made = Section(name=name, title=TITLES[name], words=[], figures=figures, tables=tables)
+            sections.append(made)
+    return sections
+
+
+def _each(judged: Judged) -> list[Table]:
+    """The first operations one by one."""
+    lines = [
+        Line(
+            (
+                str(each["number"]),
+                each["group"],
+                each["operation"],
+                each["phase"],
+                duration(each["transfer"]),
+                duration(each["wait"]),
+                "-" if each["last"] is None else str(each["last"]),
+                each["source"],
+            )
+        )
+        for each in _one_by_one(judged)
+    ]
+    table = Table(
+        name="each",
+        title="Each operation",
+        heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
+        lines=lines,
+        align="rlllrrrl",
+        note=f"of {counted(len(judged.joined.meetings), 'operation')} the first {len(lines):,}",
+        folded=True,
+    )
+    return [table] if lines else []
+
+
+def _one_by_one(judged: Judged) -> list[dict[str, Any]]:
+    """The first operations: what they took across ranks, and who came last."""
+    found = []
+    for meeting in judged.joined.meetings[:LISTED]:
+        took, call = meeting.taken, meeting.call
+        told = {
+            "number": meeting.number,
+            "group": meeting.group.label,
+            "members": list(meeting.group.ranks),
+            "operation": hung.said(call, meeting.group),
+            "phase": call.phase,
+            "transfer": took and took.transfer,
+            "wait": took and took.wait,
+            "last": last_to_come(meeting, judged.clock.shared),
+            "source": call.source,
+        }
+        found.append(told)
+    return found
+
+
+def _timeline(judged: Judged) -> Figure | None:
+    """The first iteration of the first ranks; None where the trace has no times."""
+    ranks = judged.trace.ranks[:RANKS]
+    windows = {rank.rank: _first(rank) for rank in ranks}
+    begins = [begin for begin, end in windows.values() if end > begin]
+    if not begins:
+        return None
+    bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
+    for rank in ranks:
+        low, high = windows[rank.rank]
+        zero = min(begins) if judged.clock.shared else low
+        for kind, row, begin, end, what in _under_way(rank):
+            if low <= begin < high:
+                bars[kind].append((row, begin - zero, end - zero, what))
+    kept = {kind: thinned(found, BARS) for kind, found in bars.items()}
+    of = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
+    clock = "" if judged.clock.shared else " Each rank's begin is 0, as ranks share no clock."
+    return timeline(
+        f"Timeline of {of}",
+        f"When operations were under way, and when ranks computed or waited.{clock}",
+        kept,
+        "ms",
+    )
+
+
+def _first(rank: RankTrace) -> Interval:
+    """The time in which the first iteration is, or the first calls."""
+    if rank.steps:
+        return rank.steps[0]
+    spans = [(begin, end) for _, _, begin, end, _ in _under_way(rank)][:FIRST]
+    return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0)
+
+
+def _under_way(rank: RankTrace) -> Iterable[tuple[str, str, int, int, str]]:
+    """What is drawn of a rank: its kind, row, begin, end and words."""
+    own = f"rank {rank.rank}"
+    groups = groups_of(rank)
+    for _, call in communicating(rank):
+        if call.took_ns >= 0:
+            group = groups[call.group]
+            row = f"{own}, {group.label}"
+            yield (
+                "communication",
+                row,
+                call.begins_ns,
+                call.ends_ns,
+                call.source or hung.said(call, group),
+            )
+    for call in rank.calls:
+        if call.kind in LOCAL and call.took_ns > 0:
+            kind = "computation" if call.kind == "compute" else "waiting"
+            yield kind, own, call.begins_ns, call.ends_ns, call.source or call.kind
+    for begin, end in rank.busy:
+        yield "computation", own, begin, end, "computation"
+
+
+# JSON
+
+
+def values(judged: Judged) -> dict[str, Any]:
+    """A trace as programs read it; times in ns, None where they are not known."""
+    trace = judged.trace
+    return {
+        "format": trace.form,
+        "world": trace.world,
+        "ranks": [rank.rank for rank in trace.ranks],
+        "missing": list(judged.missing),
+        "iterations": judged.steps,
+        "shared_clock": judged.clock.shared,
+        "groups": [
+            {"group": group.label, "name": group.name, "ranks": list(group.ranks)}
+            for group in judged.joined.groups
+        ],
+        "lacks": [lack._asdict() for lack in judged.lacks],
+        "assumptions": list(trace.assumptions),
+        "hang": hung.values(judged.hang) if judged.hang else None,
+        "disagreements": [_apart(meeting) for meeting in judged.disagreements],
+        "operations": [part._asdict() for part in judged.parts],
+        "each": _one_by_one(judged),
+        "traffic": [each._asdict() for each in judged.traffic],
+        "late": [_labelled(each) for each in judged.late],
+        "exposed": [each._asdict() for each in judged.exposed],
+        "balance": [_labelled(each) for each in judged.shares],
+    }
+
+
+def _labelled(each: Any) -> dict[str, Any]:
+    """A row's fields, with its group as it is called."""
+    return {**each._asdict(), "group": each.group.label, "members": list(each.group.ranks)}
+
+
+def _apart(meeting: Meeting) -> dict[str, Any]:
+    def words(calls: Sequence[tuple[int, Call]]) -> dict[str, str]:
+        return {str(rank): hung.said(call, meeting.group) for rank, call in calls}
+
+    return {
+        "group": meeting.group.label,
+        "members": list(meeting.group.ranks),
+        "number": meeting.number,
+        "calls": words([*meeting.calls.items()]),
+        "odd": sorted(meeting.odd),
+    }

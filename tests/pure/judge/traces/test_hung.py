@@ -1,0 +1,261 @@
+"""Who hung a job, of dumps that are made up: each has one cause, which is to be named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from factories import call, calls_of, trace
+from msgspec.structs import replace
+
+from collbench.judge.traces.hung import Hang, hang
+from collbench.judge.traces.joined import join
+from collbench.workload.traces.types import Call, Lost, Trace
+
+DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
+GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
+
+
+def reduces(*states: dict[str, Any], **fields: Any) -> list[Call]:
+    return calls_of(*(("all_reduce", state) for state in states), **fields)
+
+
+def judged(*programs: Sequence[Call] | None, **fields: Any) -> Hang | None:
+    made = trace(*programs, backend=fields.pop("backend", "nccl"), **fields)
+    return hang(made, join(made))
+
+
+def of_groups(*programs: Sequence[Call], **fields: Any) -> Hang | None:
+    """Of ranks that are in the groups that they call something on, and in those of GROUPS."""
+    made = trace(*programs, backend="nccl", **fields)
+    ranks = tuple(
+        replace(rank, groups={k: v for k, v in GROUPS.items() if rank.rank in v})
+        for rank in made.ranks
+    )
+    return hang(found := Trace("", ranks), join(found))
+
+
+def test_the_rank_that_never_called_what_others_wait_in_is_named() -> None:
+    found = judged(reduces(DONE, IN), reduces(DONE), reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+    (front,) = found.fronts
+    assert (front.number, front.before) == (2, 1)
+    assert (front.waiting, front.missing) == ((0, 2), (1,))
+
+
+def test_since_when_is_told_by_the_first_that_waits() -> None:
+    waiting = [reduces({**IN, "issued_ns": ns}) for ns in (70, 50)]
+    found = judged(waiting[0], [], waiting[1])
+    assert found
+    assert found.fronts[0].since_ns == 50
+
+
+def test_calls_that_wait_behind_the_first_are_not_where_a_group_stands() -> None:
+    found = judged(reduces(DONE, IN, LATER, LATER), reduces(DONE))
+    assert found
+    assert found.fronts[0].number == 2
+
+
+def test_a_rank_without_a_dump_is_told_from_one_that_never_called() -> None:
+    found = judged(reduces(DONE, IN), None, reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits) == ("silent", (1,))
+    assert found.fronts[0].missing == ()
+
+
+def test_a_rank_that_crashed_is_named_beside_one_that_came_not_so_far() -> None:
+    found = judged(reduces(DONE, IN), None, reduces(DONE))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1, 2))
+
+
+def test_the_rank_that_called_another_size_is_named() -> None:
+    odd = calls_of(("all_reduce", {**IN, "nbytes": 8}))
+    found = judged(reduces(IN), odd, reduces(IN))
+    assert found
+    assert (found.cause, found.culprits) == ("other", (1,))
+
+
+def test_what_did_not_keep_a_job_from_going_on_is_not_what_hung_it() -> None:
+    odd = calls_of(("all_reduce", {**DONE, "nbytes": 8}), ("all_reduce", IN))
+    found = judged(reduces(DONE, IN), odd, reduces(DONE))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+
+
+def test_a_rank_that_itself_waits_elsewhere_is_no_culprit() -> None:
+    found = of_groups(
+        reduces(IN, group="a"),  # waits for rank 1
+        reduces(IN, group="b"),  # which waits for rank 2
+        calls_of(("all_reduce", DONE), group="b", first=0),
+    )
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+    assert [front.group.name for front in found.fronts] == ["b", "a"]
+
+
+def test_ranks_that_wait_for_each_other_are_a_circle() -> None:
+    found = of_groups(
+        reduces(DONE, IN, group="a") + reduces(DONE, group="c"),
+        reduces(DONE, IN, group="b") + reduces(DONE, group="a"),
+        reduces(DONE, IN, group="c") + reduces(DONE, group="b"),
+    )
+    assert found
+    assert found.cause == "circle"
+    assert sorted(found.culprits) == [0, 1, 2]
+
+
+def test_a_circle_that_others_wait_for_does_not_have_them_in_it() -> None:
+    made = trace(
+        reduces(DONE, IN, group="a") + reduces(DONE, group="b"),
+        reduces(DONE, IN, group="b") + reduces(DONE, group="a") + reduces(DONE, group="c"),
+        reduces(DONE, IN, group="c"),
+        backend="nccl",
+    )
+    groups = {"a": (0, 1), "b": (0, 1), "c": (1, 2)}
+    ranks = tuple(
+        replace(rank, groups={k: v for k, v in groups.items() if rank.rank in v})
+        for rank in made.ranks
+    )
+    found = hang(made := Trace("", ranks), join(made))
+    assert found
+    assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
+
+
+def test_where_all_are_in_it_nobody_is_named() -> None:
+    found = judged(reduces(DONE, IN), reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits, found.named) == ("all", (0, 1), False)
+
+
+def test_a_rank_whose_device_has_not_begun_what_others_have_is_named() -> None:
+    found = judged(reduces(DONE, IN), reduces(DONE, LATER), reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits) == ("behind", (1,))
+    assert found.fronts[0].waiting == (0, 2)
+
+
+def test_where_no_device_has_begun_nobody_is_behind() -> None:
+    found = judged(reduces(DONE, LATER), reduces(DONE, LATER))
+    assert found
+    assert (found.cause, found.fronts[0].behind) == ("all", ())
+
+
+def test_groups_that_devices_take_in_another_order_are_a_circle() -> None:
+    one = reduces(IN, group="a") + reduces(LATER, group="b")
+    other = reduces(IN, group="b") + reduces(LATER, group="a")
+    found = judged(one, other, groups={"a": (0, 1), "b": (0, 1)})
+    assert found
+    assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
+
+
+def test_where_some_are_through_the_others_are_told() -> None:
+    found = judged(reduces(DONE, DONE), reduces(DONE, IN))
+    assert found
+    assert (found.cause, found.culprits, found.named) == ("some", (1,), False)
+
+
+def test_a_receive_that_nobody_sends_to_waits_for_that_rank() -> None:
+    waits = call("recv", peer=1, **IN)
+    found = judged([*reduces(DONE), waits], reduces(DONE))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+
+
+def test_a_message_that_both_are_in_is_for_nobody() -> None:
+    found = judged(
+        [*reduces(DONE), call("recv", peer=1, **IN)], [*reduces(DONE), call("send", peer=0, **IN)]
+    )
+    assert found
+    assert (found.cause, found.culprits) == ("all", (0, 1))
+    assert len(found.fronts) == 1
+
+
+def test_a_send_that_has_ended_before_its_receive_is_not_missing() -> None:
+    sent = call("send", peer=0, **DONE)
+    found = judged([*reduces(DONE), call("recv", peer=1, **IN)], [*reduces(DONE), sent])
+    assert found
+    assert (found.cause, found.culprits) == ("all", (0,))
+
+
+def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:
+    lost = Lost("its buffer kept the last calls only", calls=7)
+    found = judged([*reduces(DONE), call("recv", peer=1, **IN)], reduces(DONE), lost=(lost,))
+    assert found
+    assert not found.named
+
+
+def test_a_rank_that_waits_for_a_message_is_no_culprit_elsewhere() -> None:
+    found = judged(
+        reduces(DONE, IN),
+        [*reduces(DONE), call("recv", peer=2, **IN)],
+        reduces(DONE),
+    )
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+
+
+def test_a_dump_that_lost_its_beginning_is_no_call_that_is_missing() -> None:
+    found = judged(reduces(DONE, DONE, IN), calls_of(("all_reduce", IN), first=3))
+    assert found
+    assert found.fronts[0].number == 3
+    assert found.cause == "all"
+
+
+def test_a_dump_without_any_call_of_a_group_accuses_nobody_unless_it_goes_back_so_far() -> None:
+    late = calls_of(("all_reduce", {**DONE, "issued_ns": 900}), group="b", first=60)
+    early = calls_of(("all_reduce", {**DONE, "issued_ns": 100}), group="b", first=60)
+    waits = calls_of(("all_reduce", {**IN, "issued_ns": 500}), group="a", first=40)
+    unknown, known = of_groups(waits, late, late), of_groups(waits, early, early)
+    assert unknown
+    assert unknown.fronts[0].unknown == (1,)
+    assert known
+    assert (known.cause, known.culprits) == ("missing", (1,))
+
+
+def test_a_rank_that_called_nothing_at_all_is_named() -> None:
+    found = judged(reduces(IN), [], reduces(IN))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+
+
+def test_gloos_dumps_in_which_all_is_scheduled_name_who_lacks_a_call() -> None:
+    found = judged(reduces(LATER, LATER), reduces(LATER), backend="gloo")
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+    assert found.fronts[0].before == 1
+
+
+def test_gloos_dumps_of_ranks_that_called_the_same_show_nothing() -> None:
+    assert judged(reduces(LATER, LATER), reduces(LATER, LATER), backend="gloo") is None
+
+
+def test_gloos_dumps_name_who_called_another_size() -> None:
+    odd = calls_of(("all_reduce", {**LATER, "nbytes": 8}))
+    found = judged(reduces(LATER), odd, reduces(LATER), backend="gloo")
+    assert found
+    assert (found.cause, found.culprits) == ("other", (1,))
+
+
+def test_gloos_dumps_without_one_ranks_stand_at_the_last_call() -> None:
+    found = judged(reduces(LATER, LATER), None, reduces(LATER, LATER), backend="gloo")
+    assert found
+    assert (found.cause, found.culprits, found.fronts[0].number) == ("silent", (1,), 2)
+
+
+def test_a_trace_that_ends_within_a_call_names_who_never_called_it() -> None:
+    timed = [call(span=(0, 9), number=0)]
+    cut = [*timed, call(issued_ns=20, number=1, state="started")]
+    found = judged(cut, timed, cut, backend="gloo")
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+
+
+def test_a_job_that_came_to_its_end_did_not_hang() -> None:
+    assert judged(reduces(DONE, DONE), reduces(DONE, DONE)) is None
+
+
+def test_traces_that_end_apart_did_not_hang() -> None:
+    timed = [call(span=(0, 9)), call(span=(9, 20))]
+    assert judged(timed, timed[:1]) is None

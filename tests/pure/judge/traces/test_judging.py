@@ -1,0 +1,84 @@
+"""What a trace does not tell is told, with what follows."""
+
+from __future__ import annotations
+
+import pytest
+from factories import call, calls_of, trace
+from msgspec.structs import replace
+
+from collbench.judge.traces.judging import judge
+from collbench.workload.traces.types import Lost, Trace
+
+TIMED = [call(span=(0, 10), number=1)]
+
+
+def lacks(made: Trace) -> dict[str, str]:
+    return {lack.what: lack.so for lack in judge(made).lacks}
+
+
+def test_a_trace_that_tells_all_lacks_nothing() -> None:
+    made = trace(TIMED, TIMED, busy=((0, 5),), steps=((0, 10),))
+    assert judge(made).lacks == ()
+
+
+def test_ranks_that_are_not_there_are_named() -> None:
+    made = trace(TIMED, None, None, TIMED)
+    assert judge(made).missing == (1, 2)
+    assert "no trace of ranks 1,2, of 4" in lacks(made)
+
+
+def test_what_readers_lost_is_added_up_over_ranks() -> None:
+    made = trace(TIMED, TIMED)
+    ranks = tuple(
+        replace(rank, lost=(Lost(f"no group (dump_{rank.rank}: record 3)", calls=2, nbytes=1024),))
+        for rank in made.ranks
+    )
+    found = lacks(Trace("", ranks))
+    told = found["lost: no group (dump_0: record 3)"]
+    assert told.startswith("4 calls of 2 KiB, ranks 0,1:")
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (calls_of("all_reduce"), "no times of operations"),
+        ([*TIMED, *calls_of("barrier", first=2)], "no times of 1 of 2 operations"),
+        ([call(span=(0, 10))], "operations of world have no numbers"),
+        (calls_of("all_reduce", group="x"), "who is in x is not told"),
+        (calls_of("all_to_allv"), "no splits of 2 all_to_allv calls"),
+        (calls_of("broadcast", root=-1), "no root of 2 calls"),
+        ([call("send", peer=1)], "2 messages without their other half"),
+        (TIMED, "no iterations are marked"),
+        (TIMED, "neither computation nor waits have times"),
+    ],
+)
+def test_what_is_not_told_is_told(program: list, words: str) -> None:  # type: ignore[type-arg]
+    other = [replace(each, peer=0) if each.peer == 1 else each for each in program]
+    assert words in lacks(trace(program, other))
+
+
+def test_one_rank_alone_tells_nothing_of_others() -> None:
+    assert "one rank only" in lacks(trace(TIMED))
+
+
+def test_clocks_that_are_not_one_are_told() -> None:
+    assert any(what.startswith("no common clock") for what in lacks(trace(TIMED, TIMED, host="")))
+
+
+def test_ranks_whose_trace_ends_before_others_are_told() -> None:
+    longer = [*TIMED, call(span=(10, 20), number=2)]
+    assert "operations on world that others have and rank 1 not" in lacks(trace(longer, TIMED))
+
+
+def test_a_disagreement_that_hung_the_job_is_told_once() -> None:
+    usual = calls_of("all_reduce", state="started")
+    found = judge(trace(usual, calls_of("all_gather", state="started"), usual, backend="nccl"))
+    assert found.hang
+    assert found.disagreements == ()
+
+
+def test_a_disagreement_of_a_job_that_went_on_is_told() -> None:
+    usual = calls_of("all_reduce")
+    found = judge(trace(usual, calls_of("all_gather"), usual))
+    assert found.hang is None
+    assert [meeting.number for meeting in found.disagreements] == [1]

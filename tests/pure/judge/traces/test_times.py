@@ -1,0 +1,216 @@
+"""Times of a trace, against examples that were reckoned by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from factories import call, calls_of, trace
+from msgspec.structs import replace
+
+from collbench.judge.traces import times
+from collbench.judge.traces.joined import Joined, join
+from collbench.workload.traces.types import Call, Trace
+
+# two all_reduces of 1200 B: rank 2 comes to the first 90 ns after rank 0, to the second 10 ns
+SPANS = (((0, 100), (200, 230)), ((40, 100), (200, 230)), ((90, 100), (210, 230)))
+
+
+def reduced(spans: Any = SPANS) -> Trace:
+    return trace(*([call(nbytes=1200, span=span) for span in of] for of in spans))
+
+
+def joined(spans: Any = SPANS) -> Joined:
+    return join(reduced(spans))
+
+
+def test_a_transfer_takes_the_least_over_ranks_and_waits_are_what_others_take_more() -> None:
+    found = [meeting.taken for meeting in joined().meetings]
+    assert found == [(10, 90), (20, 10)]
+
+
+def test_an_operation_of_which_a_rank_has_no_times_has_none() -> None:
+    (meeting,) = join(trace([call(span=(0, 1))], [call()])).meetings
+    assert meeting.taken is None
+
+
+def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
+    (part,) = times.parts(joined())
+    assert (part.ops, part.nbytes, part.members) == (2, 2400, 3)
+    assert (part.sent, part.total) == (3200, 9600)  # 2 (n-1)/n of the size, of each rank
+    assert (part.transfer, part.wait, part.timed) == (30, 100, 2)
+    assert part.busbw == pytest.approx(3200 / 30)
+
+
+def test_groups_of_one_label_count_as_one_rank_has_them() -> None:
+    labels = {"5": "tp", "6": "tp"}
+    of = [("5", (0, 1)), ("5", (0, 1)), ("6", (2, 3)), ("6", (2, 3))]
+    made = trace(*(calls_of("all_gather", nbytes=800, group=name) for name, _ in of))
+    ranks = tuple(
+        replace(rank, groups={name: members}, described=labels)
+        for rank, (name, members) in zip(made.ranks, of, strict=True)
+    )
+    (part,) = times.parts(join(Trace("", ranks)))
+    assert (part.group, part.ops, part.nbytes) == ("tp", 1, 800)
+    assert part.total == 4 * 400
+
+
+def test_messages_take_the_lesser_of_both_sides() -> None:
+    programs = [[call("send", 800, (0, 50), peer=1)], [call("recv", 800, (30, 50), peer=0)]]
+    (part,) = times.parts(join(trace(*programs)))
+    assert (part.kind, part.transfer, part.wait, part.busbw) == ("send/recv", 20, 30, 40)
+    assert (part.sent, part.total) == (800, 800)
+
+
+def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
+    programs = [
+        [call("all_to_allv", 16, (0, 10), sends=(1, 3))],
+        [call("all_to_allv", 32, (0, 10), sends=(2, 6))],
+    ]
+    (part,) = times.parts(join(trace(*programs)))
+    assert part.busbw == 36 / 10  # rank 1 gets 3 + 6 floats
+    assert part.total == 4 * (3 + 2)  # what ranks keep is not sent
+
+
+def test_what_a_group_and_a_phase_send_is_a_share_of_all() -> None:
+    made = trace(*[[call(nbytes=300, phase="a"), call("all_gather", 1200, phase="b")]] * 2)
+    found = times.traffic(made, times.parts(join(made)))
+    assert [(each.phase, each.total, each.share) for each in found] == [
+        ("a", 600, 1 / 3),
+        ("b", 1200, 2 / 3),
+    ]
+
+
+def test_operations_that_overlap_are_under_way_once() -> None:
+    made = trace(*[[call(span=(0, 30)), call(span=(20, 40))]] * 2)
+    (found,) = times.traffic(made, times.parts(join(made)))
+    assert found.busy == 40
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_who_comes_last_is_told_by_begins_and_by_durations_alike(shared: bool) -> None:
+    found = {each.rank: each for each in times.late(joined(), shared)}
+    assert [found[rank].last for rank in range(3)] == [0, 0, 2]
+    assert [found[rank].by for rank in range(3)] == [0, 20, 50]  # medians of 0 0, 40 0, 90 10
+    assert [found[rank].cost for rank in range(3)] == [0, 0, 50 + 10]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_of_one_operation_the_last_to_come_is_told(shared: bool) -> None:
+    assert [times.last_to_come(meeting, shared) for meeting in joined().meetings] == [2, 2]
+
+
+def test_nobody_is_last_to_what_ranks_leave_as_they_like() -> None:
+    (meeting,) = join(trace([call("broadcast", span=(0, 9))], [call("broadcast")])).meetings
+    assert times.last_to_come(meeting, True) is None
+
+
+def test_the_rank_whose_being_late_costs_most_is_first() -> None:
+    assert next(each.rank for each in times.late(joined(), True)) == 2
+
+
+def test_a_rank_is_called_late_only_where_chance_would_not_make_it_so() -> None:
+    often = [[span for _ in range(12) for span in of] for of in SPANS]
+    assert not any(each.surely for each in times.late(joined(), True))
+    assert [each.rank for each in times.late(joined(often), True) if each.surely] == [2]
+
+
+def test_operations_that_a_rank_may_leave_before_others_come_tell_of_nobody() -> None:
+    made = trace(*([call("broadcast", span=span) for span in of] for of in SPANS))
+    assert times.late(join(made), True) == []
+
+
+def test_ranks_of_one_host_share_a_clock() -> None:
+    made = reduced()
+    assert times.clock(made, join(made)).shared
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [(("a", "b", "b"), "on 2 hosts"), (("", "", ""), "does not tell on which hosts")],
+)
+def test_ranks_of_other_hosts_share_none(hosts: tuple[str, ...], words: str) -> None:
+    made = reduced()
+    ranks = tuple(replace(r, host=host) for r, host in zip(made.ranks, hosts, strict=True))
+    found = times.clock(Trace("", ranks), joined())
+    assert not found.shared
+    assert words in found.why
+
+
+def test_a_rank_that_leaves_before_another_comes_shows_another_clock() -> None:
+    made = reduced([((0, 100),), ((101, 110),), ((0, 100),)])
+    assert "leaves an operation before" in times.clock(made, join(made)).why
+
+
+def spent(calls: list[Call], **fields: Any) -> times.Exposed:
+    (found,) = times.exposed(trace(calls, **fields))
+    return found
+
+
+TALK = [call(span=(10, 30)), call(span=(50, 70))]
+
+
+def test_exposed_is_communication_while_nothing_is_computed() -> None:
+    found = spent(TALK, busy=((0, 20), (60, 80)), steps=((0, 100),))
+    assert (found.window, found.communication, found.computation) == (100, 40, 40)
+    assert (found.exposed, found.neither, found.how) == (20, 40, "computation")
+
+
+def test_computation_may_be_calls() -> None:
+    found = spent([*TALK, call("compute", span=(0, 20)), call("compute", span=(60, 80))])
+    assert (found.window, found.exposed) == (80, 20)
+
+
+def test_times_are_those_of_a_mean_iteration() -> None:
+    found = spent(TALK, busy=((0, 20), (60, 80)), steps=((0, 50), (50, 100)))
+    assert (found.window, found.communication, found.exposed, found.neither) == (50, 20, 10, 20)
+
+
+def test_what_lies_beyond_the_iterations_is_left_out() -> None:
+    found = spent([call(span=(90, 140))], busy=((95, 130),), steps=((0, 100),))
+    assert (found.communication, found.computation, found.exposed) == (10, 5, 5)
+
+
+def test_operations_that_overlap_are_exposed_once() -> None:
+    found = spent([call(span=(0, 30)), call(span=(10, 40))], busy=((35, 50),))
+    assert (found.communication, found.exposed) == (40, 35)
+
+
+def test_where_computation_has_no_times_waits_are_what_is_exposed() -> None:
+    waits = call("wait", 0, span=(20, 30))
+    holds = call(span=(50, 70), issued_ns=48, waits=True)
+    found = spent([TALK[0], waits, holds], steps=((0, 100),))
+    assert (found.exposed, found.how) == (10 + 22, "waits")
+
+
+def test_what_is_exposed_is_not_guessed() -> None:
+    assert spent(TALK).exposed is None
+
+
+def test_a_rank_without_times_has_no_line() -> None:
+    assert times.exposed(trace([call()])) == []
+
+
+EXCHANGE = (
+    [call("all_to_allv", 16, sends=(1, 3))],
+    [call("all_to_allv", 32, sends=(2, 6))],
+)
+
+
+def test_what_ranks_send_and_get_is_told_over_the_mean() -> None:
+    found = {share.rank: share for share in times.imbalance(join(trace(*EXCHANGE)))}
+    assert (found[0].sent, found[1].sent) == (16, 32)
+    assert (found[0].received, found[1].received) == (12, 36)
+    assert (found[0].gets, found[1].gets) == (0.5, 1.5)
+    assert found[1].sends == pytest.approx(32 / 24)
+
+
+def test_what_ranks_get_is_taken_from_themselves_where_they_tell() -> None:
+    told = ([replace(EXCHANGE[0][0], receives=(1, 2))], [replace(EXCHANGE[1][0], receives=(3, 6))])
+    found = {share.rank: share.received for share in times.imbalance(join(trace(*told)))}
+    assert found == {0: 12, 1: 36}
+
+
+def test_exchanges_without_splits_have_no_balance() -> None:
+    made = trace(EXCHANGE[0], [call("all_to_allv", 32)])
+    assert times.imbalance(join(made)) == []

@@ -1,0 +1,209 @@
+"""A trace in words: who hung a job in one sentence, tables with what is known only, a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from factories import call, calls_of, trace
+from msgspec.structs import replace
+
+from collbench.judge.traces.judging import judge
+from collbench.show import html, terminal
+from collbench.show.document import Table
+from collbench.show.views import hung
+from collbench.show.views import trace as view
+from collbench.workload.traces.types import Call, Trace
+
+NOON = 1_800_000_000_000_000_000  # ns: 08:00:00 UTC
+DONE, IN = {"state": "completed"}, {"state": "started", "issued_ns": NOON + 187_000_000_000}
+USUAL = calls_of(("all_reduce", DONE), ("all_reduce", {**IN, "nbytes": 4 << 20}))
+SHORT = USUAL[:1]
+ALSO = [USUAL[0], replace(USUAL[1], nbytes=8 << 20)]
+
+
+def made(*programs: Sequence[Call] | None, **fields: Any) -> Trace:
+    return trace(*programs, backend="nccl", **fields)
+
+
+def words(*programs: Sequence[Call] | None) -> str:
+    found = judge(made(*programs)).hang
+    assert found
+    return hung.sentence(found)
+
+
+def tables(found: Trace) -> dict[str, Table]:
+    told = view.document(judge(found))
+    return {table.name: table for section in told.sections for table in section.tables}
+
+
+def test_the_rank_that_never_called_is_told_with_who_waits_since_when() -> None:
+    assert words(USUAL, USUAL, SHORT, USUAL) == (
+        "rank 2 never called all_reduce #2 of 4 MiB float on world (0-3), which 3 others wait in"
+        " since 08:03:07 UTC"
+    )
+
+
+def test_one_that_waits_is_named() -> None:
+    assert words(USUAL, SHORT).endswith(", which rank 0 waits in since 08:03:07 UTC")
+
+
+def test_a_rank_without_a_trace_may_have_crashed() -> None:
+    assert words(USUAL, None, USUAL) == (
+        "there is no trace of rank 1, and ranks 0,2 wait in all_reduce #2 of 4 MiB float on world"
+        " (0-2) since 08:03:07 UTC: it crashed, or its file is not among these"
+    )
+
+
+def test_the_rank_that_called_another_size_is_told_beside_the_others() -> None:
+    assert words(USUAL, ALSO, USUAL) == (
+        "rank 1 called all_reduce of 8 MiB float as #2 on world (0-2), where ranks 0,2 called"
+        " all_reduce of 4 MiB float"
+    )
+
+
+def test_two_that_disagree_are_told_both() -> None:
+    assert words(USUAL, ALSO) == (
+        "ranks disagree as #2 on world (0,1): rank 0 called all_reduce of 4 MiB float; rank 1"
+        " called all_reduce of 8 MiB float"
+    )
+
+
+def test_a_circle_is_told_rank_by_rank() -> None:
+    found = made(
+        calls_of(("all_reduce", IN), group="a") + calls_of(("barrier", DONE), group="b", first=0),
+        calls_of(("barrier", IN), group="b") + calls_of(("all_reduce", DONE), group="a", first=0),
+    )
+    groups = {"a": (0, 1), "b": (0, 1)}
+    ranks = tuple(replace(rank, groups=groups) for rank in found.ranks)
+    told = judge(Trace("", ranks)).hang
+    assert told
+    assert hung.sentence(told) == (
+        "deadlock: rank 1 waits in barrier #1 on b (0,1) for rank 0, rank 0 waits in all_reduce #1"
+        " of 1 MiB float on a (0,1) for rank 1"
+    )
+
+
+def test_a_rank_whose_device_is_behind_is_told() -> None:
+    behind = [USUAL[0], replace(USUAL[1], state="scheduled")]
+    assert words(USUAL, behind, USUAL) == (
+        "rank 1 called all_reduce #2 of 4 MiB float on world (0-2), but its device has not begun"
+        " it: what was given to the device before has not ended; ranks 0,2 wait since 08:03:07 UTC"
+    )
+
+
+def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
+    assert words(USUAL, USUAL).endswith("and none is through: a device, a link, or the job ran on")
+    through = [USUAL[0], replace(USUAL[1], state="completed")]
+    assert ", which rank 1 completed: a device or a link" in words(USUAL, through)
+
+
+def test_a_receive_without_its_send_is_told() -> None:
+    waits = call("recv", peer=1, **IN)
+    assert words([*SHORT, waits], SHORT).startswith(
+        "rank 1 never called the send for recv of 1 MiB float from rank 1 on world (0,1)"
+    )
+
+
+def test_calls_around_are_told_with_where_the_group_stands() -> None:
+    (_, lines) = (found := tables(made(USUAL, SHORT)))["calls"].heads, found["calls"].lines
+    assert [line.cells[0] for line in lines] == ["1", "> 2"]
+    assert [line.cells[2:4] for line in lines] == [("0,1", "0,1"), ("0", "-")]
+
+
+def test_what_culprits_did_last_is_told() -> None:
+    (line,) = tables(made(USUAL, SHORT))["last"].lines
+    assert line.cells[:2] == ("1", "all_reduce #1 of 1 MiB float on world")
+
+
+TIMED = [[call(span=(at + late, at + 100)) for at in range(0, 3000, 100)] for late in (0, 20, 90)]
+
+
+def test_a_rank_that_is_late_is_what_there_is_to_know_first() -> None:
+    told = view.headline(judge(trace(*TIMED)))
+    assert told.words == (
+        "rank 2 comes last to 30 of 30 operations of world (0-2), and costs 2.10 µs of waiting"
+    )
+    assert told.weight == "notice"
+
+
+def test_where_all_is_well_that_is_said() -> None:
+    told = view.headline(judge(trace(*[[call(span=(0, 9), number=1)]] * 2)))
+    assert told.weight == "good"
+
+
+def test_disagreements_are_bad() -> None:
+    usual = calls_of("all_reduce")
+    found = trace(usual, calls_of("all_gather"), usual)
+    assert view.headline(judge(found)).weight == "bad"
+    (line,) = tables(found)["disagreements"].lines
+    assert line.cells[2] == "rank 1: all_gather of 1 MiB float"
+
+
+def test_times_that_are_not_known_are_no_numbers() -> None:
+    (line,) = tables(trace(*[calls_of("all_reduce")] * 2))["operations"].lines
+    assert line.cells[-3:] == ("-", "-", "n/a")
+
+
+def test_a_transfer_its_waits_and_busbw_stand_in_the_table() -> None:
+    programs = [[call(nbytes=4096, span=span)] for span in ((0, 100), (80, 100))]
+    (line,) = tables(trace(*programs))["operations"].lines
+    assert line.cells == (
+        "world of 2",
+        "all_reduce",
+        "1",
+        "4 KiB",
+        "4 KiB",
+        "20.0 ns",
+        "80.0 ns",
+        "204.8",
+    )
+
+
+def test_each_operation_is_told_with_who_came_last() -> None:
+    (first, *_) = view.document(judge(trace(*TIMED))).values["each"]
+    assert (first["transfer"], first["wait"], first["last"]) == (10, 90, 2)
+
+
+def test_a_terminal_shows_the_ten_worst_ranks_and_a_page_all() -> None:
+    programs = [[call(span=(0, 9)), call("wait", 0, span=(1, 9))] for _ in range(12)]
+    document = view.document(judge(trace(*programs)))
+    brief = [block for block in document.brief if isinstance(block, Table)]
+    (short,) = (table for table in brief if table.heads[:2] == ("rank", "time"))
+    assert [str(line.cells[0]) for line in short.lines][-1] == "and 2 more"
+    assert len(tables(trace(*programs))["exposed"].lines) == 12
+
+
+@pytest.mark.parametrize("host", ["node0", ""])
+def test_the_timeline_begins_at_the_first_iteration(host: str) -> None:
+    of = [
+        [call(span=(1000, 2000)), call(span=(1500, 2500), group="x"), call(span=(3000, 3500))],
+        [call(span=(1200, 2000)), call(span=(3000, 3500))],
+    ]
+    found = trace(*of, host=host, steps=((1000, 3000),), busy=((1100, 1300),))
+    (figure,) = (f for s in view.document(judge(found)).sections for f in s.figures)
+    bars = {data["name"]: data for data in figure.data}
+    assert bars["communication"]["base"] == [0, 0.0005, 0.0002]
+    assert bars["communication"]["y"] == ["rank 0, world", "rank 0, x", "rank 1, world"]
+    assert bars["computation"]["base"] == [0.0001, 0.0001]
+
+
+def test_without_times_there_is_no_timeline() -> None:
+    document = view.document(judge(trace(*[calls_of("all_reduce")] * 2)))
+    assert not any(section.figures for section in document.sections)
+
+
+def test_what_a_trace_names_is_text_wherever_it_is_shown() -> None:
+    name = "<b>\x1b[31m"
+    found = trace(*[calls_of("all_reduce", group=name, span=(0, 9))] * 2, groups={name: (0, 1)})
+    document = view.document(judge(found))
+    assert "\x1b" not in terminal.text(document, 100)
+    assert "<b>" not in html.page(document, "cdn").partition("<main")[2]
+
+
+def test_programs_read_what_people_do() -> None:
+    told = view.document(judge(made(USUAL, SHORT, USUAL))).values
+    assert told["hang"]["ranks"] == [1]
+    assert told["hang"]["groups"][0]["waiting"] == [0, 2]
+    assert told["schema"] == 1
