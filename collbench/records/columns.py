@@ -110,7 +110,8 @@ COLUMNS = (
         "control",
         "number",
         "ns",
-        "median in the other cadence: as called for isolated, aligned for host",
+        "median in the other cadence: as called for isolated, aligned for host, isolated for"
+        " streaming",
         "derived.control",
     ),
     Column(

@@ -102,15 +102,15 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     many calls it has. ``host`` and ``device`` are medians by either clock, where there is a device;
     ``median`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
     ``control`` is the median in the other cadence: of calls as a program makes them where the case
-    aligns ranks, else of aligned ones; ``sensitive``: it is another time. Where ranks come apart on
-    purpose, ``median`` counts from the last one's arrival, ``skew`` is how far apart they came, and
-    ``absorbed`` the share of it that did not prolong the call. ``wirebw`` is what goes through each
-    GPU's port the busier way, where that is known not to be busbw. ``clock_error`` is that of
-    ``t_glob``, ``skew`` and ``lateness`` where they rest on the clocks of several hosts. ``modes``
-    are the two times around which samples gather, ``mode_share`` how many of them around the first,
-    and ``in_stretches`` whether they stay there for long. ``slow_rank`` leaves last though nobody
-    came late: of ranks on one clock. Ranks are the world's, whatever groups there are. ``wire``,
-    ``carried`` and ``moves`` are traffic.Traffic's.
+    aligns ranks, else of aligned ones; ``sensitive``: it is another time for how ranks arrive.
+    Where ranks come apart on purpose, ``median`` counts from the last one's arrival, ``skew`` is
+    how far apart they came, and ``absorbed`` the share of it that did not prolong the call.
+    ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
+    busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
+    clocks of several hosts. ``modes`` are the two times around which samples gather, ``mode_share``
+    how many of them around the first, and ``in_stretches`` whether they stay there for long.
+    ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
+    whatever groups there are. ``wire``, ``carried`` and ``moves`` are traffic.Traffic's.
     """
 
     samples: int
@@ -227,10 +227,11 @@ def _control(record: Record, median: float, lo: float, hi: float) -> tuple[float
     is between ``lo`` and ``hi``, and with an interval of its own that does not touch that one."""
     if not record.control_ns:
         return None, False
-    times = np.asarray(record.control_ns, dtype=float) / record.inner
+    times = np.asarray(record.control_ns, dtype=float) / (record.control_inner or record.inner)
     control, least, most = stats.median_interval(np.sort(times), stats.n_eff(times))
     far = max(control, median) > ARRIVAL_MATTERS * min(control, median)
-    return control, far and (least > hi or most < lo) and not record.case.arrival
+    arrives = record.case.mode != "streaming" and not record.case.arrival
+    return control, arrives and far and (least > hi or most < lo)
 
 
 def _absorbed(record: Record, modes: tuple[float, float] | None) -> float | None:

@@ -300,9 +300,11 @@ class Record(_Line, frozen=True, tag="record"):
     completion; ``device_ns`` of the same samples; both on the slowest rank. ``waited`` is the share
     of a sample, in the median, for which hosts waited for their devices once all its calls were
     issued, on the rank where it is least. ``control_ns`` are some samples in the other cadence: of
-    ranks that come as a program's do where the case aligns them, and aligned in mode host.
-    ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst meanwhile. ``bits`` are
-    digests of what two calls made of the same floats, which must be rounded: one where they agree.
+    ranks that come as a program's do where the case aligns them, and aligned in mode host; of small
+    calls in mode streaming by the device's clock, as isolated, each then of ``control_inner``
+    calls. ``chose`` is what the library ran, ``gpus`` each rank's GPU at its worst meanwhile.
+    ``bits`` are digests of what two calls made of the same floats, which must be rounded: one where
+    they agree.
     ``sent`` are bytes counted after all of this, of all groups; several times where the first count
     was not what the collective needs. ``injected`` says which faults were planted (faults.py).
     ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
@@ -328,6 +330,7 @@ class Record(_Line, frozen=True, tag="record"):
     device_ns: Samples = []
     waited: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     control_ns: Samples = []
+    control_inner: Positive | None = None
     inner: Positive = 1
     setup_ns: int = 0
     warmup: int = 0

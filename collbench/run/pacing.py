@@ -114,6 +114,7 @@ def together(first: Record, second: Record, enough: float) -> Record:
         "seconds": first.seconds + second.seconds,
         "checked": first.checked + second.checked,
         "control_ns": first.control_ns,
+        "control_inner": first.control_inner,
         "sent": first.sent,
     }
     alike = (first.sync, first.inner, first.clock) == (second.sync, second.inner, second.clock)

@@ -4,8 +4,8 @@ the same.
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
-run:``, ``# flags:`` (of the line above), ``# repeated:``, ``# flagged:`` and ``# busy:`` say what
-its format has no columns for.
+run:``, ``# flags:`` and ``# isolated:`` (of the line above), ``# repeated:``, ``# flagged:`` and
+``# busy:`` say what its format has no columns for.
 
 A line joins a case out of place and the same case in place. A half that nobody wanted or could
 measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
@@ -292,7 +292,7 @@ class Text(Reporter):
             self._say(_row(known[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += known
-            self._remark(*_flags(known))
+            self._remark(*_isolated(known), *_flags(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
@@ -412,6 +412,16 @@ def header(options: Options) -> Iterator[str]:
 def harmless(text: str) -> str:
     """A remark's text that no parser takes for a header or footer, which they find by words."""
     return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
+
+
+def _isolated(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """What calls of a stream take a device each, aligned: of small ones, whose time back to back
+    may be that of a host that issues them."""
+    for record, row in outcomes:
+        if row and row.control is not None and record.case.mode == "streaming":
+            where = PLACES["in" if record.case.in_place else "out"]
+            took = f"{row.control / 1e3:.2f} us by the device's clock"
+            yield f"isolated: {record.case.nbytes} B {where}: {took}"
 
 
 def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:

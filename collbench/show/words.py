@@ -40,6 +40,7 @@ AXES = (
 OPTIONAL = (
     "device",
     "host",
+    "isolated",
     "as called",
     "aligned",
     "absorbed",
@@ -200,6 +201,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "±": interval(shown) if shown else "-",
         "device": more["device"],
         "host": more["host"],
+        "isolated": more["isolated"],
         "as called": more["as called"],
         "aligned": more["aligned"],
         "absorbed": more["absorbed"],
@@ -226,6 +228,8 @@ def optional(row: Derived | None, mode: str) -> dict[str, str]:
         for name, time in times.items()
         if time is not None and row and time != row.median
     }
+    if row and row.control is not None and mode == "streaming":
+        said["isolated"] = duration(row.control)
     if row and row.sensitive:
         said["as called" if mode == "isolated" else "aligned"] = duration(row.control)
     if row and row.absorbed is not None:

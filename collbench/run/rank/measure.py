@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from collbench.records import stats
-from collbench.records.derive import FEWEST_SAMPLES
 from collbench.records.types import Calibration
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
@@ -26,13 +25,11 @@ from collbench.run.rank.control import Control
 from collbench.run.rank.gpu import Guard, Stream
 from collbench.suite.policy import Policy
 
-CONTROL_CALLS, CONTROL_SHARE = 20, 0.05  # in the other cadence, and of the samples taken
-CONTROL_SETTLES = 3  # calls of the control that are not counted
-CONTROL_MOST = 0.25  # of the time a case took: where it does not suffice for a few, there is none
 CLOCK_FLOOR_NS = 25_000  # below this one clock pair per call would cost over 0.5 %
 WARM_CAP_S, WARM_CAP_N, WARM_MIN_S, WARM_MIN_N = 2.0, 200, 0.05, 5
 WARM_SHARE = 0.25  # of the time a case may be measured
 MAX_LATE = 0.25
+SETTLED = 10  # samples of a new length that are not counted
 BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
 TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first
 # calls, which are not counted: they find what the others left in the caches
@@ -310,7 +307,6 @@ class Protocol:
     calls a sample, or more; ``job`` may fix how many samples are taken, and of how many calls,
     whatever they say. In the modes where many calls make a sample, the policy's ``iters`` is the
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
-    ``other`` is how ranks start in the cadence that the case is not measured in, a short control.
     ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
     have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
     """
@@ -324,13 +320,12 @@ class Protocol:
         mode: str,
         job: Job | None = None,
         guard: Guard | None = None,
-        other: Sync | None = None,
         times: Times | None = None,
         bare: Action | None = None,
         in_turns: bool = False,
         calibrator: Calibrator | None = None,
     ) -> None:
-        self._policy, self._other, self._bare = policy, other, bare
+        self._policy, self._bare = policy, bare
         self._in_turns, self._blocks = in_turns, Blocks(calibrator)  # of samples, in _measure
         self._times: Times = times or (lambda samples: samples.times)
         self._guard, self._throttled, self._disturbed = guard, 0, 0
@@ -344,7 +339,7 @@ class Protocol:
         calls = batches.get(mode, 0)
         self._inner = (job.inner if job else None) or calls
         self._first = max(1, calls)
-        self._iters = (job.samples if job else None) or (None if mode in batches else policy.iters)
+        self.iters = (job.samples if job else None) or (None if mode in batches else policy.iters)
 
     def run(self, first_ns: int, on_measure: Action) -> Steps[tuple[Measured | None, Sampler]]:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
@@ -361,7 +356,7 @@ class Protocol:
             sampler = self._make(repeats)
             sampler.dirty = [*sampler.dirty, *dirty]
             typical *= sampler.inner
-            sampler.take(10, self._sync)
+            sampler.take(SETTLED, self._sync)
         on_measure()
         samples, stop = yield from self._measure(sampler, typical)
         overhead = overhead_ns(sampler, self._control)
@@ -414,10 +409,10 @@ class Protocol:
         long, between = (TURN_S, WINDOW_NS) if self._in_turns else (BLOCK_S, 0)
         most = max(1, int(1e9 * long / max(typical_ns + between, 1)))
         settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
-        block = self._iters or min(10, most)
+        block = self.iters or min(10, most)
         stop = 0
         block, settle = self._control.decide([min(block, most), settle])
-        self._blocks.planned = (self._iters or self._policy.max_iters) // most
+        self._blocks.planned = (self.iters or self._policy.max_iters) // most
         while True:
             yield
             self._blocks.before()
@@ -450,9 +445,9 @@ class Protocol:
         policy = self._policy
         times = self._times(kept)[~kept.late.astype(bool)]
         n, tried = len(times), len(kept.late) + self._throttled + self._disturbed
-        if self._iters is not None:
-            missing = self._iters - n
-            exhausted = tried >= 3 * self._iters
+        if self.iters is not None:
+            missing = self.iters - n
+            exhausted = tried >= 3 * self.iters
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
             return min(missing, most), 0
@@ -467,27 +462,3 @@ class Protocol:
             return 0, STOPS.index("budget")  # another would end farther beyond than this is before
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0
-
-    def in_other_cadence(self, sampler: Sampler, measured: Measured | None) -> Samples | None:
-        """Some calls as a program makes them where the case's are aligned, or aligned where they
-        are not, after all has been checked that the samples left behind; at rank 0, and None where
-        there is no time for a few."""
-        if self._other is None:
-            return None
-        count = 0
-        if measured is not None and measured.samples.durations.size:
-            taken, typical = len(measured.samples.late), np.median(measured.samples.times)
-            least = CONTROL_CALLS if self._iters is None else min(CONTROL_CALLS, self._iters)
-            most = int(CONTROL_MOST * self._most_seconds * 1e9 / max(typical, 1))
-            count = min(max(least, int(CONTROL_SHARE * taken)), most)
-            count = count + CONTROL_SETTLES if count >= min(FEWEST_SAMPLES, least) else 0
-        (count,) = self._control.decide([count])
-        if not count:
-            return None
-        sampler.dirty = sorted(sampler.used)
-        control = sampler.take(count, self._other)
-        if control is None:
-            return None
-        kept = ~control.late.astype(bool)
-        kept[:CONTROL_SETTLES] = False
-        return control.only(kept)

@@ -9,6 +9,7 @@ import numpy as np
 
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import PER_RANK_SAMPLES, FirstWrong
+from collbench.run.rank.aside import Aside
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.measure import Measured, Samples
 from collbench.run.rank.payload import show
@@ -34,9 +35,15 @@ def case_times(
     return np.asarray((starts + durations).max(axis=0) - starts.max(axis=0))
 
 
-def in_control(control: Samples | None, ranks: Sequence[int]) -> list[int]:
-    """What the samples in the other cadence took on the slowest of these ranks."""
-    return [] if control is None else control.durations[list(ranks)].max(axis=0).tolist()
+def in_control(control: Aside | None, ranks: Sequence[int], together: int) -> Fields:
+    """What the samples in the other cadence took on the slowest of these ranks, and how many calls
+    made one of them, ``together`` at a time, where that is not the case's number."""
+    if control is None:
+        return {}
+    return {
+        "control_ns": control.samples.durations[list(ranks)].max(axis=0).tolist(),
+        "control_inner": control.inner and control.inner * together,
+    }
 
 
 def measured_well(

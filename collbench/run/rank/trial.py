@@ -21,6 +21,7 @@ from collbench.run.backends import Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
 from collbench.run.rank import check, counted
+from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
 from collbench.run.rank.calls import Pattern, Slot, allocate, prepare
@@ -31,7 +32,6 @@ from collbench.run.rank.measure import (
     Measured,
     Protocol,
     Sampler,
-    Samples,
     Steps,
     Sync,
     clock,
@@ -50,6 +50,9 @@ from collbench.run.rank.outcome import (
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 
 
+FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
+
+
 UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
 
 
@@ -64,7 +67,7 @@ class Seen(NamedTuple):
     firsts: np.ndarray
     submits: np.ndarray | None
     bits: list[list[str]]
-    control: Samples | None
+    control: Aside | None
     chose: Choice | None
     sent: list[Sent]
     notes: list[str]
@@ -153,7 +156,7 @@ class Trial:
         self._enter(Phase.CHECKING)
         if wrong := self._check_after(sampler, slow) or self._check_behind():
             return wrong
-        control = protocol.in_other_cadence(sampler, measured)
+        control = self._in_other_cadence(sampler, measured, protocol.iters)
         summed = self._bits()
         sent: list[Sent] = []
         if self._beside:
@@ -185,7 +188,6 @@ class Trial:
             self._case.mode,
             msgspec.structs.replace(self._job, inner=1) if self._case.arrival else self._job,
             guard,
-            self._other_cadence(),
             lambda samples: case_times(self._case, samples, self._common),
             self._calls[0].bare,
             self._bench.in_turns,
@@ -216,7 +218,7 @@ class Trial:
             "checked": self._totals[number],
             "chose": chose,
             "bits": seen.bits[number],
-            "control_ns": in_control(seen.control, ranks),
+            **in_control(seen.control, ranks, self._policy.agg_iters),
             "sent": seen.sent,
             "background": self._behind.told() if self._behind and not number else None,
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
@@ -281,12 +283,17 @@ class Trial:
     def _clock(self) -> Stream | None:
         """The stream whose clock makes the times of this case; None where the host's does."""
         mode = self._case.mode
-        waits = self._policy.blocking == 1 or any(call.waits for call in self._calls)
         return (
             self._bench.backend.stream
-            if mode == "graph" or (mode == "isolated" and not waits and not self._case.arrival)
+            if mode == "graph"
+            or (mode == "isolated" and not self._waits and not self._case.arrival)
             else None
         )
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the host waits for the device within a call."""
+        return self._policy.blocking == 1 or any(call.waits for call in self._calls)
 
     def _sync(self) -> Sync:
         backend, board = self._bench.backend, self._bench.board
@@ -303,15 +310,31 @@ class Trial:
         scheme = "none" if self._case.mode == "host" else self._bench.scheme
         return Sync(scheme, self._control, board, self._bench.meet, self._common, after)
 
-    def _other_cadence(self) -> Sync | None:
-        """How ranks start in the calls that are the case's control: as a program's do where the
-        case aligns them, aligned where it does not or has some come late. None where the job wants
-        no control, or a device's clock would have to be set beside a host's."""
-        mode = self._case.mode
-        if self._bench.backend.stream or mode not in ("isolated", "host") or not self._beside:
+    def _in_other_cadence(
+        self, sampler: Sampler, measured: Measured | None, iters: int | None
+    ) -> Aside | None:
+        cadence, most = self._other_cadence(), self._policy.max_seconds
+        if cadence is None:
+            return None
+        return cadence.taken(sampler, measured, self._control, iters, most or math.inf)
+
+    def _other_cadence(self) -> Cadence | None:
+        """How the calls are made that are the case's control: as a program's are where the case
+        aligns ranks, aligned where it does not or has some come late; of a stream of small calls by
+        the device's clock, as its own time may be the host's. None where the job wants no control,
+        or a device's clock would have to be set beside a host's."""
+        mode, backend, board = self._case.mode, self._bench.backend, self._bench.board
+        if not self._beside:
+            return None
+        if backend.stream:
+            if mode != "streaming" or self._waits or self._case.size > FAST:
+                return None
+            sync = Sync("device", self._control, board, backend.align, after=self._late)
+            return Cadence(sync, self._on_device)
+        if mode not in ("isolated", "host"):
             return None
         scheme = self._bench.scheme if mode == "host" or self._case.arrival else "none"
-        return Sync(scheme, self._control, self._bench.board, nothing, self._common, self._late)
+        return Cadence(Sync(scheme, self._control, board, nothing, self._common, self._late))
 
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)
@@ -323,10 +346,17 @@ class Trial:
                 stream, calls, inner, self._control, beat, freshen, self._policy.graph
             )
         if stream:
-            return DeviceSampler(stream, calls, inner, self._control, beat, freshen)
+            return self._on_device(inner)
         backend = self._bench.backend
         marks = backend.stream if self._case.mode == "streaming" else None
         return Sampler(calls, inner, self._control, beat, freshen, backend.finish, marks)
+
+    def _on_device(self, inner: int) -> Sampler:
+        """By the device's clock, as isolated calls are."""
+        stream, beat = self._bench.backend.stream, partial(self._bench.board.beat, self._rank)
+        freshen = self._fill if self._grows else None
+        assert stream
+        return DeviceSampler(stream, self._timed(), inner, self._control, beat, freshen)
 
     def _timed_first(self, sync: Sync) -> int:
         """Duration of the first call on these buffers. The library was probed with a few elements

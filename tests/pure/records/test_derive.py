@@ -323,6 +323,14 @@ def test_what_depends_on_arrival_shows_both_medians(
     assert (derive.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
 
 
+def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() -> None:
+    case = msgspec.structs.replace(CASE, mode="streaming")
+    record = measured([20_000] * 30, inner=20, control_ns=[3000] * 20, control_inner=10)
+    row = derive.derive(msgspec.structs.replace(record, case=case))
+    assert row is not None and (row.median, row.control) == (1000, 300)
+    assert not row.sensitive and derive.SENSITIVE not in row.flags
+
+
 def apart(whole: list[int], together: list[int]) -> derive.Derived:
     """Ranks 50 us apart, with times from the first arrival, and of calls that start together."""
     record = Record(

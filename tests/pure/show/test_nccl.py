@@ -734,6 +734,21 @@ def test_flags_stand_below_their_line_and_are_explained_below_the_table() -> Non
     assert [row["size"] for row in scraped(text)] == [8, 16]
 
 
+def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
+    streamed = [
+        measured(a_case(nbytes=8, mode="streaming", in_place=place), row={"control": 5210.0})
+        for place in (False, True)
+    ]
+    text = written([*streamed, measured(a_case(nbytes=1 << 20, mode="streaming"))])
+    assert comments(text, "# isolated") == [
+        "# isolated: 8 B out of place: 5.21 us by the device's clock",
+        "# isolated: 8 B in place: 5.21 us by the device's clock",
+    ]
+    assert [row["size"] for row in scraped(text)] == [8, 1 << 20]
+    other = measured(a_case(nbytes=8, mode="isolated"), row={"control": 5210.0})
+    assert comments(written([other]), "# isolated") == []
+
+
 def test_what_holds_for_a_whole_table_stands_with_no_line() -> None:
     text = written([flagged(a_case(), "predicted"), flagged(a_case(in_place=True), "predicted")])
     assert comments(text, "# flags:") == []

@@ -57,6 +57,11 @@ SCENARIOS = {
     **{launcher: Scenario(launcher=launcher) for launcher in LAUNCHERS},
     "predicted": Scenario(backend="model"),
     "nccl": Scenario(backend="nccl", case={"mode": "streaming"}),
+    "isolated beside": Scenario(
+        backend="nccl",
+        case={"mode": "streaming"},
+        record={"control_ns": [60_000] * 20, "control_inner": 10},
+    ),
     "ring": Scenario(case={"algorithm": "ring"}),
     "only out": Scenario(places=(False,)),
     "only in": Scenario(places=(True,)),

@@ -391,6 +391,19 @@ def test_what_depends_on_arrival_is_told_with_factor_and_reason(
     assert "depend on how" not in shown([measured(a_case(mode=mode))], width=160)
 
 
+def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
+    small = measured(a_case(nbytes=8, mode="streaming"), row={"control": 5210.0})
+    large = measured(a_case(nbytes=1 << 20, mode="streaming"))
+    table = shown([small, large], width=160)
+    head, first, second = (
+        line for line in table.splitlines() if any(w in line for w in ("isolated", " 8 B", "1 MiB"))
+    )
+    at = head.split().index("isolated")
+    assert "5.21 µs" in first and "5.21 µs" not in second and at > 0
+    assert "depend on how" not in table
+    assert "isolated" not in shown([large], width=160)
+
+
 def test_what_a_budget_left_no_time_for_is_named() -> None:
     note = "dropped for --budget 10s: what was left of it did not suffice"
     left_out = [

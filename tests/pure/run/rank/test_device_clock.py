@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -307,16 +308,18 @@ def tried(
     mode: str,
     watch: Any = None,
     env: tuple[tuple[str, str], ...] = (),
+    takes: int = 60_000,
+    case: Mapping[str, Any] = MappingProxyType({}),
     **policy: Any,
 ) -> dict[str, Any]:
     op, nbytes = {"all_reduce": ("sum", 64), "barrier": ("none", 0)}[collective]
-    case = Case(
-        collective=collective, backend="fake", n=1, nbytes=nbytes, op=op, mode=mode, env=env
-    )  # type: ignore[arg-type]
+    axes = {"nbytes": nbytes, "op": op, "mode": mode, "env": env, **case}
+    wanted = Case(collective=collective, backend="fake", n=1, **axes)
     settled = Policy(warmup=2, batch=5, **{"iters": 4} | policy).resolved(False)
     backend: Any = FakeGpu(stream)
+    backend.takes = takes
     bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
-    (fields,) = without_pause(Trial(bench, Job(case, 3, "cold")).run())
+    (fields,) = without_pause(Trial(bench, Job(wanted, 3, "cold")).run())
     return fields
 
 
@@ -332,12 +335,11 @@ def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:
     assert fields["host_ns"] == [60_000 + LAUNCH] * 20
     assert fields.keys().isdisjoint({"starts_ns", "glob_ns", "skew_ns", "device_ns"})
 
-    until_known = {"iters": None, "max_iters": 30, "min_seconds": 0.0}
-    fields = tried(stream, "all_reduce", "graph", **until_known)
+    fields = tried(stream, "all_reduce", "graph", **UNTIL_KNOWN)
     assert (fields["clock"], fields["sync"], fields["inner"]) == ("device", "device", 3)
     assert set(fields["times_ns"]) == {180_000} and len(fields["host_ns"]) == 20
 
-    fields = tried(stream, "all_reduce", "streaming", **until_known)
+    fields = tried(stream, "all_reduce", "streaming", **UNTIL_KNOWN)
     assert (fields["clock"], fields["sync"], fields["inner"], fields["host_ns"]) == (
         "host",
         "barrier",
@@ -402,8 +404,54 @@ def test_hosts_that_issue_more_slowly_than_the_device_works_do_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = clocked(monkeypatch, FakeStream(launch=70_000))
-    until_known = {"iters": None, "max_iters": 30, "min_seconds": 0.0}
-    assert tried(slow, "all_reduce", "streaming", **until_known)["waited"] == 0
+    assert tried(slow, "all_reduce", "streaming", **UNTIL_KNOWN)["waited"] == 0
+
+
+UNTIL_KNOWN = {"iters": None, "max_iters": 30, "min_seconds": 0.0}
+
+
+@pytest.mark.parametrize(("takes", "calls"), [(60_000, 1), (9000, 12), (100, 100)])
+def test_beside_a_stream_stands_what_the_device_takes_alone(
+    monkeypatch: pytest.MonkeyPatch, takes: int, calls: int
+) -> None:
+    """As mode isolated has it, however slowly the host issues calls."""
+    slow = clocked(monkeypatch, FakeStream(launch=70_000))
+    fields = tried(slow, "all_reduce", "streaming", takes=takes, **UNTIL_KNOWN)
+    assert min(fields["times_ns"]) / fields["inner"] > 70_000
+    assert fields["control_inner"] == calls and set(fields["control_ns"]) == {calls * takes}
+    alone = tried(slow, "all_reduce", "isolated", takes=takes, **UNTIL_KNOWN)
+    assert {ns / alone["inner"] for ns in alone["times_ns"]} == {takes}
+    assert len(fields["control_ns"]) >= 6  # what bounds a median
+
+
+@pytest.mark.parametrize(
+    ("collective", "mode", "settings"),
+    [
+        ("all_reduce", "streaming", {"case": {"nbytes": (64 << 10) + 4}}),
+        ("all_reduce", "streaming", {"blocking": 1}),
+        ("barrier", "streaming", {}),
+        ("all_reduce", "host", {"iters": 4}),
+        ("all_reduce", "isolated", {}),
+        ("all_reduce", "graph", {}),
+    ],
+)
+def test_nothing_stands_beside_what_is_long_or_no_stream(
+    stream: FakeStream, collective: str, mode: str, settings: dict[str, Any]
+) -> None:
+    fields = tried(stream, collective, mode, **UNTIL_KNOWN | settings)
+    assert fields["status"] == "ok" and not fields.get("control_ns")
+
+
+def test_calls_issued_together_stay_together_beside_their_stream(stream: FakeStream) -> None:
+    fields = tried(stream, "all_reduce", "streaming", agg_iters=3, **UNTIL_KNOWN)
+    assert (fields["inner"], fields["control_inner"]) == (15, 3)
+    assert set(fields["control_ns"]) == {180_000}
+
+
+def test_inputs_are_put_back_before_what_stands_beside_a_stream(stream: FakeStream) -> None:
+    """In place, where results are the next inputs."""
+    fields = tried(stream, "all_reduce", "streaming", case={"in_place": True}, **UNTIL_KNOWN)
+    assert fields["status"] == "ok" and set(fields["control_ns"]) == {60_000}
 
 
 class Hot:

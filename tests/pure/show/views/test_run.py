@@ -379,6 +379,17 @@ def test_what_ranks_that_come_apart_cost_is_shown() -> None:
     ]
 
 
+def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
+    streamed = {"control_ns": [52_100] * 20, "control_inner": 10}
+    records = [ok(case(nbytes=8, mode="streaming"), 9000, **streamed)]
+    records.append(ok(case(nbytes=1 << 20, mode="streaming"), 90_000))
+    document = sections.document([run(*records)])
+    (times,) = section(document, "bandwidth").tables
+    at = times.heads.index("isolated")
+    assert [line.cells[at] for line in times.lines] == ["5.21 µs", ""]
+    assert "arrival" not in [found.name for found in document.sections]
+
+
 def test_where_arrival_does_not_matter_no_section_is_about_it() -> None:
     document = sections.document([run(*sweep())])
     assert "arrival" not in [found.name for found in document.sections]
