@@ -142,6 +142,7 @@ def suite(
 
 
 SUITE = suite()
+NIGHTLY = msgspec.structs.replace(SUITE, tags=("health",))
 
 
 def run(name: str = "run", **fields: Any) -> Run:
@@ -312,7 +313,7 @@ def night(
             kept = change(record(what, middle, world=index, checked=what.n * 100))
             records += [kept] if kept else []
     last = None if end is None else End(exit=end, ended=ENDED.ended)
-    return run_file(records, made, last, **{"name": "night", **fields})
+    return run_file(records, made, last, **{"name": "night", "suite": NIGHTLY, **fields})
 
 
 def dated(number: int, medians: Mapping[Case, float], launches: int = 3, **fields: Any) -> RunFile:
@@ -321,6 +322,7 @@ def dated(number: int, medians: Mapping[Case, float], launches: int = 3, **field
         "name": f"night-{number:03d}",
         "started": (FIRST + timedelta(days=number)).isoformat(),
         "environment": ENVIRONMENT | {"host": "node1"},
+        "suite": NIGHTLY,
         **fields,
     }
     records = [

@@ -13,6 +13,7 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import metadata, util
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import psutil
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
+from collbench.core.text import counted
 from collbench.judge import busy
 from collbench.machine import environment, load
 from collbench.records import stats
@@ -35,15 +37,23 @@ from collbench.suite.sweep import Axes, Suite
 LAUNCHES = 6  # worlds started one after another to see how much identical runs differ
 
 
-def findings() -> Iterator[Finding]:
-    """All of them, cheap ones first; the last ones start ranks and take some seconds."""
+def groups() -> Iterator[tuple[str, Iterator[Finding]]]:
+    """Findings by what they are needed for, cheap ones first; the last ones start ranks and take
+    some seconds."""
     found = environment.gather()
-    yield from _machine(found)
-    yield from _backends()
-    yield from gpu_findings(found)
-    yield _interface()
-    yield _clock()
-    yield from _measured()
+    yield "This machine", _machine(found)
+    yield "CPU ranks", itertools.chain(_backends(), [_interface()])
+    yield "GPU ranks", gpu_findings(found) if _gpus(found) else iter([NO_GPU])
+    yield "Measuring", itertools.chain([_clock()], _measured())
+
+
+def _gpus(found: Mapping[str, Any]) -> bool:
+    """Whether there is a GPU or what belongs to one; where not, its libraries say nothing."""
+    import torch
+
+    gpus = found["gpus"]
+    here = environment.gpu_count() or gpus.get("driver") or torch.version.hip or "vendor" in gpus
+    return bool(here)
 
 
 def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -68,7 +78,7 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
     swap = psutil.swap_memory().total
     yield Finding(
         "swap",
-        "note" if not swap else "no",
+        "note",
         "none" if not swap else f"{swap >> 20:,} MiB: runs stay clear of it",
     )
     try:
@@ -94,40 +104,24 @@ def _backends() -> Iterator[Finding]:
     from collbench.run.backends import registered, shm, torchdist
 
     yield Finding("torch", "yes", torch.__version__)
-    yield Finding(
-        "gloo",
-        *(
-            ("yes", "CPU ranks")
-            if dist.is_gloo_available()
-            else ("no", "this torch was built without it")
-        ),
-    )
+    gloo = dist.is_gloo_available()
+    why = "CPU ranks" if gloo else "this torch was built without it"
+    yield Finding("gloo", "yes" if gloo else "no", why)
     yield _mpi()
-    ucc = dist.is_ucc_available()
-    yield Finding("ucc", "yes" if ucc else "no", "" if ucc else "this torch was built without UCC")
+    if dist.is_ucc_available():
+        yield Finding("ucc", "yes", "")
     for name in sorted(registered() - {"mpi"}):
         try:
             yield Finding(name, "yes", f"a plug-in, tensors on {torchdist.place(name).type}")
         except CannotRun as e:
             yield Finding(name, "no", f"a plug-in: {e.message}")
     missing = shm.why_not_here()
-    yield Finding(
-        "shm",
-        "no" if missing else "yes",
-        missing or "reference algorithms in memory the ranks share",
-    )
+    about = missing or "reference algorithms in memory the ranks share"
+    yield Finding("shm", "no" if missing else "yes", about)
     yield Finding("model", "yes", "predicted times, needs nothing")
     there = [name for name in ("mpi4py", "ray") if util.find_spec(name)]
-    yield Finding(
-        "launchers",
-        "yes",
-        "; ".join(
-            [
-                "torchrun, mpirun and srun are joined when found in the environment",
-                *(f"{n} is there" for n in there),
-            ]
-        ),
-    )
+    joined = "torchrun, mpirun and srun are joined when found in the environment"
+    yield Finding("launchers", "yes", "; ".join([joined, *(f"{n} is there" for n in there)]))
 
 
 def _mpi() -> Finding:
@@ -147,34 +141,23 @@ def _interface() -> Finding:
     """Which interface Gloo takes between hosts: the one named in GLOO_SOCKET_IFNAME, else that of
     the host's name."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
+    about = partial(Finding, "gloo between hosts")
+    ask = "for several hosts set GLOO_SOCKET_IFNAME: this one's name"
+    if named and named not in psutil.net_if_addrs():
+        return about("no", f"GLOO_SOCKET_IFNAME={named}: no such interface")
     if named:
-        state = "yes" if named in psutil.net_if_addrs() else "no"
-        return Finding(
-            "gloo between hosts",
-            state,
-            f"GLOO_SOCKET_IFNAME={named}" + ("" if state == "yes" else ": no such interface"),
-        )
+        return about("yes", f"GLOO_SOCKET_IFNAME={named}")
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as e:
-        return Finding(
-            "gloo between hosts",
-            "no",
-            f"this host's name does not resolve ({e}); set GLOO_SOCKET_IFNAME",
-        )
+        return about("note", f"{ask} does not resolve ({e})")
     names = [
         n for n, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)
     ]
     name = names[0] if names else "no local interface"
     if address.startswith("127."):
-        return Finding(
-            "gloo between hosts",
-            "no",
-            f"the host's name is {address} ({name}): set GLOO_SOCKET_IFNAME",
-        )
-    return Finding(
-        "gloo between hosts", "yes", f"{name} ({address}); ranks of one machine stay on lo"
-    )
+        return about("note", f"{ask} is {address} ({name})")
+    return about("yes", f"{name} ({address}); ranks of one machine stay on lo")
 
 
 def _clock() -> Finding:
@@ -188,8 +171,8 @@ def _clock() -> Finding:
 
 
 def _measured() -> Iterator[Finding]:
-    """Overhead, achieved skew and A=A noise: the same small sweep in several fresh worlds of two
-    ranks."""
+    """How far identical launches differ, overhead and achieved skew: the same small sweep in
+    several fresh worlds of two ranks."""
     axes = Axes(collectives=("all_reduce",), sizes=(64 << 10,), ranks=(2,), in_place=(True,))
     suite = Suite(name="doctor", axes=axes, policy=Policy(iters=200, timeout=30.0))
     try:
@@ -208,7 +191,7 @@ def _measured() -> Iterator[Finding]:
         f"identical launches differ by {spread:.1%} (1 sd of {LAUNCHES} medians, all_reduce 64 KiB,"
         " 2 ranks)"
     )
-    yield Finding("noise, A = A", "note" if spread < 0.05 else "no", detail)
+    yield Finding("repeatable", "yes" if spread < 0.05 else "no", detail)
     yield Finding(
         "harness overhead",
         "note",
@@ -242,15 +225,26 @@ def _launches(suite: Suite) -> list[tuple[World, Record]]:
 def doctor() -> None:
     """Say what can run on this machine, and why the rest cannot."""
     from collbench.show import terminal
+    from collbench.show.document import toned
 
-    alive = True
-    for finding in findings():
-        terminal.finding(*finding)
-        alive = alive and (finding.what, finding.state) not in (
-            ("gloo", "no"),
-            ("gloo ranks", "no"),
-        )
+    found: dict[str, str] = {}
+    for title, members in groups():
+        terminal.show(*[""] * bool(found), toned(title, strong=True))
+        for finding in members:
+            terminal.finding(*finding)
+            found[finding.what] = finding.state
+    terminal.show("", toned(ready(found, environment.core_count(), environment.gpu_count())))
+    alive = "no" not in (found.get("gloo"), found.get("gloo ranks"))
     raise typer.Exit(Exit.OK if alive else Exit.CANNOT_RUN)
+
+
+def ready(found: Mapping[str, str], cores: int, gpus: int) -> str:
+    """Which backends can run, on how many ranks, by the findings' states."""
+    works = [name for name in ("gloo", "shm", "mpi", "ucc") if found.get(name) == "yes"]
+    works = [name for name in works if name != "gloo" or found.get("gloo ranks") != "no"]
+    parts = [f"{', '.join(works)} on {counted(cores, 'rank')}"] if works else []
+    parts += [f"nccl on {counted(gpus, 'GPU')}"] if found.get("nccl") == "yes" and gpus else []
+    return f"Ready: {'; '.join(parts)}." if parts else "Nothing can run here: see above."
 
 
 NO_TRITON = "pip install triton: without it symm runs no reference algorithm in GPU memory"
@@ -273,6 +267,9 @@ class Finding(NamedTuple):
     what: str
     state: str
     detail: str
+
+
+NO_GPU = Finding("GPUs", "note", f"no driver of NVIDIA or AMD: install it, {IN_CONTAINER}")
 
 
 def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:

@@ -255,9 +255,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "marker": Option("--marker", help="Name in the Markdown's hidden first line."),
     },
     "health": {
-        "runs": Argument(
-            metavar="RUN…", help="Runs of one night: @last, an id, a tag or a file. Default: @last."
-        ),
+        "runs": Argument(metavar="RUN…", help="Default: the last of a suite with tag health."),
         "output_format": Option(
             "--format",
             help="Print table, md, json, html, junit, prometheus, or line: one for a chat.",
@@ -382,6 +380,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "runs": {
         "last": Option("--last", min=1, help="Show this many, newest last."),
+        "output_format": Option("--format", help="table, json or csv."),
     },
     "history": {
         "minbytes": Option(

@@ -38,6 +38,9 @@ FORMATS = ("table", "md", "json", "html", "junit", "prometheus", "line")
 HOOK_SECONDS = 60.0  # that --on-unhealthy may take
 
 
+NIGHTLY = "health"  # the tag of suites whose runs are nights
+
+
 LAUNCHES = 3  # of a case that --rerun measures again
 
 
@@ -162,7 +165,7 @@ def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
         more = [checks.Check("expected", look, "rows of which figures are expected")]
     if asked.inject and (runs := planted(asked.inject, asked.ngpus, seconds or 120.0)) is None:
         return None
-    paths = list(dict.fromkeys(map(store.find, runs or ["@last"])))
+    paths = list(dict.fromkeys(map(store.find, runs or [_last_night()])))
     more += [located(asked.tests, asked.ngpus)] if asked.locate else []
     files = [store.digest(path) for path in paths]
     trend = None
@@ -170,6 +173,19 @@ def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
         past, trend = earlier(files, asked.history, asked.rerun, seconds, asked.machine)
         more = [past, *more]
     return JudgedNight(views.cleaned(checks.judge(files, more)), files, trend)
+
+
+def _last_night() -> str:
+    """The last saved run of a nightly suite; where there is none, the last run, and that is
+    told."""
+    from collbench.records import store
+
+    for path in reversed(store.saved()):
+        with suppress(CollbenchError):  # what cannot be read is no night
+            if NIGHTLY in store.read_run(path).suite.tags:
+                return str(path)
+    tell(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
+    return "@last"
 
 
 class JudgedNight(NamedTuple):
@@ -212,8 +228,8 @@ def earlier(
     files: Sequence[RunFile], url: str, rerun: bool, seconds: float | None, machine: str = ""
 ) -> tuple[Check, Outlook | None]:
     """The check against earlier nights, and how these rows went over the nights; where there is no
-    history, or these runs may not be added to it, a check that says so. ``machine`` as in Book.add.
-    Raises UsageError for a URL that is none.
+    history, or these runs may not be added to it, a check that says so. Only runs of nightly suites
+    are added. ``machine`` as in Book.add. Raises UsageError for a URL that is none.
     """
     from collbench.judge import history
     from collbench.judge.health import checks, night, past
@@ -233,6 +249,12 @@ def earlier(
         return blind(e.message)
     with book:
         try:
+            for run in (file.run for file in files if NIGHTLY not in file.run.suite.tags):
+                if not book.holds(run.id):
+                    return blind(
+                        f"{run.id} is not kept: its suite, {run.suite.name}, has no tag {NIGHTLY};"
+                        f" collbench history add {run.id} keeps it"
+                    )
             known = past.known(book, files, machine)
         except CollbenchError as e:
             return blind(e.message)

@@ -10,7 +10,8 @@ def list_() -> None:
     """List collectives, reductions, algorithms, backends and suites."""
     from collbench.show import terminal
 
-    terminal.show(terminal.listing(catalogue()))
+    for title, (head, *rows) in catalogue().items():
+        terminal.show(terminal.listing(title, head, rows, single=title == "Algorithms"), "")
 
 
 def catalogue() -> dict[str, list[tuple[str, ...]]]:
@@ -42,10 +43,9 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
         (op.name, "integers" if op.integers_only else "integers and floats") for op in OPS.values()
     ]
     reductions.append(("land, lor, lxor", "not measured: MPI's logical ones move band's bytes"))
-    named: list[tuple[str, ...]] = [("collective", "algorithms (--algo), with their parameters")]
-    named += [
-        (name, ", ".join(map(algorithms.spelling, algorithms.of(name)))) for name in COLLECTIVES
-    ]
+    named: list[tuple[str, ...]] = [("collective", "algorithm (--algo)", "what it does")]
+    for name in COLLECTIVES:
+        named += [(name, algorithms.spelling(one), one.idea) for one in algorithms.of(name)]
     suites: list[tuple[str, ...]] = [("name", "tags", "what it is for")]
     suites += [(s.name, ", ".join(s.tags), s.description) for s in toml.built_in().values()]
     return {

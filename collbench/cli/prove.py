@@ -47,7 +47,7 @@ def prove(
             for line in (*p.faults, *p.left_out, *(p.hazards if hazards else ()))
         ]
         terminal.show(
-            terminal.listing({owner: [head, *(proof.row(bool(algorithm)) for proof in proofs)]}),
+            terminal.listing(owner, head, [proof.row(bool(algorithm)) for proof in proofs]),
             *lines,
             "",
         )

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collbench.core.errors import CollbenchError
+from collbench.core.text import tell
 
 
-def runs(last: int = 20) -> None:
+def runs(last: int = 20, output_format: str = "table") -> None:
     """List saved runs."""
+    from collbench.cli import outputs
     from collbench.records import store
     from collbench.show import terminal
     from collbench.show.views import cases
 
+    outputs.check(output_format, (), ("table", "json", "csv"))
     found, unreadable = [], []
-    paths = store.saved()[-last:]
-    if not paths:
-        return terminal.show(f"no run is saved yet under {store.home()}")
+    every = store.saved()
+    paths = every[-last:]
     for back, path in zip(range(len(paths) - 1, -1, -1), paths, strict=True):
         try:
             found.append((f"@last~{back}" if back else "@last", store.outline(path)))
         except CollbenchError as e:
-            unreadable.append(e.message)
-    terminal.show(cases.saved(found), *(f"left out: {message}" for message in unreadable))
+            unreadable.append(f"left out: {e.message}")
+    document = cases.saved(found, len(every))
+    if output_format != "table":
+        outputs.deliver(document, output_format)
+    elif paths:
+        terminal.show(*document.brief)
+    else:
+        terminal.show(f"no run is saved yet under {store.home()}")
+    for message in unreadable:
+        tell(message)

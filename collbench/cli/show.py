@@ -22,13 +22,14 @@ def show(
     """Draw an algorithm's steps, in the terminal or as a page with a slider."""
     from collbench.core import algorithms, files
     from collbench.show import terminal
-    from collbench.show.views import drawing
+    from collbench.show.views import drawing, prediction
 
     if html:
         files.refuse(html, MARKS["html"], "--html")
     given = drawing.parse(values) if values else None
     n = n or (len(given) if given else 4)
-    schedule = algorithms.find(name, algorithm).schedule(n, root)
+    variant = algorithms.find(name, algorithm)
+    schedule = variant.schedule(n, root)
     drawing.refuse_too_large(schedule)
     frames = list(drawing.frames(schedule, given or drawing.example(schedule)))
     steps = len(frames) - 1
@@ -36,13 +37,21 @@ def show(
         if value is not None and value > most:
             where = f"{schedule.collective} {schedule.name} for {n} ranks"
             raise UsageError(f"--{what}: there is no {what} {value} in {where}", f"0 to {most}")
+    row = variant.algorithm
+    about = [
+        row.idea,
+        *filter(None, [drawing.phases(schedule, frames)]),
+        *prediction.cost(variant, schedule),
+    ]
+    about.append(f"source: {row.paper}")
     if html:
         from collbench.show.views import drawing_html
 
-        files.save(html, drawing_html.page(schedule, frames), MARKS["html"], "--html", shared=True)
+        text = drawing_html.page(schedule, frames, about)
+        files.save(html, text, MARKS["html"], "--html", shared=True)
         return terminal.show(f"wrote {html}: {steps} steps")
     shown = frames
     if step is not None:
         shown = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
-    drawn = drawing.document(schedule, frames, shown, rank, terminal.screen())
+    drawn = drawing.document(schedule, frames, shown, rank, terminal.screen(), about)
     terminal.show(*drawn.brief)

@@ -34,7 +34,16 @@ def bandwidth(value: float | None) -> str:
     """GB/s with three or four digits; n/a where there is no such bandwidth, or it is not known."""
     if value is None or math.isnan(value):
         return "n/a"
-    limits = ((1e-9, 0), (0.00095, 4), (0.0995, 3), (9.995, 2), (999.95, 1), (math.inf, 0))
+    limits = (
+        (1e-9, 0),
+        (9.5e-6, 6),
+        (9.5e-5, 5),
+        (0.00095, 4),
+        (0.0995, 3),
+        (9.995, 2),
+        (999.95, 1),
+        (math.inf, 0),
+    )
     return f"{value:.{next(decimals for limit, decimals in limits if value <= limit)}f}"
 
 

@@ -109,8 +109,8 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
 
 class Best(msgspec.Struct, frozen=True, kw_only=True):
     """The fastest implementation of a case, those whose intervals overlap with its own, those of
-    which that is unknown as one of both has no interval, and the library's choice, if it was
-    measured.
+    which that is unknown as one of both has no interval, those that are surely slower, the fastest
+    first, and the library's choice, if it was measured.
 
     ``gain`` is how much longer the library takes (0.1: 10 % longer); ``reference``: whether
     algorithms take part.
@@ -119,6 +119,7 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
     winner: Point
     ties: list[Point]
     unknown: list[Point]
+    slower: list[Point]
     reference: bool
     library: Point | None
     gain: float | None
@@ -126,7 +127,7 @@ class Best(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def clear(self) -> bool:
         """Whether the winner is surely faster than the library."""
-        return self.library not in (None, self.winner, *self.ties, *self.unknown)
+        return self.library in self.slower
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,23 +206,20 @@ def best(points: Iterable[Point]) -> list[Best]:
 
 
 def _best(group: list[Point]) -> Best:
-    winner = min(group, key=lambda point: point.median)
-    others = [point for point in group if point is not winner]
+    winner, *others = sorted(group, key=lambda point: point.median)
     known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
-    libraries = [p for p in group if p.case.algorithm == "native"]
-    library = min(libraries, key=lambda point: point.median) if libraries else None
-    gain = library.median / winner.median - 1 if library else None
+    libraries = [point for point in (winner, *others) if point.case.algorithm == "native"]
+    library = libraries[0] if libraries else None
+    found: dict[str, list[Point]] = {"ties": [], "unknown": [], "slower": []}
+    for point, sure in zip(others, known, strict=True):
+        overlap = "ties" if point.bounds[0] <= winner.bounds[1] else "slower"
+        found[overlap if sure else "unknown"].append(point)
     return Best(
         winner=winner,
         library=library,
-        gain=gain,
+        gain=library.median / winner.median - 1 if library else None,
         reference=len(libraries) < len(group),
-        ties=[
-            p
-            for p, sure in zip(others, known, strict=True)
-            if sure and p.bounds[0] <= winner.bounds[1]
-        ],
-        unknown=[point for point, sure in zip(others, known, strict=True) if not sure],
+        **found,
     )
 
 

@@ -101,7 +101,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     terminals: ``quiet`` names heads of dim columns, ``widths`` fixes columns (0: as wide as their
     cells), ``dropped`` names heads given up, in this order, where there is too little room, a
     ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
-    goes on below with the columns that do not fit, beside its first again.
+    goes on below with the columns that do not fit, beside its first again; columns whose heads are
+    ``whole`` are never cut, only broken by the terminal itself.
     ``elsewhere`` says where all lines are, for a comment in which not all of them fit.
     """
 
@@ -118,6 +119,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[str, ...] = ()
     stacked: bool = False
     split: bool = False
+    whole: tuple[str, ...] = ()
     elsewhere: str = ""
 
     @property
@@ -147,13 +149,14 @@ Block = Cell | Table | Heading | Points
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One heading of a report. Without figures and tables, ``words`` say why there is nothing to
-    show."""
+    show; a ``folded`` one is opened by whoever wants to see it."""
 
     name: str
     title: str
     words: list[str]
     figures: list[Figure] = []
     tables: list[Table] = []
+    folded: bool = False
 
 
 class JunitCase(msgspec.Struct, frozen=True, kw_only=True):

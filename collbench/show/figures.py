@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from collbench.core.text import bandwidth, duration, plain, size
+from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
 from collbench.records.types import Record
 from collbench.show.document import Figure, Meta
@@ -58,6 +59,9 @@ MOST_POINTS = 48  # of a line
 MOST_DOTS = 600  # of a strip
 
 
+MOST_SHARE = 3.0  # drawn: a single point far above would flatten all others
+
+
 TICKS = 7
 
 
@@ -74,12 +78,19 @@ def hover(lines: Iterable[str]) -> str:
 
 
 def finite(value: float | None, digits: int = 6) -> float | None:
-    """``value`` to some significant digits, which is all that is seen."""
+    """``value`` to a few significant digits, all that a figure shows; None for infinity and NaN."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{digits}g}")
 
 
+def rate(value: float) -> str:
+    """GB/s in the unit that suits: 5 kB/s, 20 GB/s."""
+    units = {1.0: "GB/s", 1e-3: "MB/s", 1e-6: "kB/s"}
+    scale = next((scale for scale in units if value >= 0.999 * scale), 1e-6)
+    return f"{number(float(f'{value / scale:.3g}'))} {units[scale]}"
+
+
 def number(value: float) -> str:
-    """Without an exponent, however small."""
+    """A number without an exponent, however small."""
     return np.format_float_positional(value, trim="-")
 
 
@@ -91,7 +102,8 @@ def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
 
 
 def dropped(series: Sequence[Series]) -> list[str]:
-    """The sentence on sizes that are not drawn, if there are such."""
+    """The sentence that says at how many of its sizes each line is drawn, where not at all of
+    them."""
     most = max((len(one.points) for one in series), default=0)
     return (
         [f"Of up to {most:,} sizes, each line is drawn at {MOST_POINTS}, evenly spread."]
@@ -101,7 +113,7 @@ def dropped(series: Sequence[Series]) -> list[str]:
 
 
 def told(point: Point) -> list[str]:
-    """A point with everything that is known of it, for hovering over it."""
+    """Lines of text with all that is known of a point, shown where the pointer rests on it."""
     row, case = point.first, point.case
     bounds = (
         f" [{duration(point.lo)}, {duration(point.hi)}]"
@@ -140,10 +152,21 @@ def told(point: Point) -> list[str]:
 
 
 def palette(series: Iterable[Series]) -> dict[str, str]:
-    """A colour for each implementation, the same in all figures of a report; they repeat when they
-    run out."""
-    names = dict.fromkeys(one.case.label for one in series)
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    """A colour for each series of a figure, by its name. In and out of place share one; where there
+    are more than colours, so do all of an implementation."""
+    every = list(series)
+    kinds: list[tuple[Any, ...]] = [_kind(one) for one in every]
+    if len(set(kinds)) > len(COLOURS):
+        kinds = [(one.case.label,) for one in every]
+    places = {kind: place for place, kind in enumerate(dict.fromkeys(kinds))}
+    return {
+        one.name: COLOURS[places[kind] % len(COLOURS)]
+        for one, kind in zip(every, kinds, strict=True)
+    }
+
+
+def _kind(one: Series) -> tuple[Any, ...]:
+    return one.run, one.points[0].predicted, msgspec.structs.replace(one.case, in_place=False)
 
 
 def sizes_axis(sizes: Iterable[int]) -> dict[str, Any]:
@@ -242,21 +265,19 @@ def _faint(colour: str, opacity: float) -> str:
 
 
 def curves(
-    name: str, title: str, words: dict[str, str], series: Sequence[Series], colours: dict[str, str]
+    name: str, title: str, words: Mapping[str, str], series: Sequence[Series]
 ) -> list[Figure]:
-    """busbw, algbw and time against size, each with its interval as a band. A figure without a
-    value is left out.
-
-    ``words`` are those of each of the three."""
-    figures = []
-    for measure, label in (("busbw", "busbw, GB/s"), ("algbw", "algbw, GB/s"), ("time", "time")):
+    """busbw and time against size, each with its interval as a band; ``words`` are those of each. A
+    figure without a value is left out."""
+    figures, colours = [], palette(series)
+    for measure, show in (("busbw", rate), ("time", duration)):
         data: list[Trace] = []
         for place, one in enumerate(series):
-            data += _curve(one, measure, colours[one.case.label], place)
+            data += _curve(one, measure, colours[one.name], place)
         values = [y for trace in data for y in trace["y"] if y]
         if not values:
             continue
-        axis = log_axis(label, values, duration if measure == "time" else number)
+        axis = log_axis(measure, values, show)
         what = f"{title}: {measure} against size"
         figures.append(_against_size(f"{name}-{measure}", what, words[measure], data, axis))
     return figures
@@ -271,7 +292,7 @@ def _against_size(
 
 
 def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
-    """The line and its band. A rate's bounds follow from those of the time."""
+    """A series' line and its band; a rate's bounds are computed from those of the time."""
     points = [
         p for p in thinned(one.points) if p.size > 0 and _value(p, measure, p.median) is not None
     ]
@@ -294,23 +315,19 @@ def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
 
 
 def _value(point: Point, measure: str, time: float) -> float | None:
-    """What ``measure`` is when the call takes ``time``; None where that is unknown or nothing."""
-    rate = {"busbw": point.busbw, "algbw": point.algbw, "time": None}[measure]
-    if not math.isfinite(time) or time <= 0 or (measure != "time" and not rate):
+    """``measure`` for a call that takes ``time``; None where it is unknown or zero."""
+    reached = None if measure == "time" else point.busbw
+    if not math.isfinite(time) or time <= 0 or (measure != "time" and not reached):
         return None
-    return finite(time if rate is None else rate * point.median / time)
+    return finite(time if reached is None else reached * point.median / time)
 
 
 def distribution(
-    name: str,
-    title: str,
-    words: str,
-    cases: Sequence[tuple[Series, Point, Record]],
-    colours: dict[str, str],
+    name: str, title: str, words: str, cases: Sequence[tuple[Series, Point, Record]]
 ) -> Figure:
     """The share of samples that took no longer, of one size each: at most 100 steps a line. Dashes
     by size."""
-    data = []
+    data, colours = [], palette(one for one, *_ in cases)
     sizes = sorted({point.size for _, point, _ in cases})
     for place, (one, point, record) in enumerate(cases):
         ordered = np.sort(np.asarray(record.times_ns, float) / record.inner)
@@ -322,7 +339,7 @@ def distribution(
                 one,
                 [finite(ordered[i]) for i in keep],
                 [finite(levels[i], 4) for i in keep],
-                colours[one.case.label],
+                colours[one.name],
                 place,
                 text=[f"{levels[i]:.1%} within {duration(ordered[i])}" for i in keep],
                 mode="lines",
@@ -343,51 +360,25 @@ def distribution(
     )
 
 
-def percentiles(
-    name: str, title: str, words: str, series: Sequence[Series], colours: dict[str, str]
-) -> Figure:
-    """The median against size, with areas up to p95 and p99 where there are samples enough."""
-    data: list[Trace] = []
-    for place, one in enumerate(series):
-        points = [point for point in thinned(one.points) if point.size > 0 and not point.predicted]
-        colour = colours[one.case.label]
-        for opacity, high in ((0.12, "p99"), (0.25, "p95")):
-            sides = [
-                (p.size, finite(p.first.median), finite(getattr(p.first, high))) for p in points
-            ]
-            area = band(one, sides, colour, opacity)
-            data += [area] if area["x"] else []
-        if points:
-            data.append(
-                line(
-                    one,
-                    [p.size for p in points],
-                    [finite(p.first.median) for p in points],
-                    colour,
-                    place,
-                    text=[hover(told(p)) for p in points],
-                    hovertemplate=LABELLED,
-                )
-            )
-    values = [y for trace in data for y in trace["y"] if y]
-    return _against_size(name, title, words, data, log_axis("time", values, duration))
-
-
 def shares(
     name: str,
     title: str,
     words: str,
     label: str,
     lines: Sequence[tuple[Series, list[tuple[Point, float]]]],
-    colours: dict[str, str],
 ) -> Figure:
-    """A share against size, each series a line; a thin line marks 100 %."""
+    """A share against size, each series a line; a thin line marks 100 %. What lies above MOST_SHARE
+    is left out, as its words then say."""
+    colours = palette(one for one, _ in lines)
+    above = sum(share > MOST_SHARE for _, values in lines for _, share in values)
+    words += f" {counted(above, 'point')} above {MOST_SHARE:.0%} left out." if above else ""
+    lines = [(one, [(p, v) for p, v in values if v <= MOST_SHARE]) for one, values in lines]
     data = [
         line(
             one,
             [p.size for p, _ in values],
             [finite(share) for _, share in values],
-            colours[one.case.label],
+            colours[one.name],
             place,
             text=[
                 hover([f"{size(p.size)}: {share:.1%}", f"time {duration(p.median)}"])

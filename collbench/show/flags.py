@@ -15,8 +15,8 @@ from collbench.suite.policy import Policy
 
 
 class Flag(NamedTuple):
-    """What a flag means, and what to do about it or that nothing is to be done. ``whole``: all rows
-    of a process group have it, so that it need not stand with each of them in nccl-tests' text."""
+    """A flag's meaning, and what to do about it. ``whole``: all rows of a process group have it,
+    and nccl-tests' text says it once for the group."""
 
     meaning: str
     remedy: str
@@ -191,7 +191,7 @@ def figures(
 
 
 def _stepped(least: float) -> float:
-    """The first of 1, 2, 5, 10, 20 ... that is no less."""
+    """The smallest of 1, 2, 5, 10, 20 ... that is at least ``least``."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least * (1 - 1e-9))
 
@@ -226,14 +226,15 @@ def legend(
 
 
 def named(row: Derived, among: Iterable[str] | None = None) -> list[str]:
-    """Flags as they stand with a row, all unless told: with both modes' times, and with how many
-    times as many bytes were sent."""
+    """A row's flags as its line shows them, or those of them ``among`` which it is asked: bimodal
+    with both modes' times, wire with its factor."""
     both = "|".join(duration(mode).replace(" ", "") for mode in row.modes or ())
     more = {"bimodal": f"bimodal:{both}", "wire": f"wire:{row.carried:.2f}x"}
     return [more.get(flag, flag) for flag in (row.flags if among is None else among)]
 
 
 def doubts(rows: Iterable[derive.Interval]) -> str:
-    """Why none of these rows stands for the run: 2 unconverged, 1 bimodal."""
+    """The flags for which none of these rows represents the run, counted: 2 unconverged, 1
+    bimodal."""
     found = Counter(kind(flag) for row in rows for flag in derive.doubts(row))
     return ", ".join(f"{times} {flag}" for flag, times in found.most_common())

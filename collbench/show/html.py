@@ -50,12 +50,15 @@ COLOURS = {  # on light paper, on dark; text has a contrast of at least 4.5 on b
 }
 
 
+LEGEND = 150  # letters in the legend of a figure that needs no more than half of the page
+
+
 WIDTH, SCALE = 1000, 2  # of images: pixels as laid out, and pixels drawn for each
 
 
 def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
-    """The page's text. ``directory`` refers to LIBRARY beside it, which is the caller's to write
-    (``library``)."""
+    """The page's text. With ``directory`` the page loads LIBRARY from its own folder, where the
+    caller must write it (``library``)."""
     from markupsafe import Markup
 
     script, style = (_source(f"report.{kind}") for kind in ("js", "css"))
@@ -94,7 +97,7 @@ def page(document: Document, plotlyjs: Plotlyjs = "inline") -> str:
 
 
 def template(name: str) -> jinja2.Template:
-    """A page of this package to be filled."""
+    """The Jinja template of this name."""
     import jinja2
 
     loader = jinja2.PackageLoader("collbench.show")
@@ -110,7 +113,7 @@ def library() -> str:
 
 
 def theme(mode: str) -> dict[str, Any]:
-    """A plotly template: what a figure leaves open, in the page's colours."""
+    """A plotly template in the page's colours, for everything a figure does not set itself."""
     colour = {name: pair[mode == "dark"] for name, pair in COLOURS.items()}
     axis = {
         "gridcolor": colour["faint"],
@@ -244,7 +247,7 @@ def _library_tag(plotlyjs: Plotlyjs) -> tuple[str, str]:
 
 
 def _digest(script: str) -> str:
-    """A script as a Content-Security-Policy names it."""
+    """A script's hash in the form that a Content-Security-Policy takes."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -272,7 +275,8 @@ def _values(document: Document) -> dict[str, list[str]]:
 
 def _wide(figure: Figure) -> bool:
     """Whether it needs the page's width; others stand in pairs where there is room."""
-    return len(figure.data) > 8 or any(trace.get("type") == "heatmap" for trace in figure.data)
+    letters = sum(len(str(trace.get("name", ""))) for trace in figure.data)
+    return letters > LEGEND or any(trace.get("type") == "heatmap" for trace in figure.data)
 
 
 def _json(value: Any) -> str:

@@ -94,6 +94,8 @@ class Status(Gathered):
         self.close()
         if not self.footer:
             _warn(views.busy(self))
+            for line in views.kept(self) if path else ():
+                print(plain(line), file=sys.stderr)
 
     def _heading(self, running: bool = True) -> Text:
         """The header's lines, with a warning while the run goes on; the first is cut where it is
@@ -130,6 +132,8 @@ class LiveTable(Status):
         self._console.print(self._heading(running=False))
         for mode, outcomes in by_mode(self.outcomes):
             self._console.print("", self._table(mode, outcomes), sep="\n")
+        for best in views.best(self):
+            self._console.print("", terminal.rendered(best, self._console.width), sep="\n")
         self._console.print()
         for line in views.summary(self):  # a long path is not broken, so that it can be copied
             wrap = textwrap.TextWrapper(
@@ -143,7 +147,7 @@ class LiveTable(Status):
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]
         arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"]
-        room = self._console.height - 10
+        room = self._console.height - 11
         if arrived and room > 0:
             mode = arrived[-1][0].case.mode
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]

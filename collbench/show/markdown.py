@@ -39,13 +39,13 @@ def _page(document: Document) -> list[str]:
             f"*{escaped(figure.title)}.* {escaped(figure.words)}\n" for figure in section.figures
         ]
         for one in section.tables:
-            folded = f"{one.title} ({counted(len(one.lines), 'line')})" if one.folded else ""
-            lines += table(one, folded)
+            title = f"{one.title} ({counted(len(one.lines), 'line')})"
+            lines += table(one, title if one.folded or section.folded else "")
     return lines
 
 
 def _comment(blocks: Sequence[Block], most: int) -> list[str]:
-    """Blocks with an empty line after each; of tables the first lines, as many as fit."""
+    """Blocks with an empty line after each; tables keep as many of their first lines as fit."""
     fixed = [_block(block, 0) for block in blocks]
     room = most - sum(_bytes(lines) for lines in fixed)
     found: list[str] = []

@@ -159,7 +159,7 @@ def per_iteration(record: Record, skip: int = 0) -> dict[str, Any]:
 
 
 def told(outcome: Outcome) -> bool:
-    """Whether there is anything to show of it in a line: a time, or that its data was wrong."""
+    """Whether a line has anything to show: a time, or wrong data."""
     record, row = outcome
     return row is not None or record.wrong is not None
 
@@ -191,7 +191,7 @@ def block(case: Case) -> str:
 
 
 def program(case: Case) -> str:
-    """What nccl-tests calls its own; a step of training is no program of theirs."""
+    """The name of nccl-tests' program for a collective; a training step has none."""
     return "workload" if case.step else PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
@@ -333,8 +333,8 @@ class Text(Reporter):
         self._remark(f"time: median over samples, each that of {average}")
         if self._run.policy.iters is None:
             self._remark(
-                "iters: warmup iters and iters are the least; more follow until the median is"
-                " known well"
+                "iters: warmup and iteration counts are minimums; sampling continues until the"
+                " median is precise enough"
             )
         if first.n == 1 or not first.row.moves_data:
             self._remark(
@@ -410,7 +410,7 @@ def header(options: Options) -> Iterator[str]:
 
 
 def harmless(text: str) -> str:
-    """A remark's text that no parser takes for a header or footer, which they find by words."""
+    """A remark's text, changed where nccl-tests' parsers would take it for a header or a footer."""
     return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
 
 

@@ -63,7 +63,7 @@ class Document(Gathered):
 
 
 def claimed(path: Path) -> Path:
-    """The first of path, path.0, path.1 … that did not exist; now it does, and is empty."""
+    """The first of path, path.0, path.1 … that did not exist, created empty."""
     for name in itertools.chain([path.name], (f"{path.name}.{i}" for i in itertools.count())):
         try:
             files.private(path.with_name(name), os.O_EXCL).close()

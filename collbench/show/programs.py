@@ -45,12 +45,12 @@ ANNOTATIONS = 10  # of errors and of warnings that GitHub shows for a step
 
 
 def as_json(document: Document) -> str:
-    """Its values; infinite numbers are null."""
+    """The document's values; infinite numbers are null."""
     return msgspec.json.encode(document.values).decode()
 
 
 def as_csv(document: Document) -> str:
-    """Its rows below a heading, without a formula for a spreadsheet."""
+    """The document's rows below a heading; no cell is a formula to a spreadsheet."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [*document.rows[0]] if document.rows else [], lineterminator="\n")
     writer.writeheader()
@@ -59,13 +59,13 @@ def as_csv(document: Document) -> str:
 
 
 def line(document: Document) -> str:
-    """Its line for a chat or a plugin."""
+    """The document's line for a chat or a plugin."""
     return document.line
 
 
 def junit(document: Document) -> str:
-    """Its cases as one suite of JUnit's XML, as Ant's and Jenkins' schemas have it: words on what
-    passed are the suite's output."""
+    """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas;
+    messages of passed cases are the suite's output."""
     outcomes = [case.outcome for case in document.cases]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     suite = ElementTree.Element("testsuite", name=plain(document.suite), package="collbench")
@@ -104,7 +104,8 @@ def _outcome(element: ElementTree.Element, case: JunitCase) -> None:
 
 
 def prometheus(document: Document) -> str:
-    """Its gauges in Prometheus' text format 0.0.4, for node_exporter's textfile collector."""
+    """The document's gauges in Prometheus' text format 0.0.4, for node_exporter's textfile
+    collector."""
     return "".join(_family(gauge) for gauge in document.gauges if gauge.values)
 
 
@@ -141,8 +142,7 @@ def in_github(document: Document, environ: Mapping[str, str]) -> None:
 
 
 def commands(cases: Iterable[JunitCase]) -> list[str]:
-    """GitHub's commands for cases that broke or failed and for those to look at, as many as it
-    shows."""
+    """GitHub's commands for failed, broken and warned cases, at most as many as GitHub shows."""
     levels: dict[str, list[JunitCase]] = {"error": [], "failed": [], "warned": []}
     for case in cases:
         levels.get(case.outcome, []).append(case)

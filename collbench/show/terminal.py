@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich import box
@@ -90,12 +90,21 @@ def page(text: str) -> None:
 
 
 def show(*things: Block | RenderableType) -> None:
-    """Prints to standard output, as wide as the terminal; to a pipe without colour and without
-    breaking lines."""
+    """Prints to standard output, as wide as the terminal; to a pipe without colour, and without
+    breaking or cutting anything."""
     console = Console(highlight=False)
+    screen, piped = console.width, not console.is_terminal
     for thing in things:
+        console.width = max(screen, _least(thing, piped)) if isinstance(thing, Table) else screen
         one = rendered(thing, console.width)
-        console.print(one, soft_wrap=isinstance(one, Text) and not console.is_terminal)
+        console.print(one, soft_wrap=isinstance(one, Text) and piped)
+
+
+def _least(table: Table, piped: bool) -> int:
+    """Columns without which something would be cut that must not be: all of it in a pipe."""
+    whole = [piped or head in table.whole for head in table.heads]
+    needed = [room if kept else 1 for room, kept in zip(_widths(table), whole, strict=True)]
+    return sum(needed) + GAP * (len(needed) - 1) if any(whole) else 0
 
 
 def rendered(block: Block | RenderableType, width: int) -> RenderableType:
@@ -111,14 +120,14 @@ def rendered(block: Block | RenderableType, width: int) -> RenderableType:
     return inline(block) if isinstance(block, str | Words) else block
 
 
-def listing(tables: Mapping[str, Sequence[Sequence[str]]]) -> RenderableType:
-    """Tables by title, the first row of each its header."""
-    parts: list[RenderableType] = []
-    for title, (head, *rows) in tables.items():
-        lines = [Line(tuple(map(plain, row))) for row in rows]
-        table = Table(title=title, heads=tuple(head), lines=lines, align="w" * len(head))
-        parts += [grid(table, width()), ""]
-    return Group(*parts[:-1])
+def listing(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], single: bool = False
+) -> Table:
+    """A table of words, broken over lines where a terminal is narrow; of a ``single`` line each the
+    last column is cut."""
+    lines = [Line(tuple(map(plain, row)), single=single) for row in rows]
+    align = ("l" * (len(head) - 1) + "c") if single else "w" * len(head)
+    return Table(title=title, heads=tuple(head), lines=lines, align=align)
 
 
 def finding(what: str, state: str, detail: str) -> None:
@@ -137,11 +146,15 @@ def grid(table: Table, width: int) -> Grid:
         table = _stacked(table)
     elif table.stacked:
         table = msgspec.structs.replace(table, widths=(_widths(table, closing=False)[0],))
-    elif table.dropped:
+    every = table.heads
+    if table.dropped:
         table = _fitting(table, width)
+    gone = [" ".join(head.split()) for head in every if head not in table.heads]
     view = Grid(
         title=Text(plain(table.title), "bold") if table.title else None,
         title_justify="left",
+        caption=Text(f"no room for: {', '.join(gone)}", "dim") if gone else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,

@@ -89,7 +89,7 @@ def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
 
 
 def modal(row: Derived, inner: int) -> str:
-    """Which of two modes a program is likely to see, and how often."""
+    """How calls divide between two modes, and which of them a program is likely to see."""
     assert row.modes and row.mode_share is not None
     first, (low, high) = row.mode_share, map(duration, row.modes)
     calls = "calls" if inner == 1 else f"samples of {inner} calls"
@@ -127,7 +127,7 @@ def columns(lines: Sequence[Mapping[str, str]], varying: Sequence[str]) -> list[
 
 
 def by_mode(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
-    """Modes measure different things, so that nothing shows two of them side by side."""
+    """Outcomes by mode: modes measure different things, and no table mixes them."""
     chosen = [
         (mode, [o for o in outcomes if o[0].case.mode == mode and o[0].status != "skipped"])
         for mode in MODES
@@ -220,8 +220,8 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
 
 
 def optional(row: Derived | None, mode: str) -> dict[str, str]:
-    """What few rows have something to say of, by the names of OPTIONAL; times are by the clock that
-    made no median."""
+    """Cells of OPTIONAL columns, empty where a row has no such value; ``host`` and ``device`` are
+    times by the clock that the median does not use."""
     times = {"device": row.device, "host": row.host} if row else {}
     said = {
         name: duration(time)
@@ -244,8 +244,8 @@ def optional(row: Derived | None, mode: str) -> dict[str, str]:
 
 
 def movements(outcomes: Iterable[Outcome]) -> list[str]:
-    """Who sends more than busbw assumes, and why, a line for each collective and implementation:
-    that of the last size."""
+    """A line for each collective and implementation that sends more bytes than busbw assumes, with
+    the reason at its last size."""
     found = {
         (record.case.collective, record.case.label, record.case.n): plain(row.moves)
         for record, row in outcomes
@@ -273,8 +273,7 @@ def interval(row: Derived) -> str:
 
 
 def tail(row: Derived) -> str:
-    """The highest quantile that the samples can bound, named; else the maximum, for which see the N
-    beside it."""
+    """The highest quantile that the samples bound, with its name; else the maximum."""
     named = {"p99": row.p99, "p95": row.p95, "max": None if math.isnan(row.max) else row.max}
     return next(
         (f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-"

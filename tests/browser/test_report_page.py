@@ -422,6 +422,26 @@ def test_paper_shows_everything(page: Open) -> None:
     assert tab.locator(".figure svg").first.evaluate("one => one.clientWidth") > 690
 
 
+def test_a_box_says_what_of_it_is_not_seen(page: Open) -> None:
+    tab = page()
+    told = tab.locator(".more").first
+    expect(told).to_have_text(re.compile(r"lines 1 to \d+ of 44: scroll for the others"))
+    tab.locator(".table").first.evaluate("one => one.scrollTop = one.scrollHeight")
+    expect(told).to_have_text(re.compile(r"lines \d+ to 44 of 44"))
+    box(tab, "gloo").first.check()
+    expect(told).to_have_text(re.compile(r"lines \d+ to \d+ of 22"))
+    expect(tab.locator(".more").nth(1)).to_be_hidden()  # of the folded box of 3 lines
+
+
+def test_a_folded_section_opens_where_an_address_leads_to_it(page: Open) -> None:
+    table = Table(name="t", title="T", heads=("a",), lines=[Line(("one",))])
+    section = Section(name="deep", title="Deep", words=["w"], tables=[table], folded=True)
+    tab = page(Document(title="d", sections=[section]))
+    expect(tab.get_by_role("table", name="T")).to_be_hidden()
+    tab.get_by_role("link", name="Deep").click()
+    expect(tab.get_by_role("table", name="T")).to_be_visible()
+
+
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(page: Open) -> None:
     tab = page(width=400, scheme="dark")
     assert drawn(tab) == [8, 4, 1]
@@ -454,7 +474,7 @@ def test_the_keyboard_reaches_everything(page: Open) -> None:
         "backend=gloo",
         "CSV",
         "Dark",
-        "table",
+        "table tall",
         "median",
     ]
     assert [one for one in reached if one in order] == order

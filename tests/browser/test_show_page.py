@@ -48,7 +48,7 @@ def test_the_slider_leads_to_the_result(page: Open) -> None:
     expect_cells(tab, 7, 12, 6, 1, 14, 9, 5, 8, 21)
     expect_words(
         tab,
-        "Step 2 of 4. 0 to 1: +1; 1 to 2: +2; 2 to 0: +0. Now each cell is whole on exactly one"
+        "Step 2 of 4. 0 to 1: +1; 1 to 2: +2; 2 to 0: +0. Now each cell is complete on exactly one"
         " rank.",
     )
     tab.locator("#slider").fill("4")

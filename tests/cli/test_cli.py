@@ -277,7 +277,8 @@ def test_output_that_was_never_open_is_no_reason_to_stop(tmp_path: Path) -> None
     command = f"{sys.executable} -m collbench all_reduce --sizes 1K {' '.join(MODEL)} >&-"
     surroundings = {**os.environ, "COLLBENCH_HOME": str(tmp_path)}
     done = subprocess.run(command, shell=True, check=False, env=surroundings, capture_output=True)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
+    assert done.stderr.startswith(b"saved: ")
 
 
 @pytest.mark.parametrize("words", [("list",), ("show", "all_reduce", "ring", "-n", "4")])
@@ -386,6 +387,24 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     assert store.read(store.find("@last")).run.suite.name == "barrier"
     assert bare("all_reduce", "--sizes", "1K", *MODEL, "--no-save").returncode == 0
     assert len(store.saved()) == 2
+
+
+def test_runs_are_listed_for_programs_too(bare) -> None:
+    for tag in ("first", "second"):
+        bare("barrier", *MODEL, "--tag", tag)
+    told = json.loads(bare("runs", "--last", "1", "--format", "json").stdout)
+    (row,) = told["runs"]
+    assert (told["of"], row["name"], row["tag"], row["ended"]) == (2, "@last", "second", "ok")
+    rows = list(csv.DictReader(bare("runs", "--format", "csv").stdout.splitlines()))
+    assert [row["tag"] for row in rows] == ["first", "second"]
+    assert [row["id"] for row in rows] == [path.stem for path in store.saved()]
+
+
+@pytest.mark.parametrize("form", ["nccl", "json", "csv", "md"])
+def test_every_format_says_on_stderr_where_the_run_is(bare, form: str) -> None:
+    done = bare("barrier", *MODEL, "--format", form)
+    assert f"saved: {store.find('@last').stem}" in done.stderr.splitlines()
+    assert "saved" not in bare("barrier", *MODEL, "--format", form, "--no-save").stderr
 
 
 def test_a_sweep_is_the_product_of_its_lists(bare) -> None:

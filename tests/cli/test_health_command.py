@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from factories import ENVIRONMENT, night, nightly, saved
+from factories import ENVIRONMENT, SUITE, night, nightly, saved
 
 from collbench.cli import health, outputs
 from collbench.cli import main as commands
@@ -544,3 +544,36 @@ def test_suite_nightly_has_what_the_checks_need() -> None:
     assert names >= {name for left, right in guidelines.COMPOSITIONS for name in (left, *right)} | {
         "sendrecv"
     }
+
+
+def test_the_last_night_is_judged_whatever_was_run_since(said: Said, home: Path) -> None:
+    kept(home)
+    kept(home, "20260103-sweep", suite=SUITE)
+    code, out, err = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260102-night"] and (code, err) == (Exit.OK, "")
+
+
+def test_where_there_is_no_night_the_last_run_is_judged_and_that_is_told(
+    said: Said, home: Path
+) -> None:
+    kept(home, suite=SUITE)
+    _, out, err = said("--no-history", "--format", "json")
+    assert json.loads(out)["runs"] == ["20260102-night"]
+    assert "no run of a suite with the tag health is saved: this is about @last" in err
+
+
+def test_what_is_no_night_enters_no_history_unless_it_is_added(said: Said, home: Path) -> None:
+    from collbench.judge.history import book
+
+    made = kept(home, suite=SUITE)
+    _, out, _ = said("@last", "--format", "json")
+    (checked,) = (one for one in json.loads(out)["checks"] if one["check"] == "history")
+    assert checked["outcome"] == "no data"
+    assert f"collbench history add {made.run.id} keeps it" in checked["note"]
+    with book() as known:
+        assert known.machines() == []
+        known.add(made)
+        assert known.holds(made.run.id)
+    _, out, _ = said("@last", "--format", "json")
+    (checked,) = (one for one in json.loads(out)["checks"] if one["check"] == "history")
+    assert "collbench history add" not in checked["note"]

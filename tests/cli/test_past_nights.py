@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from factories import SUITE, case, dated
+from factories import NIGHTLY, case, dated
 from msgspec.structs import replace
 
 from collbench.judge import history
@@ -78,7 +78,7 @@ def test_a_threshold_of_any_run_of_the_night_holds_for_what_stands(
     for number in range(30):
         first = level(number, 1.0, other, name=f"first-{number}")
         second = level(
-            number, 1.12 if number >= 10 else 1.0, suite=replace(SUITE, thresholds=thresholds)
+            number, 1.12 if number >= 10 else 1.0, suite=replace(NIGHTLY, thresholds=thresholds)
         )
         book.add(first)
         book.add(second)

@@ -16,6 +16,7 @@ from collbench.records import store
 
 SUITE = """
 description = "A night in small."
+tags = ["health"]
 
 [axes]
 collectives = ["all_reduce", "all_gather"]

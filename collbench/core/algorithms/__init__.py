@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import math
 import pkgutil
 import re
@@ -43,6 +44,12 @@ class Algorithm(NamedTuple):
     why_not: Callable[..., str | None] = lambda n, **_: None
     parameters: Mapping[str, Callable[[int, float], int]] = {}
     aliases: tuple[str, ...] = ()
+
+    @property
+    def idea(self) -> str:
+        """What it does, in a sentence: the first paragraph of its generator's docstring."""
+        told = (inspect.getdoc(self.steps) or "").partition("\n\n")[0]
+        return " ".join(told.replace("``", "").split())
 
 
 class Variant(NamedTuple):

@@ -44,25 +44,28 @@ TWO_SHOT = (
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
-    """The textbook's straw man: one rank collects and adds everything, then sends it back to
-    everyone."""
+    """One rank collects and adds all buffers, then sends the sum to every other: the textbook's
+    straw man."""
     yield from mirror(linear(n, cells))
     yield from linear(n, cells)
 
 
 def reduce_broadcast(n: int, cells: int) -> Iterator[Moves]:
+    """Whole buffers are added up a binomial tree to one rank, and the sum goes down it again."""
     yield from mirror(binomial(n, cells))
     yield from binomial(n, cells)
 
 
 def ring(n: int, cells: int) -> Iterator[Moves]:
+    """Two rounds of the ring: a reduce-scatter adds each block up on its way, an all-gather passes
+    the sums on."""
     yield from ring_reduce(n, cells)
     yield from ring_gather(n, cells)
 
 
 def ring_down(n: int, cells: int) -> Iterator[Moves]:
-    """Every rank sends to the rank before it, its own block first: the sums are whole with rank r
-    holding block r - 1."""
+    """The ring in the other direction: every rank sends to the rank before it, its own block
+    first."""
     turn = around(n)
     for step in range(n - 1):
         yield Moves(turn(0), turn(-1), turn(step), reduce=True)
@@ -87,13 +90,16 @@ def core(n: int, **_: int) -> int:
 
 
 def recursive_doubling(n: int, cells: int) -> Iterator[Moves]:
-    """Partners at distance 1, 2, 4 … exchange and add whole buffers."""
+    """Partners at distance 1, 2, 4 … exchange whole buffers and add them."""
     ranks = np.arange(core(n))
     rounds = (Moves(ranks, ranks ^ (1 << k), 0, reduce=True) for k in range(n.bit_length() - 1))
     return _folded(n, cells, rounds)
 
 
 def halving_doubling(n: int, cells: int) -> Iterator[Moves]:
+    """A reduce-scatter by halves between partners at distance n/2, n/4 … 1, then an all-gather by
+    doubling the way back."""
+
     def phases() -> Iterator[Moves]:
         yield from halving(cells, cells)
         yield from doubling(cells, cells)
@@ -102,6 +108,8 @@ def halving_doubling(n: int, cells: int) -> Iterator[Moves]:
 
 
 def double_tree_both(n: int, cells: int, segments: int) -> Iterator[Moves]:
+    """Half of the buffer is added up each of two trees, segment behind segment, and sent down them
+    again."""
     yield from mirror(double_tree(n, cells, segments))
     yield from double_tree(n, cells, segments)
 
@@ -139,6 +147,8 @@ def _divisor(n: int, most: float) -> int:
 
 
 def torus2d(n: int, cells: int) -> Iterator[Moves]:
+    """Ranks form a grid: reduce-scatter along rows, all-reduce along columns, all-gather along
+    rows."""
     return _grid(n, _divisor(n, n**0.5))
 
 
@@ -147,8 +157,8 @@ def composite(n: int, **_: int) -> str | None:
 
 
 def hierarchical(n: int, cells: int, group: int) -> Iterator[Moves]:
-    """Inside nodes of ``group`` ranks, then between equal places of all nodes, then inside
-    again."""
+    """Reduce-scatter inside nodes of ``group`` ranks, all-reduce between equal places of all nodes,
+    all-gather inside."""
     return _grid(n, group)
 
 
@@ -171,7 +181,7 @@ def swing_peers(n: int) -> list[Ints]:
 
 
 def swing(n: int, cells: int) -> Iterator[Moves]:
-    """Halving and doubling between partners that are near on a ring or torus."""
+    """Halving and doubling between partners that lie near each other on a ring or torus."""
     peers = swing_peers(n)
     blocks = [
         np.arange(n)[:, None]
@@ -185,7 +195,7 @@ def swing(n: int, cells: int) -> Iterator[Moves]:
 
 
 def swing_latency(n: int, cells: int) -> Iterator[Moves]:
-    """Swing's partners exchange and add whole buffers."""
+    """Swing's partners, near each other on a ring or torus, exchange whole buffers and add them."""
     return (Moves(np.arange(n), partner, 0, reduce=True) for partner in swing_peers(n))
 
 
@@ -195,13 +205,13 @@ def _pairs(n: int) -> tuple[Ints, Ints]:
 
 
 def one_shot(n: int, cells: int) -> Iterator[Moves]:
-    """Everyone reads everything of everyone, and adds."""
+    """Every rank reads the whole buffers of all others and adds them."""
     if n > 1:
         yield Moves(*_pairs(n), 0, reduce=True)
 
 
 def two_shot(n: int, cells: int) -> Iterator[Moves]:
-    """Everyone adds up its own block of all, then reads the others' sums."""
+    """Every rank adds up one block of all buffers, then reads the other ranks' sums."""
     if n > 1:
         src, dst = _pairs(n)
         yield Moves(src, dst, dst, reduce=True)

@@ -28,21 +28,22 @@ CHEN = (
 
 
 def ring_gather(n: int, cells: int) -> Iterator[Moves]:
-    """Every block goes once round: what a rank got last from its left it passes to its right."""
+    """Every block goes round the ring once: a rank passes on to its right what came from its
+    left."""
     turn = around(n)
     for step in range(n - 1):
         yield Moves(turn(0), turn(1), turn(-step))
 
 
 def ring_reduce(n: int, cells: int) -> Iterator[Moves]:
-    """Partial sums go round; block r reaches rank r last, with everything added."""
+    """Partial sums go round the ring; block r reaches rank r last, with all contributions added."""
     turn = around(n)
     for step in range(n - 1):
         yield Moves(turn(0), turn(1), turn(-step - 1), reduce=True)
 
 
 def doubling(n: int, cells: int) -> Iterator[Moves]:
-    """Partners at distance 1, 2, 4 … exchange all they have."""
+    """Partners at distance 1, 2, 4 … exchange all blocks they have."""
     ranks = np.arange(n)[:, None]
     for distance in (1 << k for k in range(n.bit_length() - 1)):
         yield Moves(ranks, ranks ^ distance, (ranks & -distance) + np.arange(distance))
@@ -57,8 +58,8 @@ def halving(n: int, cells: int) -> Iterator[Moves]:
 
 
 def bruck(n: int, cells: int) -> Iterator[Moves]:
-    """Distance doubles with the number of blocks held; cells are named, so no rotation is
-    needed."""
+    """Each rank sends all blocks it has to the one 1, 2, 4 … places before it; the last round sends
+    the rest."""
     ranks = np.arange(n)[:, None]
     distance = 1
     while distance < n:
@@ -69,7 +70,7 @@ def bruck(n: int, cells: int) -> Iterator[Moves]:
 
 
 def neighbour_exchange(n: int, cells: int) -> Iterator[Moves]:
-    """Pairs exchange with left and right in turn, each time the two blocks that came last."""
+    """Neighbours exchange, left and right in turn, the two blocks that came last."""
     ranks = np.arange(n)
     sign = 1 - 2 * (ranks % 2)
     yield Moves(ranks, ranks ^ 1, ranks)
@@ -81,17 +82,19 @@ def neighbour_exchange(n: int, cells: int) -> Iterator[Moves]:
 
 
 def gather_broadcast(n: int, cells: int) -> Iterator[Moves]:
+    """One rank gathers all blocks up a binomial tree and broadcasts them down it."""
     yield from mirror(scatter_binomial(n, cells), reduce=False)
     yield from binomial(n, n)
 
 
 def reduce_scatter_gather(n: int, cells: int) -> Iterator[Moves]:
+    """A ring's reduce-scatter, then the root gathers the blocks up a binomial tree."""
     yield from ring_reduce(n, cells)
     yield from mirror(scatter_binomial(n, 1), reduce=False)
 
 
 def pairwise_reduce(n: int, cells: int) -> Iterator[Moves]:
-    """In round k each rank sends rank + k that one's block."""
+    """In round k each rank sends rank + k the block that belongs to it."""
     turn = around(n)
     for step in range(1, n):
         yield Moves(turn(0), turn(step), turn(step), reduce=True)

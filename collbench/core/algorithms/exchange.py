@@ -34,7 +34,7 @@ def _keep_own(n: int) -> Moves:
 
 
 def spread(n: int, cells: int) -> Iterator[Moves]:
-    """Everyone sends everyone its block at once."""
+    """Every rank sends every other its block, all at once."""
     src, dst = np.divmod(np.arange(n * n), n)
     yield Moves(src, dst, dst, n + src)
 
@@ -48,7 +48,7 @@ def pairwise(n: int, cells: int) -> Iterator[Moves]:
 
 
 def xor(n: int, cells: int) -> Iterator[Moves]:
-    """In round k partners are rank and rank xor k, which exchange."""
+    """In round k each rank exchanges blocks with rank xor k."""
     yield _keep_own(n)
     ranks = np.arange(n)
     for step in range(1, n):
@@ -56,10 +56,10 @@ def xor(n: int, cells: int) -> Iterator[Moves]:
 
 
 def bruck(n: int, cells: int) -> Iterator[Moves]:
-    """A block with offset o = destination - source travels the powers of two in o.
+    """A block travels the powers of two that make up its distance: log2(n) rounds of many blocks.
 
-    On the way a rank keeps it where it would lie had it come from rank - o, so that it ends in its
-    own place: no rotation before or after.
+    On the way a rank keeps a block of offset o = destination - source where it would lie had it
+    come from rank - o, and so it ends in its own place: no rotation before or after.
     """
     yield _keep_own(n)
     ranks = np.arange(n)[:, None]
@@ -72,6 +72,7 @@ def bruck(n: int, cells: int) -> Iterator[Moves]:
 
 
 def direct(n: int, cells: int) -> Iterator[Moves]:
+    """Every rank sends its buffer to the next."""
     yield Moves(around(n)(0), around(n)(1), 0, 1)
 
 
@@ -89,18 +90,20 @@ def prefix_doubling(n: int, cells: int) -> Iterator[Moves]:
 
 
 def dissemination(n: int, cells: int) -> Iterator[Moves]:
-    """In round k each rank tells the one 2^k ahead all it has heard."""
+    """In round k each rank tells the one 2^k places ahead of all arrivals it has heard of."""
     ranks = np.arange(n)
     for distance in (1 << k for k in range(log2(n))):
         yield Moves(ranks, (ranks + distance) % n, 0, reduce=True)
 
 
 def central(n: int, cells: int) -> Iterator[Moves]:
+    """Every rank tells rank 0 that it has come, and rank 0 tells every rank to go on."""
     yield from mirror(linear(n, 1))
     yield from linear(n, 1)
 
 
 def tree(n: int, cells: int) -> Iterator[Moves]:
+    """Arrivals are told up a binomial tree to rank 0, and the leave to go on down it."""
     yield from mirror(binomial(n, 1))
     yield from binomial(n, 1)
 

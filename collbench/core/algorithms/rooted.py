@@ -35,14 +35,14 @@ def binomial(n: int, cells: int) -> Iterator[Moves]:
 
 
 def chain(n: int, cells: int, segments: int = 1) -> Iterator[Moves]:
-    """From rank to rank, one segment behind the other."""
+    """The message goes from rank to rank in segments, one behind the other."""
     for step in range(cells + n - 2 if n > 1 else 0):
         ranks = np.arange(max(0, step - cells + 1), min(n - 1, step + 1))
         yield Moves(ranks, ranks + 1, step - ranks)
 
 
 def scatter_allgather(n: int, cells: int) -> Iterator[Moves]:
-    """Binomial scatter, then ring all-gather; nobody is sent what the scatter left with him."""
+    """A binomial scatter, then a ring's all-gather of what the scatter left elsewhere."""
     yield from scatter_binomial(n, 1)
     turn = around(n)
     ranks = turn(0)
@@ -116,8 +116,7 @@ def _two_colours(src: Ints, dst: Ints) -> Ints:
 
 
 def double_tree(n: int, cells: int, segments: int = 1) -> Iterator[Moves]:
-    """Half of the message down each of two trees, block behind block, edges of one colour at a
-    time."""
+    """Half of the message goes down each of two trees, segment behind segment."""
     edges = _Edges(n)
     half = cells // 2
     have = np.zeros((2, n), np.int64)  # blocks of each tree's half that a rank has
@@ -134,12 +133,13 @@ def double_tree(n: int, cells: int, segments: int = 1) -> Iterator[Moves]:
 
 
 def scatter_linear(n: int, cells: int) -> Iterator[Moves]:
+    """The root sends each rank its block, one after the other."""
     for rank in range(1, n):
         yield Moves(0, rank, rank)
 
 
 def scatter_binomial(n: int, cells: int) -> Iterator[Moves]:
-    """Holders pass on the farther half of what they have, until each has its own block."""
+    """Whoever has blocks passes on the farther half of them, until each rank has its own."""
     for distance in (1 << k for k in reversed(range(log2(n)))):
         src = np.arange(0, n - distance, 2 * distance)[:, None]
         block = src + distance + np.arange(distance)
@@ -151,6 +151,10 @@ def backwards(steps: Steps, reduce: bool = True) -> Steps:
     def mirrored(n: int, cells: int, **parameters: int) -> Iterator[Moves]:
         return mirror(steps(n, cells, **parameters), reduce)
 
+    told = steps.__doc__ or ""
+    mirrored.__doc__ = (
+        f"A {'broadcast' if reduce else 'scatter'} in reverse: {told[:1].lower()}{told[1:]}"
+    )
     return mirrored
 
 

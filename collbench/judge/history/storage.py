@@ -207,6 +207,11 @@ class Book:
                 to.execute(self._insert(table).on_conflict_do_nothing(), rows)
             return to.scalar(count) != before
 
+    def holds(self, run: str) -> bool:
+        """Whether the run of this id is kept."""
+        with self._told(), self._engine.begin() as to:
+            return to.scalar(sql.select(RUNS.c.id).where(RUNS.c.id == run)) is not None
+
     def accept(self, baseline: Baseline) -> bool:
         """Keeps a reviewed baseline; False where it was there."""
         content = _text(baseline)

@@ -92,6 +92,7 @@ function narrow() {
     for (const line of own) line.hidden = !passes(line.dataset);
     const left = own.filter((line) => !line.hidden).length;
     table.nextElementSibling.hidden = left > 0 || !own.length;
+    if (table.parentElement.clientWidth) told(table.parentElement);
     shown += left;
     lines += own.length;
   }
@@ -110,12 +111,15 @@ function follow() {
     const words = new URLSearchParams(hash);
     for (const box of boxes) box.checked = words.getAll(box.name).includes(box.value);
     at = words.get("at") ?? "";
-    document.getElementById(at)?.scrollIntoView();
     if (form) narrow();
   } else {
     at = hash;
     address();
   }
+  const place = document.getElementById(at);
+  for (const one of place ? all("details", place) : []) if (one.parentElement === place) one.open = true;
+  for (let one = place?.closest("details"); one; one = one.parentElement.closest("details")) one.open = true;
+  place?.scrollIntoView();
 }
 if (form) {
   form.onchange = () => { narrow(); address(); };
@@ -124,6 +128,30 @@ if (form) {
   narrow();
 }
 onhashchange = follow;
+
+// A box that holds more than it shows says so, below it.
+function told(box) {
+  const [head, ...rows] = all("tr", box).filter((row) => !row.hidden);
+  const top = box.getBoundingClientRect().top + head.offsetHeight;
+  const bottom = box.getBoundingClientRect().top + box.clientHeight + 1;
+  const seen = rows.filter((row) => row.getBoundingClientRect().top >= top - 4 && row.getBoundingClientRect().bottom <= bottom);
+  const words = [];
+  if (seen.length && seen.length < rows.length) {
+    const first = rows.indexOf(seen[0]) + 1;
+    words.push(`lines ${first} to ${first + seen.length - 1} of ${rows.length}: scroll for the others`);
+  }
+  if (box.scrollWidth > box.clientWidth + 1) {
+    words.push(box.scrollLeft + box.clientWidth < box.scrollWidth - 1 ? "more columns to the right \u2192" : "\u2190 more columns to the left");
+  }
+  const place = box.nextElementSibling;
+  place.textContent = words.join("; ");
+  place.hidden = !words.length;
+}
+const sized = new ResizeObserver((seen) => seen.forEach(({target}) => target.clientWidth && told(target)));
+for (const box of all(".table")) {
+  sized.observe(box);
+  box.onscroll = () => told(box);
+}
 
 // Sorting: up, down, and back as it was. Figures by their value in one unit, what is no figure at the end.
 const UNITS = {"µs": 1e3, ms: 1e6, s: 1e9, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40};

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collbench.core.text import duration, plain, size
 from collbench.judge.efficiency import Point
@@ -17,6 +18,12 @@ from collbench.show.document import Figure, Line, Section, Table
 from collbench.show.views.series import Series, View, left_out, plus_minus, table
 
 MAPS = 6
+
+
+SHARE = 0.05  # of the time; where nobody comes later than this, there is no map
+
+
+Floats = NDArray[np.float64]
 
 
 _Key = tuple[int, str, str, str, Sequence[int]]  # of a map: run, collective, mode, backend, ranks
@@ -85,8 +92,9 @@ def _other(one: Series, point: Point) -> Line:
     return Line(cells, one.meta, "" if natural else "notice")
 
 
-def skew(view: View) -> Section:
-    """Lateness by rank and size, and the ranks that came late too often for chance."""
+def skew(view: View) -> Section | None:
+    """Lateness by rank and size, and the ranks that came late too often for chance; None where
+    nobody was."""
     usable = [
         point
         for point in view.points
@@ -96,49 +104,46 @@ def skew(view: View) -> Section:
         and (world := view.world(point)) is not None
         and not world.oversubscribed
     ]
-    if not usable:
-        none = (
-            "There is no case that tells: it takes each rank's times, ranks with cores of their"
-            " own, and a collective "
-        )
-        none += "that no rank can leave before all have come."
-        return Section(name="skew", title="Late ranks", words=[none])
     grouped: dict[_Key, list[Point]] = defaultdict(list)
     for point in usable:
         case = point.case
         grouped[point.run, case.collective, case.mode, case.backend, case.members].append(point)
-    shown = sorted(
-        grouped, key=lambda key: -max(max(_late(view, point)) for point in grouped[key])
-    )[:MAPS]
+    found = {key: _cells(view, points) for key, points in grouped.items()}
+    tables = [one for one in _late_ranks(view, usable) if one.lines]
+    told = any(table.name == "late" for table in tables)
+    late = {key: cells for key, cells in found.items() if told and cells.max() > SHARE}
+    shown = sorted(late, key=lambda key: -late[key].max())[:MAPS]
     words = [
         (
-            "By how much of the time each rank came after the first, only of collectives that no"
-            " rank can leave before all have come."
+            "How late each rank started, as a share of the call's time (synchronising collectives"
+            " only)."
         ),
-        *left_out(len(shown), len(grouped), "maps, those with the latest ranks,"),
+        *left_out(len(shown), len(late), "maps, those with the latest ranks,"),
     ]
-    late, slow = _late_ranks(view, usable)
-    words += [] if late.lines else ["No rank came last beyond chance."]
+    if not tables:
+        return None
     return Section(
         name="skew",
         title="Late ranks",
         words=words,
-        figures=[_map(view, place, key, grouped[key]) for place, key in enumerate(shown)],
-        tables=[one for one in (late, slow) if one.lines],
+        figures=[
+            _map(view, place, key, grouped[key], late[key]) for place, key in enumerate(shown)
+        ],
+        tables=tables,
     )
 
 
 def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
-    heads = ("rank", "host", "runs on", "collectives", "late by", "cases")
+    heads = ("rank", "host", "runs on", "collectives", "cases")
     late = table(
         "late",
         "Late ranks",
-        heads,
+        (*heads[:-1], "late by", heads[-1]),
         _ranks(view, usable, "late_rank"),
         align="llll",
         note=(
             "Ranks that came last more often than chance explains and by more than 5 % of the"
-            " time; late by: in the median of these cases."
+            " time; late by: in the median of these cases alone."
         ),
     )
     slow = table(
@@ -148,8 +153,8 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
         _ranks(view, usable, "slow_rank"),
         align="llll",
         note=(
-            "Where all came in time, on one clock, and one left last as often and by as much:"
-            " its transfers are slow, or the algorithm ends there."
+            "Ranks that started on time but finished last: slow transfers, or the algorithm's last"
+            " step."
         ),
     )
     return late, slow
@@ -161,15 +166,26 @@ def _late(view: View, point: Point) -> list[float]:
     return [late / whole for late in point.first.lateness]
 
 
-def _map(view: View, place: int, key: _Key, points: Sequence[Point]) -> Figure:
-    """Ranks by sizes; a cell is the median over cases."""
-    run, collective, mode, backend, members = key
-    n = len(members)
+def _places(points: Sequence[Point]) -> tuple[list[int], list[int]]:
+    """Sizes, and places among the ranks, that a map has."""
+    sizes = figures.thinned(sorted({point.size for point in points}), 32)
+    return sizes, figures.thinned(range(len(points[0].case.members)), 64)
+
+
+def _cells(view: View, points: Sequence[Point]) -> Floats:
+    """How late each rank started, by rank and size: the median over cases."""
+    sizes, places = _places(points)
     by_size: dict[int, list[list[float]]] = defaultdict(list)
     for point in points:
         by_size[point.size].append(_late(view, point))
-    sizes, places = figures.thinned(sorted(by_size), 32), figures.thinned(range(n), 64)
-    cells = np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
+    return np.array([np.median(by_size[at], axis=0)[places] for at in sizes]).T
+
+
+def _map(view: View, place: int, key: _Key, points: Sequence[Point], cells: Floats) -> Figure:
+    """Ranks by sizes."""
+    run, collective, mode, backend, members = key
+    n = len(members)
+    sizes, places = _places(points)
     ranks = [members[place] for place in places]
     world = view.world(points[0])
     hosts = {info.rank: info.host for info in world.ranks} if world else {}
@@ -180,8 +196,8 @@ def _map(view: View, place: int, key: _Key, points: Sequence[Point]) -> Figure:
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
     title = view.titled(run, f"{collective}, {plain(backend)}, {n} ranks, {mode}")
     words = (
-        f"At most, rank {ranks[row]} came late by {cells[row, column]:.1%} of the time, at"
-        f" {size(sizes[column])}."
+        f"In the median of the cases of a size, rank {ranks[row]} is the latest: by"
+        f" {cells[row, column]:.1%} of the time at {size(sizes[column])}."
     )
     matrix = figures.Matrix(
         x=[size(at) if at else "no data" for at in sizes],
@@ -216,17 +232,17 @@ def _ranks(
         share = float(
             np.median([_late(view, point)[point.case.members.index(rank)] for point in points])
         )
+        late = what == "late_rank"
         cells = (
             view.titled(run, f"rank {rank} of {world.n} ({plain(world.backend)})"),
             plain(info.host) if info else "unknown",
             _seat(info),
             ", ".join(sorted({point.case.collective for point in points})),
-            f"{share:.0%}",
+            *([f"{share:.0%}"] if late else []),
             f"{len(points):,} of {of[run, index, rank]:,}",
         )
-        lines.append(
-            Line(cells, {"backend": plain(world.backend), "ranks": str(world.n)}, "notice")
-        )
+        about = {"backend": plain(world.backend), "ranks": str(world.n)}
+        lines.append(Line(cells, about, "notice" if late else ""))
     return lines
 
 

@@ -4,20 +4,24 @@ lines; plans, and lists of runs."""
 from __future__ import annotations
 
 import itertools
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
 from collbench.judge.busy import sentence
-from collbench.records import derive
+from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.store import Outline
-from collbench.records.types import Record, Run, World
+from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
-from collbench.show.document import Block, Cell, Line, Table, Weight, Words, toned
+from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
 from collbench.show.flags import doubts, legend
+from collbench.show.views import best as choice
+from collbench.show.views import series
 from collbench.show.words import (
     AXES,
     LEFT,
@@ -167,23 +171,35 @@ def _flagged(flags: str) -> Words:
     return found
 
 
-def saved(files: Sequence[tuple[str, Outline]]) -> Table:
-    """Saved runs, oldest first, with the name each answers to and how it ended."""
-    lines = []
-    for name, file in files:
-        run, end = file.run, file.end
-        ended = toned("cut short", "notice") if end is None else toned(_exit(end.exit), "bad")
-        names = [plain(text) for text in (name, run.id, run.tag)]
-        arguments = plain(" ".join(run.command[1:]))
-        lines.append(Line((*names, str(file.cases), ended, arguments), single=True))
+ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
+
+
+def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
+    """Saved runs, oldest first, with the name each answers to and how it ended; of ``of`` in
+    all."""
     heads = ("name", "id", "tag", "cases", "ended", "arguments")
-    return Table(heads=heads, lines=lines, align="lllrlc")
+    lines, rows = [], list[dict[str, Any]]()
+    for name, file in files:
+        ended = _ended(file.end)
+        arguments = plain(" ".join(file.run.command[1:]))
+        names = [plain(text) for text in (name, file.run.id, file.run.tag)]
+        values = (*names, file.cases, ended, arguments, file.run.started)
+        rows.append(dict(zip((*heads, "started"), values, strict=True)))
+        tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
+        cells: list[Cell] = [*names, str(file.cases), toned(ended, tone), arguments]
+        lines.append(Line(cells, single=True))
+    whole = ("name", "id", "cases", "ended")
+    more = f"{len(files):,} of {of:,} runs; --last {of} shows all" if of > len(files) else ""
+    table = Table(heads=heads, lines=lines, align="llcrlc", whole=whole, note=more)
+    return Document(title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": of})
 
 
-def _exit(code: int) -> str:
-    if not code:
-        return ""
-    return Exit(code).name.lower().replace("_", " ") if code in list(Exit) else f"exit {code}"
+def _ended(end: End | None) -> str:
+    if end is None:
+        return "cut short"
+    if end.exit not in [*Exit]:
+        return f"exit {end.exit}"
+    return ENDED.get(Exit(end.exit)) or Exit(end.exit).name.lower().replace("_", " ")
 
 
 MOST_PLANNED = 1000  # lines of --dry-run
@@ -235,9 +251,9 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
 
 
 def summary(told: Gathered) -> list[Words]:
-    """What went wrong, how busy others kept the machine, the best of each collective and mode, rows
-    with two modes, who came late, what the flags that occurred mean, what was left out and why,
-    what was verified, and where it is kept."""
+    """What went wrong, how busy others kept the machine, floor and peak of each collective and
+    mode, rows with two modes, who came late, what the flags that occurred mean, what was left out
+    and why, what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
     lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told.outcomes)]
@@ -248,9 +264,27 @@ def summary(told: Gathered) -> list[Words]:
         for reason, number in reasons(told.skips, told.arrived)
     ]
     lines += [*map(noticed, dropped(told)), *_verified(told)]
+    return [*lines, *map(toned, kept(told))]
+
+
+def kept(told: Gathered) -> list[str]:
+    """Where a run is kept, by the name that finds it again; of one that ended early how to go
+    on."""
     if told.path is None:
-        return [*lines, toned("not saved")]
-    return [*lines, toned(f"saved: {plain(str(told.path))} (collbench runs lists all)")]
+        return ["not saved"]
+    ours = told.path.parent == store.home() / "runs"
+    lines = [f"saved: {plain(told.path.stem if ours else str(told.path))}"]
+    if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
+        name = "@last" if ours else shlex.quote(str(told.path))
+        lines.append(plain(f"go on with: collbench run --resume {name}"))
+    return lines
+
+
+def best(told: Gathered) -> list[Table]:
+    """The fastest at each size, where there is a choice; a table a mode."""
+    if len({record.case.label for record, _ in told.arrived}) < 2:
+        return []
+    return choice.tables(series.view([told.file]))
 
 
 def noticed(text: str) -> Words:

@@ -41,7 +41,7 @@ from collbench.show.views.verdicts import (
     facts,
     headline,
     history,
-    name_of,
+    names_of,
     readable,
     reasons,
     undecided,
@@ -80,16 +80,14 @@ def document(
     """A comparison for every medium; on a terminal rows that are SAME only if ``everything``.
     ``title`` begins the heading of a comment, and ``marker`` names it; ``alarms`` are what is
     known of this machine."""
-    base, head = name_of(comparison.base), name_of(comparison.head)
-    runs = {"base": comparison.base, "head": comparison.head}
+    base, head = names_of(comparison)
+    runs = {f"base: {base}": comparison.base, f"head: {head}": comparison.head}
     view = readable(comparison, alarms)
     return Document(
         title=f"{base} → {head}",
         verdict=headline(view),
         weight=weight(comparison),
-        runs=[
-            f"{side}: {name_of(run)}, run {run.id} of {run.started}" for side, run in runs.items()
-        ],
+        runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
         sections=[section(view)],
         data=_flat(view),
         brief=_brief(view, everything),
@@ -102,7 +100,8 @@ def document(
 
 
 def _sides(comparison: Comparison) -> str:
-    return f"base {name_of(comparison.base)} → head {name_of(comparison.head)}"
+    base, head = names_of(comparison)
+    return f"base {base} → head {head}"
 
 
 def _brief(view: Readable, everything: bool) -> list[Block]:

@@ -38,7 +38,7 @@ NOTHING, PARTED = Words(()), toned("|", "quiet")  # no words; the sign between t
 
 class Cell(NamedTuple):
     """What a cell shows: its text, its numbers (None: nothing there yet), how much of all the
-    contributions promised at this place are in it (1: it is whole; 0: none, or something else is
+    contributions promised at this place are in it (1: complete; 0: none, or something else is
     there), and whether the step wrote it.
     """
 
@@ -92,10 +92,10 @@ class Frame(NamedTuple):
 
     def note(self) -> str:
         """What stands out about the state."""
-        whole = [sum(cell.share == 1 for cell in column) for column in zip(*self.rows, strict=True)]
-        if set(whole) == {len(self.rows)}:
-            return "everything is whole everywhere"
-        return "each cell is whole on exactly one rank" if set(whole) == {1} else ""
+        done = [sum(cell.share == 1 for cell in column) for column in zip(*self.rows, strict=True)]
+        if set(done) == {len(self.rows)}:
+            return "every rank has everything"
+        return "each cell is complete on exactly one rank" if set(done) == {1} else ""
 
 
 class _Held(NamedTuple):
@@ -213,7 +213,7 @@ def frames(schedule: Schedule, values: Sequence[Sequence[Number]]) -> Iterator[F
 
 def _wanted(schedule: Schedule) -> list[list[Ints | None]]:
     """For each rank and cell what the operation promises there; where it promises nothing, a
-    reduction is whole when every rank is in it (input cell -1: any), and all else is in passing
+    reduction is complete when every rank is in it (input cell -1: any), and all else is in passing
     (None)."""
     everything = np.array([-1] + [1] * schedule.n) if schedule.row.reduces else None
     wanted = [[everything] * schedule.width for _ in range(schedule.n)]
@@ -256,18 +256,43 @@ def lanes(arrows: Sequence[Arrow]) -> list[list[Arrow]]:
     return packed
 
 
+def phases(schedule: Schedule, frames: Sequence[Frame]) -> str:
+    """What steps do, in a sentence: those in a row that all add, or all copy, are a phase."""
+    if not schedule.has_data:
+        return ""
+    found: list[tuple[str, list[Frame]]] = []
+    for frame in frames[1:]:
+        adding = np.asarray(frame.moves.reduce if frame.moves else False)
+        kind = "add" if adding.all() else "add and copy" if adding.any() else "copy"
+        if found and found[-1][0] == kind:
+            found[-1][1].append(frame)
+        else:
+            found.append((kind, [frame]))
+    told = []
+    for kind, members in found:
+        first, last = members[0].step, members[-1].step
+        alone, verb = first == last, kind if first != last else kind.replace("add", "adds")
+        steps = f"step {first}" if alone else f"steps {first} to {last}"
+        verb = verb.replace("copy", "copies") if alone else verb
+        note = members[-1].note()
+        told.append(f"{steps} {verb}" + (f", then {note}" if note else ""))
+    return "; ".join(told)
+
+
 def document(
     schedule: Schedule,
     frames: Sequence[Frame],
     shown: Sequence[Frame],
     rank: int | None,
     width: int,
+    about: Sequence[str] = (),
 ) -> Document:
-    """The drawing of the frames ``shown``, what its signs mean, and, where the last of ``frames``
-    is among them, who ends with what."""
+    """The drawing of the frames ``shown``, what its signs mean, where the last of ``frames`` is
+    among them who ends with what, and what there is to say ``about`` the algorithm."""
     brief: list[Block] = [*draw(schedule, shown, width, rank), *legend(schedule, shown)]
     if shown[-1].step == frames[-1].step:
         brief.append(in_words(outcome(schedule, frames[-1]), schedule.n))
+    brief += ["", *about] if about else []
     return Document(title=f"{schedule.collective} {schedule.name}", brief=brief)
 
 
@@ -413,13 +438,13 @@ def legend(schedule: Schedule, shown: Sequence[Frame]) -> list[str]:
     if not schedule.has_data:
         return ["arrows carry a token; 3/4: has heard, directly or not, of 3 of 4 ranks; * of all"]
     signs = [
-        ("", True, "arrows name cells, counted from 0"),
+        ("", True, "arrows name cells, the pieces of a buffer, counted from 0"),
         ("+2", "+" in labels, "cell 2 is added"),
         ("2>6", ">" in labels, "cell 2 goes into cell 6"),
         ("·", "·" in seen, "nothing there yet"),
         ("-", "-" in seen, "a cell of no numbers"),
         ("|", schedule.row.in_place is None, "input before, output after"),
-        ("*", True, "whole: all that belongs there has arrived"),
+        ("*", True, "complete: all that belongs there has arrived"),
     ]
     lines = ["; ".join(f"{sign}: {what}" if sign else what for sign, there, what in signs if there)]
     if schedule.n > 8 and len(shown) > 2:

@@ -16,7 +16,7 @@ COLOURS = (
     (0.0, "#d3dae3"),
     (0.99, "#7fb2e5"),
     (1.0, "#5fbf8b"),
-)  # nothing of it, nearly all, whole
+)  # nothing of it, nearly all, complete
 
 
 ADDED, COPIED = "#d9480f", "#7a3fc4"  # both legible on white and on near-black
@@ -36,9 +36,9 @@ READING = (
 )
 
 
-def page(schedule: Schedule, frames: Sequence[Frame]) -> str:
-    """The page's text. Colour is the share of the contributions promised at a cell that have
-    arrived there."""
+def page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str] = ()) -> str:
+    """The page's text, with what there is to say ``about`` the algorithm. Colour is the share of
+    the contributions promised at a cell that have arrived there."""
     from markupsafe import Markup
 
     n, width, last = schedule.n, schedule.width, len(frames) - 1
@@ -47,6 +47,7 @@ def page(schedule: Schedule, frames: Sequence[Frame]) -> str:
     return template("drawing").render(
         title=f"{schedule.collective} {schedule.name}, {n} ranks",
         meaning=schedule.row.meaning,
+        about=about,
         drawing=Markup(_drawing(schedule, frames)),
         words=Markup(words),
         last=last,
@@ -189,5 +190,5 @@ def _words(frame: Frame, last: int) -> str:
     return (
         f"Step {frame.step} of {last}. {'; '.join(moves)}."
         if frame.step
-        else "Before the first step."
+        else "Before the first step: press Play, or move the slider step by step."
     ) + note

@@ -1,17 +1,17 @@
-"""Sections that judge: implementations against each other, the link and the model, and where they
-change places."""
+"""Sections that judge: implementations against their link and the model, and where the fastest
+changes."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+
+import msgspec
 
 from collbench.core import algorithms
 from collbench.core.text import counted, duration, plain, settings, size
 from collbench.judge.efficiency import (
     PROBE,
-    Best,
     Constants,
     Crossing,
     Merit,
@@ -30,8 +30,8 @@ from collbench.show.views.series import (
     left_out,
     meta,
     named,
-    plus_minus,
     table,
+    together,
 )
 from collbench.show.words import PLACES
 from collbench.suite.policy import Policy
@@ -54,98 +54,37 @@ MANNER = (
 )
 
 
+EFFICIENCIES = (  # a field of Merit, what it is called, and how to read it
+    (
+        "link",
+        "link efficiency",
+        "busbw over that of sendrecv; the dotted line is as good as sendrecv.",
+    ),
+    (
+        "share",
+        "bound efficiency",
+        "The least possible time over that measured; surely above the dotted line is an error of"
+        " measuring, and listed first below.",
+    ),
+)
+
+
 Where = tuple[str, ...]
 
 
 WHERE = ("collective", "ranks", "type", "mode")
 
 
-def implementations(view: View) -> Section:
-    """The fastest at each size where there is a choice."""
-    found = best(view.points)
-    if not found:
-        return Section(
-            name="implementations",
-            title="Implementations",
-            words=[
-                (
-                    "Each case was measured with one implementation only: there is nothing to"
-                    " choose from. --algo native,ring adds a reference algorithm beside the"
-                    " library's own choice."
-                ),
-            ],
-        )
-    crowded = len(found) > 500
-    if crowded:
-        found.sort(key=lambda one: -(one.gain or 0.0) if one.clear else 0.0)
-    words = [
-        f"With several implementations: {counted(len(found), 'case')}.",
-        *_libraries(view, found),
+def efficiency(view: View) -> Section | None:
+    """The three numbers of each case, and the constants they rest on; None where there is no
+    collective to be set against its link."""
+    series = [
+        one
+        for one in view.series
+        if one.case.collective != PROBE and one.case.n > 1 and not one.case.step
     ]
-    if any(one.library and one.library.case.backend != one.winner.case.backend for one in found):
-        words.append(
-            "Some of these are on different backends: what sets them apart may be the transport."
-        )
-    winners = Counter(one.winner.case.label for one in found)
-    words.append(
-        "Lowest time: "
-        + ", ".join(f"{plain(name)} in {times:,}" for name, times in winners.most_common(8))
-        + "."
-    )
-    heads = (*WHERE, "place", "size", "best", "time", "", "library", "which")
-
-    note = "=: as good as the best, since intervals overlap; ?: not known, for want of an interval."
-    note += " Largest gains first." if crowded else ""
-    shown = table(
-        "best",
-        "Best at each size",
-        heads,
-        found,
-        partial(_best_line, view),
-        align="lrlllrlrrrl",
-        note=note,
-    )
-    return Section(name="implementations", title="Implementations", words=words, tables=[shown])
-
-
-def _libraries(view: View, found: list[Best]) -> list[str]:
-    """Sentences on each library's own choice beside reference algorithms."""
-    words = [] if any(one.library for one in found) else ["No library's own choice is among them."]
-    by_library: dict[str, list[Best]] = {}
-    for one in found:
-        if one.library and one.reference:
-            by_library.setdefault(plain(one.library.case.label), []).append(one)
-    for name, mine in by_library.items():
-        clear = [one for one in mine if one.clear]
-        ahead = sum(one.winner is one.library and not one.ties and not one.unknown for one in mine)
-        open_ = sum(
-            bool(one.unknown) and (one.winner is one.library or one.library in one.unknown)
-            for one in mine
-        )
-        words.append(
-            f"Of {counted(len(mine), 'case')} with reference algorithms beside what {name} chooses"
-            f" itself, {name} is surely the fastest in {ahead:,}, another is surely faster in"
-            f" {len(clear):,}, intervals overlap in {len(mine) - ahead - len(clear) - open_:,}, and"
-            f" in {open_:,} it is not known."
-        )
-        if clear:
-            most = max(clear, key=lambda one: one.gain or 0.0)
-            words.append(f"Beside the best, {_gain(most)} at {_place(view, most.winner)}.")
-    return words
-
-
-def efficiency(view: View) -> Section:
-    """The three numbers of each case, and the constants they rest on."""
-    series = [one for one in view.series if one.case.collective != PROBE and one.case.n > 1]
     if not series:
-        return Section(
-            name="efficiency",
-            title="Efficiency",
-            words=[
-                "There is no collective here to be set against its link: nothing but sendrecv, or"
-                " one rank only."
-            ],
-        )
+        return None
     stick = Yardstick(view.files, view.points)
     per_series = max(4, COMPARED // len(series))
     picked = chosen(series, COMPARED // 4)
@@ -189,6 +128,8 @@ def _merits(view: View, known: list[Merit]) -> Table:
         partial(_merit_line, view),
         align="lrlllrrrrrrl",
         what="cases",
+        common=len(WHERE),
+        folded=True,
         note=(
             "bound: the least time; of bound: its share of the time; set by: what makes the bound."
         ),
@@ -210,29 +151,29 @@ def _links(view: View, found: Sequence[Constants]) -> Table:
     )
 
 
-def crossovers(view: View) -> Section:
-    """Sizes at which one implementation gives way to another."""
-    found = crossings([one.points for one in view.series])
-    words = [
-        "Where two implementations surely change places: with intervals apart on both sides. The"
-        " size at which both take as long is read off straight lines between the medians, both axes"
-        " logarithmic."
+def crossovers(view: View) -> Section | None:
+    """Sizes at which the fastest implementation gives way to another; None where none does."""
+
+    def place(point: Point, nbytes: int) -> tuple[object, ...]:
+        return point.run, nbytes, msgspec.structs.replace(point.case, nbytes=0)
+
+    first = [(w, w.size) for one in best(view.points) for w in (one.winner, *one.ties)]
+    leading = {place(*one) for one in first}
+    found = [
+        one
+        for one in crossings([one.points for one in view.series])
+        if {place(one.before, one.low), place(one.after, one.high)} <= leading
     ]
     if not found:
-        return Section(
-            name="crossovers",
-            title="Crossovers",
-            words=["No two implementations surely change places at these sizes."],
-        )
-    found.sort(
-        key=lambda one: (
-            "native" not in (one.before.case.algorithm, one.after.case.algorithm),
-            one.size,
-        )
-    )
+        return None
+    words = [
+        "Where the fastest changes: the one is surely faster at the smaller size, the other at the"
+        " larger. In between, times are read off straight lines between the medians, both axes"
+        " logarithmic."
+    ]
+    found.sort(key=lambda one: (one.before.run, one.before.case.collective, one.size))
 
     heads = (*WHERE, "place", "faster below", "faster above", "between", "about")
-    note = "Those that the library's own choice takes part in come first."
     shown = table(
         "crossovers",
         "Crossovers",
@@ -240,8 +181,8 @@ def crossovers(view: View) -> Section:
         found,
         partial(_crossing_line, view),
         align="lrllllll",
-        note=note,
         what="crossovers",
+        common=len(WHERE) + 1,
     )
     return Section(name="crossovers", title="Crossovers", words=words, tables=[shown])
 
@@ -253,7 +194,7 @@ def _where(view: View, point: Point) -> Where:
     name = view.titled(point.run, plain(f"{case.collective}{split}{env}"))
     return (
         name,
-        str(case.n),
+        counted(case.n, "rank"),
         case.dtype if case.size else "",
         case.mode + (", predicted" if point.predicted else ""),
     )
@@ -266,49 +207,13 @@ def _place(view: View, point: Point) -> str:
             None,
             [
                 name,
-                counted(int(ranks), "rank"),
+                ranks,
                 kind,
                 PLACES["in" if point.case.in_place else "out"],
                 size(point.size),
             ],
         )
     )
-
-
-def _gain(one: Best) -> str:
-    if one.library is None or one.gain is None:
-        return "not measured"
-    name = plain(one.library.case.label)
-    if one.library is one.winner:
-        return f"{name} is the best" + (
-            " (tie)" if one.ties else " (not sure)" if one.unknown else ""
-        )
-    times = f"{one.gain + 1:,.0f}" if one.gain >= 99 else f"{one.gain + 1:.3g}"
-    more = f"takes {one.gain:.0%} longer" if one.gain < 1 else f"takes {times} times as long"
-    return f"{name} {more}" + (
-        "" if one.clear else " (not sure)" if one.library in one.unknown else " (tie)"
-    )
-
-
-def _best_line(view: View, one: Best) -> Line:
-    point = one.winner
-    ties = "".join(
-        f" {sign} {', '.join(plain(point.case.label) for point in others)}"
-        for sign, others in (("=", one.ties), ("?", one.unknown))
-        if others
-    )
-    cells = (
-        *_where(view, point),
-        "in" if point.case.in_place else "out",
-        size(point.size),
-        plain(point.case.label) + ties,
-        duration(point.median),
-        plus_minus(point),
-        duration(one.library.median) if one.library else "-",
-        _gain(one),
-    )
-    about = {name: value for name, value in meta(point.case).items() if name != "backend"}
-    return Line(cells, about, "notice" if one.clear else "")
 
 
 def _missing(view: View, series: Iterable[Series], stick: Yardstick) -> list[str]:
@@ -425,38 +330,23 @@ def _link_line(view: View, found: Constants) -> Line:
 
 
 def _shares(view: View, merits: list[tuple[Series, list[Merit]]]) -> list[Figure]:
-    """Link and bound efficiency against size, for each collective and mode."""
-    colours = figures.palette(view.series)
-    by_series = {id(one): found for one, found in merits}
-    grouped = groups(one for one, _ in merits)
+    """Link and bound efficiency against size, a figure each as ``together`` has it."""
+    by_line = {(one.run, one.case, one.points[0].predicted): found for one, found in merits}
+    grouped = together(groups(one for one, _ in merits))
     drawn = []
     for which, series in grouped.items():
-        for name, title, words in (
-            (
-                "link",
-                "link efficiency",
-                "busbw over that of sendrecv; the dotted line is as good as sendrecv.",
-            ),
-            (
-                "share",
-                "bound efficiency",
-                "The least possible time over that measured; above the dotted line is an error.",
-            ),
-        ):
+        for name, title, words in EFFICIENCIES:
             lines = []
             for one in chosen(series, max(6, min(LINES, ALL // len(grouped)))):
                 values = [
                     (m.point, v)
-                    for m in by_series[id(one)]
+                    for m in by_line[one.run, one.case, one.points[0].predicted]
                     if (v := getattr(m, name)) is not None and m.point.size
                 ]
                 lines += [(one, figures.thinned(values))] if values else []
             if lines:
-                drawn.append(
-                    figures.shares(
-                        f"{named(which)}-{name}", f"{which}: {title}", words, title, lines, colours
-                    )
-                )
+                whole = f"{which}: {title}"
+                drawn.append(figures.shares(f"{named(which)}-{name}", whole, words, title, lines))
     return drawn
 
 

@@ -86,8 +86,7 @@ CELLS = {"passed": "✓", "found": "✓", "no data": "?", "not applicable": "-"}
 
 
 LEGEND = (
-    "✓: nothing found; ?: no data, which is no pass; -: does not apply. The first line is about all"
-    " hosts together."
+    "✓: nothing found; ?: no data, which is no pass. The first line is about all hosts together."
 )
 
 
@@ -182,7 +181,7 @@ def _checks(verdict: Verdict) -> Section:
         else []
     )
     heads, lines = grid(verdict)
-    if len(lines) > 1:
+    if len(lines) > 2:  # of one host, the other table says it all
         hosts = Table(
             name="grid",
             title="Hosts and checks",
@@ -203,10 +202,13 @@ def _weight(verdict: Verdict, check: Checked) -> Weight:
 
 
 def grid(verdict: Verdict) -> tuple[tuple[str, ...], list[Line]]:
-    """Hosts by checks, of both those with findings first; on the first line what is about no host
-    alone."""
+    """Hosts by checks that apply, of both those with findings first; on the first line what is
+    about no host alone."""
     guilty = {one.check for one in verdict.findings}
-    checks = sorted(verdict.checks, key=lambda check: check.check not in guilty)
+    checks = sorted(
+        (c for c in verdict.checks if c.outcome != "not applicable" or c.check in guilty),
+        key=lambda check: check.check not in guilty,
+    )
     heads = ("host", *(check.check for check in checks))
     blamed: dict[str, dict[str, list[Severity]]] = {}
     for one in verdict.findings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -135,12 +136,11 @@ def words(outlook: Outlook) -> list[tuple[str, Weight]]:
     few = sum(not night.valid for one in outlook.series for night in one.nights)
     if few:
         whole = sum(len(one.nights) for one in outlook.series)
-        why = next(
+        reasons = Counter(
             night.why_not for one in outlook.series for night in one.nights if not night.valid
         )
-        found.append(
-            (f"{few:,} of {whole:,} nights of rows count for nothing: {why}, for one", "notice")
-        )
+        why = reasons.most_common(1)[0][0]
+        found.append((f"{few:,} of {counted(whole, 'night')} of rows ignored, as: {why}", "notice"))
     return found
 
 
@@ -267,25 +267,26 @@ def document(outlook: Outlook, everything: bool = False, columns: int = WIDE) ->
 
 
 def sections(outlook: Outlook) -> list[Section]:
+    """What changed, and each line of rows over its nights, if it has several; folded where nothing
+    changed."""
     happened = [Line((plain(text),), {}, colour) for text, colour in words(outlook)]
     table = Table(name="happened", title="What happened", heads=("what",), lines=happened)
     lines: dict[Case, list[Series]] = {}
     for one in outlook.series:
-        lines.setdefault(msgspec.structs.replace(one.case, nbytes=0), []).append(one)
+        if len(one.nights) > 1:
+            lines.setdefault(msgspec.structs.replace(one.case, nbytes=0), []).append(one)
     changed = _remarkable(outlook)
     order = sorted(lines.values(), key=lambda line: not any(one.key in changed for one in line))
     left = len(order) - FIGURES
     note = [f"{left} further lines of rows are in the data."] if left > 0 else []
     nothing = [] if happened else ["No change, no new segment, no row beyond its baseline."]
-    return [
-        Section(name="changes", title="Changes", words=nothing, tables=[table] if happened else []),
-        Section(
-            name="nights",
-            title="Nights",
-            words=note,
-            figures=[_figure(outlook, place, line) for place, line in enumerate(order[:FIGURES])],
-        ),
-    ]
+    tables = [table] if happened else []
+    changes = Section(name="changes", title="Changes", words=nothing, tables=tables)
+    if not order:
+        return [changes]
+    drawn = [_figure(outlook, place, line) for place, line in enumerate(order[:FIGURES])]
+    nights = Section(name="nights", title="Nights", words=note, figures=drawn, folded=not changed)
+    return [changes, nights]
 
 
 def _figure(outlook: Outlook, place: int, line: Sequence[Series]) -> Figure:

@@ -71,15 +71,20 @@ def section(view: View) -> Section:
         for run in shown
         for world in _distinct(view.files[run])
     ]
+    hosts = _unlike(view, shown)
     tables = [
-        *_unlike(view, shown),
+        *hosts,
         table("differences", "What differs", heads, apart, align="l" * len(heads)),
         table("facts", "Runs and machines", heads, facts, align="l" * len(heads)),
         *_topologies(view, shown),
         table("worlds", "Process groups", GROUP, worlds, align="l" * len(GROUP), folded=True),
     ]
     return Section(
-        name="environment", title="Environment", words=words, tables=[t for t in tables if t.lines]
+        name="environment",
+        title="Environment",
+        words=words,
+        tables=[t for t in tables if t.lines],
+        folded=not apart and not any(one.lines for one in hosts),
     )
 
 
@@ -226,7 +231,7 @@ def _safely(ask: Callable[[RunFile], str], file: RunFile) -> str:
 
 
 def plainly(value: Any) -> str:
-    """A fact of any type on one line, as much of it as can be read."""
+    """A fact of any type as one line of at most LONG characters."""
     try:
         return plain(str(value))[:LONG]
     except RecursionError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from collbench.records.derive import INVALID
 from collbench.records.types import Record
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
+from collbench.show.views import summary as summing
 from collbench.show.views.series import (
     Series,
     View,
@@ -23,10 +25,11 @@ from collbench.show.views.series import (
     named,
     plus_minus,
     table,
+    together,
 )
 from collbench.show.words import OPTIONAL, optional
 
-CURVES, SPREADS, CDFS = 60, 24, 15  # lines in a figure
+CURVES, CDFS = 60, 12  # lines in a figure
 
 
 ALL = 120  # lines in a section's figures of one kind
@@ -35,29 +38,30 @@ ALL = 120  # lines in a section's figures of one kind
 MATRICES, STRIPS = 6, 6
 
 
+BUSBW = (
+    "busbw is the traffic of the busiest link per second, so that collectives and rank counts can"
+    " be compared. Both axes are logarithmic."
+)
+
+
 PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 
 
 def bandwidths(view: View) -> Section:
-    """busbw, algbw and time against size, a set of figures for each collective and mode."""
-    found = groups(view.series)
-    colours = figures.palette(view.series)
+    """busbw and time against size: a figure each for every collective and mode, or for all
+    collectives of a mode where there is one implementation. Steps, of one size, stand in the table
+    alone."""
+    found = together(groups(one for one in view.series if not one.case.step))
     drawn: list[Figure] = []
-    words = [
-        *_origins(view.points),
-        (
-            "Both axes are logarithmic. busbw sets the bytes that must pass the busiest port in"
-            " relation to the time, so that collectives and ranks compare."
-        ),
-        *figures.dropped(view.series),
-    ]
+    words = [*_origins(view.points), BUSBW, *figures.dropped(view.series)]
+    words += [*summing.moved(view), *(f"{told}." for told in summing.modal(view))]
     for title, series in found.items():
         shown = chosen(series, _each(CURVES, len(found)))
         words += [f"{title}: {line}" for line in left_out(len(shown), len(series), "lines")]
-        drawn += figures.curves(named(title), title, _peaks(shown), shown, colours)
+        drawn += figures.curves(named(title), title, _peaks(shown), shown)
     if not drawn:
-        words = ["There are no sizes to draw: nothing was measured, or only what moves no data."]
-    points = [(one, point) for series in found.values() for one in series for point in one.points]
+        words = _origins(view.points) or ["Nothing was measured."]
+    points = [(one, point) for one in view.series for point in one.points]
     return Section(
         name="bandwidth",
         title="Bandwidth and time",
@@ -80,11 +84,12 @@ def _times(points: Sequence[tuple[Series, Point]]) -> Table:
         partial(_time_line, names),
         align="lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l",
         folded=True,
+        common=2,
     )
 
 
 def _origins(points: Sequence[Point]) -> list[str]:
-    """What the times are medians over, and where imported ones come from."""
+    """Sentences on where times come from: medians over samples, or another tool's figures."""
     words = []
     if any(not point.over and not point.predicted for point in points):
         words.append(
@@ -115,47 +120,42 @@ def _time_line(names: Sequence[str], item: tuple[Series, Point]) -> Line:
     return Line(cells, one.meta)
 
 
-def distributions(view: View) -> Section:
-    """Spread of samples: their cumulative share at a few sizes, and percentiles against size."""
+def distributions(view: View) -> Section | None:
+    """Spread of samples: their cumulative share at a few sizes; None where no case has samples of
+    its own."""
     found = {
         key: series
         for key, series in groups(view.series).items()
         if any(_sampled(view, point) for one in series for point in one.points)
     }
-    drawn: list[Figure] = []
-    for title, series in found.items():
-        drawn += _spread(view, title, series, _each(SPREADS, len(found)))
+    drawn = [figure for title, series in found.items() for figure in _spread(view, title, series)]
     if not drawn:
-        none = "No case has samples of its own, so that there is no distribution to show."
-        return Section(name="distribution", title="Distribution", words=[none])
+        return None
     known = [point for point in view.points if not point.predicted]
     short = sum(point.first.p95 is None for point in known)
     words = [
-        (
-            "Samples of each case's first launch, at a few sizes and of a few lines. p95 takes 72"
-            f" samples and p99 368; too few even for p95: {short:,} of"
-            f" {counted(len(known), 'case')}."
-        ),
-        *figures.dropped([one for series in found.values() for one in series]),
+        "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
+        f" libraries. p95 takes 72 samples and p99 368; too few even for p95: {short:,} of"
+        f" {counted(len(known), 'case')}.",
     ]
     batches = dict.fromkeys(
         p.case.mode for p in known if _sampled(view, p) and view.record(p).inner > 1
     )
     if batches:
         words.append(
-            f"{', '.join(batches)}: a sample may be the mean of several calls, so that its tails"
+            f"{', '.join(batches)}: a sample may be the mean of several calls, and then its tails"
             " are not those of single calls."
         )
-    return Section(name="distribution", title="Distribution", words=words, figures=drawn)
+    return Section(
+        name="distribution", title="Distribution", words=words, figures=drawn, folded=True
+    )
 
 
-def _spread(view: View, title: str, series: Sequence[Series], most: int) -> list[Figure]:
-    name = named(title)
-    colours = figures.palette(view.series)
+def _spread(view: View, title: str, series: Sequence[Series]) -> list[Figure]:
     sizes = sorted({point.size for one in series for point in one.points})
     picked = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
     outside = [one for one in series if not one.case.in_place]  # in place, samples spread alike
-    few = chosen(outside or series, max(2, min(most, CDFS) // len(picked)))
+    few = _fastest(outside or series, max(2, CDFS // len(picked)))
     cases = [
         (one, point, view.record(point))
         for at in picked
@@ -163,39 +163,35 @@ def _spread(view: View, title: str, series: Sequence[Series], most: int) -> list
         for point in one.points
         if point.size == at and _sampled(view, point)
     ]
-    drawn = []
-    if cases:
-        at = " at " + ", ".join(size(at) for at in picked) if picked[-1] else ""
-        words = (
-            f"Share of samples that took no longer than a time{at}, for"
-            f" {counted(len(cases), 'case')}."
-        )
-        drawn.append(
-            figures.distribution(
-                f"{name}-cdf", f"{title}: how samples spread", words, cases, colours
-            )
-        )
+    if not cases:
+        return []
+    at = " at " + ", ".join(size(at) for at in picked) if picked[-1] else ""
     words = (
-        "Medians against size; the areas reach up to p95 and, fainter, p99, where samples bound"
-        " them."
+        f"Share of samples that took no longer than a time{at}, for {counted(len(cases), 'case')}."
     )
-    against = figures.percentiles(
-        f"{name}-percentiles",
-        f"{title}: percentiles against size",
-        words,
-        chosen(series, most),
-        colours,
-    )
-    return [*drawn, against] if against.data else drawn
+    return [
+        figures.distribution(f"{named(title)}-cdf", f"{title}: how samples spread", words, cases)
+    ]
 
 
-def outliers(view: View) -> Section:
-    """The cases with the largest share of samples far out, sample by sample."""
+def _fastest(series: Sequence[Series], most: int) -> list[Series]:
+    """Libraries, then those that are the fastest over all their sizes."""
+
+    def merit(one: Series) -> tuple[bool, float]:
+        mean = sum(math.log(point.median or 1.0) for point in one.points) / len(one.points)
+        return one.case.algorithm != "native", mean
+
+    kept = sorted(series, key=merit)[:most]
+    return [one for one in series if one in kept]
+
+
+def outliers(view: View) -> Section | None:
+    """The cases with the largest share of samples far out, sample by sample; None where there are
+    none."""
     severe = [point for point in view.points if point.first.severe_outliers]
     severe.sort(key=lambda point: -point.first.severe_outliers / point.first.samples)
     if not severe:
-        words = ["No sample lies farther than 3 interquartile ranges out."]
-        return Section(name="outliers", title="Outliers", words=words)
+        return None
     home = {(point.run, point.case): one for one in view.series for point in one.points}
 
     def line(point: Point) -> Line:
@@ -213,7 +209,7 @@ def outliers(view: View) -> Section:
     ]
     words = [
         f"Samples farther than 3 interquartile ranges out: in {len(severe):,} of"
-        f" {counted(len(view.points), 'case')}. They are counted and kept: nothing is ever left out"
+        f" {counted(len(view.points), 'case')}. They are counted and kept: no sample is left out"
         " because of its value."
     ]
     told = "Time of each sample over its case's median, of the cases with most outliers. "
@@ -236,12 +232,13 @@ def outliers(view: View) -> Section:
         words=words,
         figures=[drawn] if cases else [],
         tables=[shown],
+        folded=True,
     )
 
 
-def pairs(view: View) -> Section:
+def pairs(view: View) -> Section | None:
     """A matrix for each run, collective, mode and backend that was measured by pairs: what each
-    pair reaches at its largest size."""
+    pair reaches at its largest size; None where none was."""
     grouped: dict[tuple[int, str, str, str], dict[tuple[int, int], tuple[int, float]]] = (
         defaultdict(dict)
     )
@@ -256,9 +253,7 @@ def pairs(view: View) -> Section:
                 if placed(case.groups) and not case.row.one_way:  # both directions at once
                     best[pair[::-1]] = best[pair]
     if not grouped:
-        return Section(
-            name="pairs", title="Pairs", words=["No run measured pairs of ranks one by one."]
-        )
+        return None
     shown = list(grouped.items())[:MATRICES]
     drawn = [_pairs(view, place, *item) for place, item in enumerate(shown)]
     words = left_out(len(shown), len(grouped), "matrices")
@@ -300,7 +295,7 @@ def pair_of(record: Record) -> tuple[int, int] | None:
 
 
 def _each(most: int, among: int) -> int:
-    """Lines for each of several figures, so many that their sum stays bounded."""
+    """Lines for each of several figures, few enough that their sum stays bounded."""
     return max(6, min(most, ALL // max(1, among)))
 
 
@@ -309,17 +304,15 @@ def _sampled(view: View, point: Point) -> bool:
 
 
 def _peaks(series: Sequence[Series]) -> dict[str, str]:
-    """What is to be seen in the curves of each measure."""
+    """The highest busbw and the lowest time of these curves, in words."""
     points = [(point, one) for one in series for point in one.points if point.size]
     if not points:
         return {}
     least, quick = min(points, key=lambda pair: pair[0].median)
-    words = {"time": f"the lowest is {duration(least.median)} at {size(least.size)} ({quick.name})"}
-    for name in ("busbw", "algbw"):
-        most, wide = max(points, key=lambda pair: getattr(pair[0], name) or 0.0)
-        words[name] = (
-            f"the highest is {bandwidth(getattr(most, name))} GB/s at {size(most.size)}"
-            f" ({wide.name})"
-        )
+    most, wide = max(points, key=lambda pair: pair[0].busbw or 0.0)
+    words = {
+        "time": f"the lowest is {duration(least.median)} at {size(least.size)} ({quick.name})",
+        "busbw": f"the highest is {bandwidth(most.busbw)} GB/s at {size(most.size)} ({wide.name})",
+    }
     lines = counted(len(series), "line")
     return {name: f"{lines}; {what}." for name, what in words.items()}

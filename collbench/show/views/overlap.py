@@ -1,4 +1,5 @@
-"""Collectives with something in their background, as a document: what each makes of the other."""
+"""Collectives measured with something in their background, as a document: how much each slows the
+other."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run's pairs as a document: who reaches what with whom, the worst of it, and what stands
-out."""
+"""The pairs of a run as a document: the rate of each pair, the slowest of them, and which ranks,
+hosts and links stand out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = ("a", "b", "host_a", "host_b", "apart", "busbw", "time_ns", "share", "
 
 
 class Pairs(NamedTuple):
-    """A run's pairs and what they come to."""
+    """A run's pairs and the verdict on them."""
 
     file: RunFile
     matrix: Matrix

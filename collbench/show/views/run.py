@@ -15,7 +15,7 @@ from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
-from collbench.show.views import arrival, efficiency, machines, measured, overlap, steps
+from collbench.show.views import arrival, best, efficiency, machines, measured, overlap, steps
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
@@ -94,14 +94,14 @@ MEANINGS = {
 
 
 def summary(view: View) -> Section:
-    """The questions a person asks first."""
+    """What was left out or went wrong, what was verified, each collective's floor and peak, and the
+    meaning of flags."""
     counts = _statuses(view)
     told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
-    words = [
-        _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
-        + "".join(f", {part}" for part in told)
-        + f", in {counted(len(view.files), 'run')}."
-    ]
+    words = []
+    if told or counts["predicted"] or len(view.files) != 1 or not view.points:
+        made = _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
+        words = [f"{', '.join([made, *told])}, in {counted(len(view.files), 'run')}."]
     words[:0] = [
         view.titled(run, planted(f.run.policy.inject))
         for run, f in enumerate(view.files)
@@ -116,18 +116,17 @@ def summary(view: View) -> Section:
         if _short(file)
     ]
     words += [*machines.unlike(view), *summing.verified(view), *summing.averages(view)]
-    words += [*summing.crowded(view), *summing.late(view), *summing.moved(view)]
-    words += [f"{told}." for told in (*summing.busy_runs(view), *summing.modal(view))]
-    heads = ("collective", "mode", "latency floor", "", "at", "peak busbw, GB/s", "", "at")
-    best = table(
-        "best-of", "Best of each collective", heads, summing.floors(view), align="llrrlrrl"
-    )
-    tables = [one for one in (best, summing.meanings(view)) if one.lines]
+    words += [*summing.crowded(view), *summing.late(view)]
+    words += [f"{told}." for told in summing.busy_runs(view)]
+    heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
+    floors, title = summing.floors(view), "Floor and peak of each collective"
+    peaks = table("best-of", title, heads, floors, align="llrrlrrl", common=2)
+    tables = [one for one in (peaks, summing.meanings(view)) if one.lines]
     return Section(name="summary", title="Summary", words=words, tables=tables)
 
 
-def left_out(view: View) -> Section:
-    """Cases that did not run or went wrong, by reason, trouble first."""
+def left_out(view: View) -> Section | None:
+    """Cases that did not run or went wrong, by reason, trouble first; None where there are none."""
     order = {"wrong": 0, "failed": 1, INVALID: 2, "skipped": 3}
     found: dict[tuple[int, str, str], list[Record]] = {}
     for other in view.others:
@@ -135,9 +134,7 @@ def left_out(view: View) -> Section:
         key = other.run, other.why, reason or "no reason given"
         found.setdefault(key, []).append(other.record)
     if not found:
-        return Section(
-            name="left-out", title="Left out", words=["Nothing was left out, and nothing failed."]
-        )
+        return None
     lines = []
     for (run, status, reason), members in sorted(
         found.items(), key=lambda item: (order.get(item[0][1], 3), -len(item[1]))
@@ -157,7 +154,7 @@ def left_out(view: View) -> Section:
 
 
 def comparison(view: View) -> Section | None:
-    """Only where two runs are compared."""
+    """The comparison of two runs; None where no two are compared."""
     if view.comparison is None:
         return None
     from collbench.show.views import comparison as compared
@@ -179,26 +176,26 @@ def data(view: View) -> Section:
             " files hold them."
         ]
     lines = [Line((name, MEANINGS.get(name, name.replace("_", " ")))) for name in NAMES]
-    columns = table("columns", "Columns", ("column", "meaning"), lines, align="ll", folded=True)
-    return Section(name="data", title="Data", words=words, tables=[columns])
+    columns = table("columns", "Columns", ("column", "meaning"), lines, align="ll")
+    return Section(name="data", title="Data", words=words, tables=[columns], folded=True)
 
 
 SECTIONS: tuple[Callable[[View], Section | None], ...] = (
+    comparison,
+    best.section,
     summary,
+    left_out,
     steps.section,
     overlap.section,
-    machines.section,
     measured.bandwidths,
-    measured.distributions,
-    efficiency.implementations,
-    efficiency.efficiency,
     efficiency.crossovers,
+    efficiency.efficiency,
     arrival.arrival,
     arrival.skew,
-    measured.outliers,
     measured.pairs,
-    comparison,
-    left_out,
+    measured.distributions,
+    measured.outliers,
+    machines.section,
     data,
 )
 
@@ -246,7 +243,7 @@ def _verdict(view: View) -> tuple[str, Weight]:
 
 
 def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
-    """The verdict on runs that came to their end and of which nothing failed."""
+    """The verdict on complete runs in which nothing failed."""
     number = _points(view)
     if counts["predicted"] and not counts["ok"]:
         return f"{number}; nothing was measured.", "notice"
@@ -263,19 +260,15 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
         for record in file.records
     )
     crowded = sum("oversubscribed" in point.flags for point in view.points)
-    data = "all data verified, none wrong" if verified else "not all data was verified"
+    data = "all results correct" if verified else "not all results were verified"
     if crowded:
-        return (
-            (
-                f"{number}, {data}; {crowded:,} with more ranks than cores, which is not fit for"
-                " claims."
-            ),
-            "notice",
-        )
+        told = f"{crowded:,} with more ranks than cores, which is not fit for claims"
+        return f"{number}, {data}; {told}.", "notice"
     wide = sum("unconverged" in point.flags for point in view.points)
-    if 2 * wide > sum(not point.predicted for point in view.points):
-        return f"{number}, {data}; {wide:,} not as precisely as asked for.", "notice"
-    return f"{number}, {data}.", "good" if verified else "notice"
+    known = sum(not point.predicted for point in view.points)
+    told = f"; {wide:,} of {known:,} less precise than asked for" if wide else ""
+    good = verified and 2 * wide <= known
+    return f"{number}, {data}{told}.", "good" if good else "notice"
 
 
 def _points(view: View) -> str:

@@ -28,6 +28,9 @@ STAMP = re.compile(r"^\d{8}-\d{6,9}-")  # how an id begins
 MOST = 500  # lines of a table
 
 
+TOGETHER = 24  # lines of several collectives in one figure
+
+
 class Series(NamedTuple):
     """A case of one run over all its sizes: ``case`` has size 0, ``points`` are in order of size.
 
@@ -76,7 +79,7 @@ class View(NamedTuple):
 
 
 def view(files: Sequence[RunFile], comparison: Readable | None = None) -> View:
-    """Derives and sorts everything once."""
+    """The view of these runs: everything is derived and sorted once."""
     worlds = [{world.index: world for world in file.worlds} for file in files]
     rows = records_table(files)
     cycles = sorted(
@@ -111,8 +114,8 @@ def meta(case: Case) -> Meta:
 
 
 def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
-    """What no figure mixes, by its title: collective and mode, what was measured and what is a
-    model's."""
+    """Series by the title of the figure they share: a collective and a mode, and whether a model
+    predicted them."""
     found: dict[str, list[Series]] = {}
     for one in series:
         words = (
@@ -124,9 +127,32 @@ def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
     return found
 
 
+def together(found: dict[str, list[Series]]) -> dict[str, list[Series]]:
+    """Groups, those of one mode merged into one where there is one implementation and few lines;
+    each series is then named after its collective."""
+    by_mode: dict[str, list[str]] = {}
+    for title in found:
+        by_mode.setdefault(title.partition(", ")[2], []).append(title)
+    joined: dict[str, list[Series]] = {}
+    for mode, titles in by_mode.items():
+        every = [one for title in titles for one in found[title]]
+        alone = len({one.case.label for one in every}) == 1 and len(every) <= TOGETHER
+        if not alone or len(titles) == 1:
+            joined |= {title: found[title] for title in titles}
+            continue
+        joined[f"all collectives, {mode}"] = [one._replace(name=_renamed(one)) for one in every]
+    return joined
+
+
+def _renamed(one: Series) -> str:
+    """The name with the collective in place of the implementation."""
+    label, words = plain(one.case.label), one.name.split(", ")
+    return ", ".join([one.case.collective, *(word for word in words if word != label)])
+
+
 def named(title: str) -> str:
-    """The name of the figure of one of ``groups``."""
-    return title.replace(", ", "-")
+    """A figure's name, from its title."""
+    return title.replace(", ", "-").replace(" ", "-")
 
 
 def _labels(files: Sequence[RunFile]) -> list[str]:
@@ -153,27 +179,28 @@ def _series(points: Sequence[Point], labels: Sequence[str]) -> list[Series]:
         key = point.run, msgspec.structs.replace(point.case, nbytes=0), point.predicted
         mixed.setdefault(key, []).append(point)
     found = dict(sorted(mixed.items(), key=lambda item: _place(*item[0][:2])))
-    together: dict[tuple[str, str], list[Case]] = {}
-    for _, case, _ in found:
-        together.setdefault((case.collective, case.mode), []).append(case)
-    varying = {key: axes(list(dict.fromkeys(cases)))[0] for key, cases in together.items()}
+    sharing: dict[tuple[str, str], list[tuple[int, Case]]] = {}
+    for run, case, _ in found:
+        sharing.setdefault((case.collective, case.mode), []).append((run, case))
+    varying = {
+        where: axes(list(dict.fromkeys(case for _, case in members)))[0]
+        for where, members in sharing.items()
+    }
+
+    def name(run: int, case: Case) -> str:
+        where = case.collective, case.mode
+        several = len({one for one, _ in sharing[where]}) > 1
+        return _name(case, varying[where], labels[run] if several else "")
+
     return [
-        Series(
-            run,
-            case,
-            sorted(mine, key=lambda point: point.size),
-            _name(
-                case, varying[case.collective, case.mode], labels[run] if len(labels) > 1 else ""
-            ),
-            meta(case),
-        )
+        Series(run, case, sorted(mine, key=lambda p: p.size), name(run, case), meta(case))
         for (run, case, _), mine in found.items()
     ]
 
 
 def _place(run: int, case: Case) -> tuple[Any, ...]:
-    """Where a series stands among others: runs were measured in shuffled order. Libraries before
-    algorithms."""
+    """The key that orders series: libraries before algorithms, since runs are measured in shuffled
+    order."""
     whose = case.algorithm != "native", case.label
     what = case.dtype, case.op, case.root, case.splits, case.in_place
     return (
@@ -188,7 +215,7 @@ def _place(run: int, case: Case) -> tuple[Any, ...]:
 
 
 def _name(case: Case, varying: Sequence[str], label: str) -> str:
-    """The implementation always, then what else differs."""
+    """The implementation, and the values of those other axes along which the group varies."""
     values = worded(case)
     words = [values[name] for name in varying if name != "implementation" and values[name]]
     return plain(", ".join(filter(None, [label, case.label, *words])))
@@ -228,17 +255,27 @@ def table(
     note: str = "",
     folded: bool = False,
     what: str = "lines",
+    common: int = 0,
 ) -> Table:
     """A table of the first MOST of ``items``, each made a line by ``line`` unless it is one. Its
-    note says so where there are more: put first what matters most."""
+    note says so where there are more: put first what matters most. Of the first ``common`` columns
+    those of one value stand in the title."""
     lines = [line(item) if line else item for item in items[:MOST]]
     notes = [note, *left_out(min(len(items), MOST), len(items), what)]
+    same = [at for at in range(common) if len({str(one.cells[at]) for one in lines}) == 1]
+    told = [str(lines[0].cells[at]) for at in same]
+    kept = [at for at in range(len(heads)) if at not in same]
+    if same:
+        lines = [
+            msgspec.structs.replace(one, cells=tuple(one.cells[at] for at in kept)) for one in lines
+        ]
+    sides = align.ljust(len(heads), "r")
     return Table(
         name=name,
-        title=title,
-        heads=heads,
+        title=": ".join(filter(None, [title, ", ".join(filter(None, told))])),
+        heads=tuple(heads[at] for at in kept),
         lines=lines,
-        align=align,
+        align="".join(sides[at] for at in kept),
         folded=folded,
         note=" ".join(filter(None, notes)),
     )

@@ -80,7 +80,7 @@ def document(file: RunFile) -> Document:
 
 
 def named(case: Case) -> str:
-    """A step without the digest that tells it from others of its name."""
+    """A step's name without the digest that sets steps of the same name apart."""
     return case.step.rpartition(" #")[0]
 
 

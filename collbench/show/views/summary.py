@@ -1,5 +1,5 @@
-"""What the summary of a report rests on: the best of each collective, flags with what to do about
-them, rows with two modes, machines that others used too."""
+"""Parts of a report's summary: floor and peak of each collective, flags with remedies, rows with
+two modes, machines that other processes used."""
 
 from __future__ import annotations
 
@@ -72,14 +72,13 @@ def _best(
 
 
 def _doubtful(point: Point) -> bool:
-    """Whether its time stands for nothing; over launches enough to bound it, a flag of one of them
-    does not matter."""
+    """Whether a point's flags make its time unreliable; they do not where launches enough bound
+    it."""
     return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
 
 
 def _single(view: View, point: Point) -> bool:
-    """Whether its time is that of a call on its own: one of many issued together has no latency to
-    tell."""
+    """Whether the time is that of one call on its own; calls issued together have no latency."""
     together = view.files[point.run].run.policy.agg_iters
     return point.case.mode in ("isolated", "host") and together == 1
 
@@ -101,7 +100,8 @@ def meanings(view: View) -> Table:
 
 
 def _figures(view: View) -> dict[str, str]:
-    """Those of the runs, where all were measured by one policy."""
+    """The limits that stand in flags' texts, where all runs have the same policy; else general
+    words."""
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
     if len(policies) != 1:
         return GENERAL
@@ -112,7 +112,7 @@ def _figures(view: View) -> dict[str, str]:
 
 
 def busy_runs(view: View) -> list[str]:
-    """What there is to say of each of several runs on machines that others used too."""
+    """A sentence for each of several runs whose machine other processes used meanwhile."""
     if len(view.files) == 1:  # the headline says it
         return []
     return [
@@ -160,7 +160,7 @@ def verified(view: View) -> list[str]:
 
 
 def _by_tools(view: View) -> list[str]:
-    """What imported logs say of their data, where none tells how many elements were right."""
+    """What imported logs say about the data, where they do not count verified elements."""
     notes = [record.note for file in view.files for record in file.records]
     errors = [
         note.removeprefix(RELATIVE).strip(" *") for note in notes if note.startswith(RELATIVE)
@@ -186,7 +186,8 @@ def averages(view: View) -> list[str]:
 
 
 def moved(view: View) -> list[str]:
-    """Who sends more than busbw assumes, and why, as counted at the last size."""
+    """A sentence for each implementation that sends more bytes than busbw assumes, with the
+    reason."""
     found = {
         (p.run, p.case.collective, p.case.label, p.case.n): plain(p.first.moves)
         for p in view.points

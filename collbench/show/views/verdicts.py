@@ -131,7 +131,7 @@ def labels(comparison: Comparison) -> dict[str, str]:
 
 
 def undivided(comparison: Comparison, case: Case) -> Case:
-    """``case`` without what the two sides differ in by design."""
+    """``case`` without the fields in which the two sides differ by design."""
     plain_values = {"backend": "", "algorithm": "native", "env": ()}
     differs = {
         name
@@ -145,7 +145,7 @@ def undivided(comparison: Comparison, case: Case) -> Case:
 
 
 def weight(comparison: Comparison) -> Weight:
-    """The whole comparison's: good only where nothing asks to be looked at."""
+    """The comparison's weight: good only where no row needs a look."""
     if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
         return "bad"
     doubtful = comparison.exit or any(
@@ -174,9 +174,17 @@ def facts(comparison: Comparison) -> list[str]:
     ]
 
 
-def name_of(run: Run) -> str:
-    """Name of a side: the variant it was given as, else its tag or id."""
-    return short((run.pairing.variant or "as it is") if run.pairing else run.tag or run.id, 60)
+def names_of(comparison: Comparison) -> tuple[str, str]:
+    """Names of base and head: the variant each was given as, else its tag; ids where these are
+    alike."""
+    base, head = (_named_side(run) for run in (comparison.base, comparison.head))
+    if base == head:
+        base, head = comparison.base.id, comparison.head.id
+    return short(base, 60), short(head, 60)
+
+
+def _named_side(run: Run) -> str:
+    return (run.pairing.variant or "as it is") if run.pairing else run.tag or run.id
 
 
 def differences(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -271,7 +279,7 @@ def undecided(view: Readable) -> dict[str, list[str]]:
 
 
 def _open(verdict: str, why: str) -> str:
-    """Why a row has no verdict: scatter, where judge says no more than what that hides."""
+    """The reason why a row has no verdict."""
     first = why.partition("; ")[0]
     scattered = not first or first.endswith(": fails nothing") or TELLS in first
     words = "launches scatter too much" if scattered else first
@@ -288,7 +296,7 @@ def reasons(view: Readable) -> list[str]:
 
 
 def history(view: Readable) -> list[str]:
-    """How often experiments on two alike sides were wrong here, where that is known."""
+    """How often A/A experiments on this machine raised a false alarm, where that is known."""
     about, what = view.alarms, "A/A (both sides the same) on this machine"
     if about is None:
         return []
@@ -302,7 +310,7 @@ def history(view: Readable) -> list[str]:
 
 
 def change(row: Judged | Aggregate) -> str:
-    """+11.4% [+9.8, +13.1], or ~ [-2.1, +1.6] where it cannot be told from none."""
+    """A change with its interval, +11.4% [+9.8, +13.1]; ~ [-2.1, +1.6] where zero is inside it."""
     if row.delta is None:
         return "-"
     mean_alone = isinstance(row, Aggregate) and math.isinf(row.hi)  # no row has an interval

@@ -275,3 +275,26 @@ def test_amds_gpus_need_a_torch_for_rocm(
     found = told(AMDS, 0)
     assert found["torch for ROCm"][0] == found["amdsmi"][0] == "no"
     assert "pytorch.org" in found["torch for ROCm"][1] and "torch for CUDA" not in found
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "there"), [(NOTHING, 0, False), (NOTHING, 1, True), (AMDS, 0, True)]
+)
+def test_libraries_of_gpus_are_told_of_only_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], count: int, there: bool
+) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: count)
+    assert doctor._gpus(found) is there
+
+
+@pytest.mark.parametrize(
+    ("found", "gpus", "says"),
+    [
+        ({"gloo": "yes", "shm": "yes", "mpi": "no"}, 0, "Ready: gloo, shm on 2 ranks."),
+        ({"gloo": "yes", "gloo ranks": "no", "shm": "yes"}, 0, "Ready: shm on 2 ranks."),
+        ({"gloo": "yes", "nccl": "yes"}, 8, "Ready: gloo on 2 ranks; nccl on 8 GPUs."),
+        ({"gloo": "no"}, 0, "Nothing can run here: see above."),
+    ],
+)
+def test_the_last_line_says_what_is_ready(found: dict[str, str], gpus: int, says: str) -> None:
+    assert doctor.ready(found, 2, gpus) == says

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 
@@ -184,6 +185,8 @@ def test_intervals_show_the_larger_half(lo: float, hi: float, text: str) -> None
     [
         (None, "n/a"),
         (0, "0"),
+        (0.000003, "0.000003"),
+        (0.00002, "0.00002"),
         (0.00028, "0.0003"),
         (0.0123, "0.012"),
         (0.4767, "0.48"),
@@ -648,10 +651,10 @@ def test_summary_counts_what_was_verified_skipped_failed_and_left() -> None:
         "FAILED in 7 of 8 cases",
         "  … and 2 more",
         "ended early, after 8 of 9 cases: interrupted",
-        "saved: /runs/r1.jsonl (collbench runs lists all)",
+        "saved: /runs/r1.jsonl",
+        "go on with: collbench run --resume /runs/r1.jsonl",
     } <= set(found)
     assert sum("rank 1 died" in line for line in found) == 5
-    assert any("collbench runs" in line for line in found)
     assert "data was not verified" in lines_of([measured(a_case(), checked=0, wrong=None)])
     assert "not saved" in lines_of([])
 
@@ -750,17 +753,62 @@ def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> N
 
     ends = [None, End(exit=7, ended=""), End(exit=99, ended=""), OK]
     long = file(OK, name="20260709-100000-all_reduce-ab12", command=["collbench", *["--gpus"] * 20])
-    narrow = printed(cases_.saved([("@last", long)]), width=80).splitlines()[-1]
+    narrow = printed(*cases_.saved([("@last", long)]).brief, width=80).splitlines()[-1]
     assert narrow.startswith("@last  20260709-100000-all_reduce-ab12") and narrow.endswith("…")
     names = ("@last~3", "@last~2", "@last~1", "@last")
     files = [
         (n, file(end, name=f"r{i}", tag="[red]t[/]"))
         for i, (n, end) in enumerate(zip(names, ends, strict=True))
     ]
-    rows = [line.split() for line in printed(cases_.saved(files)).splitlines()[2:]]
+    rows = [line.split() for line in printed(*cases_.saved(files).brief).splitlines()[2:]]
     assert [row[0] for row in rows] == list(names)
     assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "cut", "short", "all_reduce"]
-    assert [" ".join(row[4:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", ""]
+    assert [" ".join(row[4:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", "ok"]
+    killed = cases_.saved([("@last", file(End(exit=4, ended="")))])
+    assert killed.rows[0]["ended"] == "hung or killed"
+
+
+def test_of_runs_that_are_not_listed_the_number_is_told() -> None:
+    one = ("@last", Outline(a_run(), 1, OK))
+    assert printed(*cases_.saved([one], 143).brief).endswith(
+        "1 of 143 runs; --last 143 shows all\n"
+    )
+    assert "runs;" not in printed(*cases_.saved([one], 1).brief)
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, table, columns: int) -> list[str]:
+    """What ``show`` prints to a terminal of so many columns."""
+    out = io.StringIO()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout", out)
+    console.show(table)
+    return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).splitlines()
+
+
+@pytest.mark.parametrize("columns", [20, 80, 120])
+def test_a_runs_name_and_id_are_never_cut(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    ident = "20260709-100000000-a-suite-with-a-rather-long-name-ab12"
+    run = a_run(name=ident, tag="t" * 200, command=["collbench", "y" * 90])
+    (table,) = cases_.saved([("@last~12", Outline(run, 3, OK))]).brief
+    line = on_a_terminal(monkeypatch, table, columns)[2]
+    assert line.startswith(f"@last~12  {ident}  ") and " ok " in line
+    assert "…" in line
+
+
+def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    run = a_run(tag="t" * 200, command=["collbench", "y" * 190])
+    console.show(*cases_.saved([("@last", Outline(run, 3, OK))]).brief)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "@last" in line]
+    assert "t" * 200 in line and "y" * 190 in line
+
+
+@pytest.mark.parametrize(("columns", "gone"), [(60, True), (300, False)])
+def test_columns_that_find_no_room_are_named(columns: int, gone: bool) -> None:
+    table = cases_.table("isolated", [measured(c) for c in SWEEP], SWEEP)
+    assert bool(re.search("no room for: .*min", printed(table, width=columns))) == gone
 
 
 def test_plans_show_memory_time_and_what_will_not_run() -> None:
@@ -815,7 +863,7 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     console.finding("gloo [red]", "no", "x" * 200)
-    console.show(console.listing({"Things": [("name", "meaning"), ("a[b]", "c")]}))
+    console.show(console.listing("Things", ("name", "meaning"), [("a[b]", "c")]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"gloo [red]          no    {'x' * 200}"
     assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]

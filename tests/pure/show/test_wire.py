@@ -83,10 +83,10 @@ def test_programs_get_numbers_in_any_case(tmp_path: Path) -> None:
     assert "all_reduce" in table["moves"][0] and table["moves"][1] == ""
 
 
-def test_the_report_says_it_in_its_summary_and_of_each_point() -> None:
+def test_the_report_says_it_beside_bandwidths_and_of_each_point() -> None:
     file = factories.run_file([TWICE, ONCE], [WORLD])
-    summary = sections.document([file]).sections[0]
-    (line,) = [str(word) for word in summary.words if "sends" in str(word)]
+    words = [word for found in sections.document([file]).sections for word in found.words]
+    (line,) = [word for word in words if "sends" in word]
     assert line.startswith("reduce_scatter of gloo, 4 ranks: sends 2.00x")
     points = series.view([file]).points
     assert [any("sends" in word for word in figures.told(p)) for p in points] == [True, False]

@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collbench.cli import main
-from collbench.core import algorithms
+from collbench.core import algorithms, simulate
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Moves, Schedule
 from collbench.show import terminal
 from collbench.show.document import Document
+from collbench.show.views import prediction
 from collbench.show.views.drawing import (
     Arrow,
     Frame,
@@ -24,6 +25,7 @@ from collbench.show.views.drawing import (
     legend,
     outcome,
     parse,
+    phases,
 )
 
 EVERY = [pytest.param(*key, id="-".join(key)) for key in algorithms.catalogue()]
@@ -38,7 +40,7 @@ step 1   ├──────────+2─────────▶├─
 step 2   ├──────────+1─────────▶├──────────+2─────────▶│
          │◀─────────────────────┼──────────+0──────────┤
          7* 12 6                1 14* 9                5 8 21*
-         each cell is whole on exactly one rank
+         each cell is complete on exactly one rank
 
 step 3   ├──────────0──────────▶├──────────1──────────▶│
          │◀─────────────────────┼──────────2───────────┤
@@ -47,7 +49,7 @@ step 3   ├──────────0──────────▶├�
 step 4   ├──────────2──────────▶├──────────0──────────▶│
          │◀─────────────────────┼──────────1───────────┤
          7* 14* 21*             7* 14* 21*             7* 14* 21*
-         everything is whole everywhere
+         every rank has everything
 """
 
 
@@ -105,7 +107,7 @@ def test_sixteen_and_twenty_everywhere() -> None:
 
 
 @pytest.mark.parametrize(("name", "algorithm"), EVERY)
-def test_every_algorithm_is_drawn_within_the_width_and_ends_whole(
+def test_every_algorithm_is_drawn_within_the_width_and_ends_complete(
     name: str, algorithm: str
 ) -> None:
     for n, widths in ((1, (80,)), (4, (40, 80)), (6, (40, 80)), (16, (80,))):
@@ -132,7 +134,7 @@ def test_every_algorithm_is_drawn_within_the_width_and_ends_whole(
             assert f"step {steps} " in text or steps == 0
 
 
-def test_after_the_reducing_half_each_cell_is_whole_on_exactly_one_rank() -> None:
+def test_after_the_reducing_half_each_cell_is_complete_on_exactly_one_rank() -> None:
     for algorithm in ("ring", "halving_doubling", "swing", "two_shot", "torus2d"):
         _, shown = film("all_reduce", algorithm, 4)
         first_copy = next(
@@ -140,17 +142,17 @@ def test_after_the_reducing_half_each_cell_is_whole_on_exactly_one_rank() -> Non
             for i, frame in enumerate(shown)
             if frame.moves and not any(m.reduce for m in frame.moves)
         )
-        assert shown[first_copy - 1].note() == "each cell is whole on exactly one rank"
-        assert shown[-1].note() == "everything is whole everywhere"
+        assert shown[first_copy - 1].note() == "each cell is complete on exactly one rank"
+        assert shown[-1].note() == "every rank has everything"
 
 
-def test_parts_may_be_whole_where_the_operation_promises_nothing() -> None:
+def test_parts_may_be_complete_where_the_operation_promises_nothing() -> None:
     _, shown = film("reduce", "reduce_scatter_gather", 4)
-    assert [frame.note() for frame in shown].index("each cell is whole on exactly one rank") == 3
+    assert [frame.note() for frame in shown].index("each cell is complete on exactly one rank") == 3
     assert film("scatter", "linear", 4)[1][0].note() == ""
 
 
-def test_a_block_in_another_ones_place_is_not_whole() -> None:
+def test_a_block_in_another_ones_place_is_not_complete() -> None:
     schedule = algorithms.find("all_to_all", "pairwise").schedule(2)
     astray = schedule._replace(steps=lambda: iter([Moves(1, 0, [0, 1], [2, 3])]))
     *_, last = frames(astray, example(astray))
@@ -301,3 +303,76 @@ def test_arrows_on_one_line_do_not_cover_each_other() -> None:
         [(1, 0)],
         [(0, 3)],
     ]
+
+
+@pytest.mark.parametrize(("name", "algorithm"), EVERY)
+def test_every_algorithm_has_a_sentence_on_its_idea(name: str, algorithm: str) -> None:
+    idea = algorithms.catalogue()[name, algorithm].idea
+    assert 20 < len(idea) < 130 and idea[0].isupper() and idea.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "says"),
+    [
+        (
+            "all_reduce",
+            "ring",
+            "steps 1 to 3 add, then each cell is complete on exactly one rank;"
+            " steps 4 to 6 copy, then every rank has everything",
+        ),
+        ("all_reduce", "one_shot", "step 1 adds, then every rank has everything"),
+        ("barrier", "dissemination", ""),
+    ],
+)
+def test_phases_are_told(name: str, algorithm: str, says: str) -> None:
+    assert phases(*film(name, algorithm)) == says
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "n", "says"),
+    [
+        (
+            "all_reduce",
+            "ring",
+            4,
+            "cost of 4 ranks: 2(n-1) α + 2(n-1)/n B β + (n-1)/n B γ for n ranks,"
+            " here 6 α + 3/2 B β + 3/4 B γ; at least 2 α + 3/2 B β + 3/4 B γ by any algorithm",
+        ),
+        (
+            "broadcast",
+            "binomial",
+            8,
+            "cost of 8 ranks: log2(n) α + log2(n) B β for n ranks, here 3 α + 3 B β;"
+            " at least 3 α + B β by any algorithm",
+        ),
+        (
+            "all_reduce",
+            "recursive_doubling",
+            4,
+            "cost of 4 ranks: 2 α + 2 B β + 2 B γ; at least 2 α + 3/2 B β + 3/4 B γ by any"
+            " algorithm",
+        ),
+    ],
+)
+def test_an_algorithms_cost_is_told(name: str, algorithm: str, n: int, says: str) -> None:
+    variant = algorithms.find(name, algorithm)
+    assert prediction.cost(variant, variant.schedule(n))[0] == says
+
+
+def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
+    told = 0
+    for row in algorithms.catalogue().values():
+        variant = algorithms.Variant(row)
+        known = prediction.general(variant, 4, 0)
+        told += bool(known)
+        for n in (5, 6, 32) if known else ():
+            if variant.why_not(n) is None:
+                made = [prediction.FORMS[form](n) for form in known]
+                assert made == [*simulate.count(variant.schedule(n))[:3]], (row.name, n)
+    assert told > 15
+
+
+def test_beside_the_picture_stand_idea_cost_and_source() -> None:
+    text = show("all_reduce", "ring").output
+    for words in ("a reduce-scatter adds", "2(n-1) α", "source: Patarasuk, Yuan 2009"):
+        assert words in text

@@ -31,18 +31,21 @@ from collbench.show.views.verdicts import readable
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
+ALWAYS = {"summary", "bandwidth", "environment", "data"}  # the others: where they say something
 NAMES = [
+    "comparison",
+    "best",
     "summary",
-    "environment",
-    "bandwidth",
-    "distribution",
-    "implementations",
-    "efficiency",
-    "crossovers",
-    "skew",
-    "outliers",
-    "pairs",
     "left-out",
+    "bandwidth",
+    "crossovers",
+    "efficiency",
+    "arrival",
+    "skew",
+    "pairs",
+    "distribution",
+    "outliers",
+    "environment",
     "data",
 ]
 SIZES = (8, 1 << 10, 1 << 20)
@@ -90,6 +93,10 @@ def section(document: Document, name: str) -> Section:
     return next(found for found in document.sections if found.name == name)
 
 
+def shown(document: Document) -> list[str]:
+    return [found.name for found in document.sections]
+
+
 def texts(value: Any) -> Iterator[str]:
     """Every string in a value, keys aside."""
     if isinstance(value, str):
@@ -103,8 +110,8 @@ def texts(value: Any) -> Iterator[str]:
 def sound(document: Document) -> None:
     """All sections stand in order with something to say, all figures are JSON that plotly can
     draw."""
-    sometimes = ("comparison", "arrival")
-    assert [found.name for found in document.sections if found.name not in sometimes] == NAMES
+    shown = [found.name for found in document.sections]
+    assert shown == [name for name in NAMES if name in shown] and set(shown) >= ALWAYS
     names = [(found.name, figure.name) for found in document.sections for figure in found.figures]
     assert len(names) == len(set(names))
     for found in document.sections:
@@ -170,7 +177,7 @@ ODD: dict[str, list[RunFile]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_every_kind_of_run_has_all_sections(name: str) -> None:
+def test_every_kind_of_run_has_sound_sections(name: str) -> None:
     sound(sections.document(ODD[name]))
 
 
@@ -185,7 +192,7 @@ def test_every_kind_of_run_has_all_sections(name: str) -> None:
         ("wrong only", "bad", "1 of 1 case gave wrong data"),
         ("cut short", "notice", "cut short"),
         ("imported", "notice", "imported from nccl-tests"),
-        ("few samples", "good", "all data verified, none wrong"),
+        ("few samples", "good", "all results correct"),
     ],
 )
 def test_verdicts(name: str, weight: str, says: str) -> None:
@@ -220,9 +227,9 @@ def test_wrong_data_is_told_and_its_time_is_not() -> None:
 
 def test_curves_show_what_was_measured() -> None:
     document = sections.document([run(*sweep(), *sweep(algorithm="ring"))])
-    busbw, algbw, time = section(document, "bandwidth").figures
-    assert [f.name for f in (busbw, algbw, time)] == [
-        f"all_reduce-isolated-{m}" for m in ("busbw", "algbw", "time")
+    busbw, time = section(document, "bandwidth").figures
+    assert [f.name for f in (busbw, time)] == [
+        f"all_reduce-isolated-{m}" for m in ("busbw", "time")
     ]
     lines = {trace["name"]: trace for trace in time.data if "name" in trace}
     assert set(lines) == {"gloo", "ring@gloo"}
@@ -324,9 +331,7 @@ def test_runs_stay_apart_and_are_named() -> None:
     assert apart.name == "differences" and [line.cells for line in apart.lines] == [
         ("kernel", "k", "newer")
     ]
-    assert (
-        section(document, "implementations").tables == []
-    )  # runs are compared by compare, not as implementations
+    assert "best" not in shown(document)  # runs are compared by compare, not as implementations
     assert {row["run"] for row in document.data} == {"before", "r2"}
 
 
@@ -439,8 +444,7 @@ def test_a_slow_transfer_is_no_late_rank_where_clocks_tell() -> None:
     ],
 )
 def test_lateness_is_not_told_where_it_means_nothing(record: Record, there: World) -> None:
-    found = section(sections.document([run(record, worlds=[there])]), "skew")
-    assert not found.figures and not found.tables
+    assert "skew" not in shown(sections.document([run(record, worlds=[there])]))
 
 
 def test_outliers_are_drawn_in_the_order_measured() -> None:
@@ -454,16 +458,23 @@ def test_outliers_are_drawn_in_the_order_measured() -> None:
     assert found.tables[0].lines[0].cells[3:5] == ("1", "2,000")
 
 
-def test_percentiles_stand_only_where_samples_bound_them() -> None:
-    few = section(sections.document([run(*sweep())]), "distribution")
-    many = section(
-        sections.document([run(*(ok(case(nbytes=s), 1000 + s, 100) for s in SIZES))]),
-        "distribution",
-    )
-    filled = [[t for t in found.figures[1].data if t.get("fill")] for found in (few, many)]
-    assert [len(areas) for areas in filled] == [0, 1]  # 40 samples: neither; 100: p95, but no p99
-    cdf, *_ = many.figures[0].data
+def test_samples_are_shown_as_they_spread() -> None:
+    found = section(sections.document([run(*sweep())]), "distribution")
+    cdf, *_ = found.figures[0].data
+    assert found.folded
     assert cdf["y"][-1] == 1 and cdf["y"] == sorted(cdf["y"]) and cdf["x"] == sorted(cdf["x"])
+
+
+def test_samples_are_shown_of_the_fastest_and_of_libraries() -> None:
+    medians = {"native": 9000, "linear": 8000, "pairwise": 1000, "bruck": 2000, "xor": 3000}
+    records = [
+        ok(case("all_to_all", size, algorithm=name), median + size)
+        for name, median in medians.items()
+        for size in SIZES
+    ]
+    (figure,) = section(sections.document([run(*records)]), "distribution").figures
+    names = {trace["name"].partition(",")[0] for trace in figure.data}
+    assert names == {"gloo", "bruck@gloo", "pairwise@gloo", "xor@gloo"}
 
 
 def test_what_was_left_out_is_counted_by_reason() -> None:
@@ -537,7 +548,11 @@ def test_hostile_text_stays_text() -> None:
     sound(document)
     plain = [*document.runs, document.title, *(w for s in document.sections for w in s.words)]
     plain += [
-        cell for s in document.sections for t in s.tables for line in t.lines for cell in line.cells
+        str(cell)
+        for s in document.sections
+        for t in s.tables
+        for line in t.lines
+        for cell in line.cells
     ]
     assert any("<script>" in text for text in plain)  # escaping these is the page's
     assert not any("\x1b" in text or "\n" in text for text in [*plain, *texts(document.data)])
@@ -584,7 +599,7 @@ def test_twenty_thousand_cases_stay_bounded_and_say_so(monkeypatch: pytest.Monke
         re.search(r"\d of \d+ lines shown; the rest is in the data", w)
         for w in section(document, "bandwidth").words
     )
-    assert "500 of" in section(document, "implementations").tables[0].note
+    assert "Largest gains first." in section(document, "best").tables[0].note
     assert (
         len(document.data) < len(records)
         and f"of {len(records):,}" in section(document, "data").words[0]
@@ -648,7 +663,7 @@ def test_text_is_aligned_left_and_figures_right() -> None:
     tables = {table.name: table for found in document.sections for table in found.tables}
     for name, heads in {
         "best-of": ("at", "collective"),
-        "best": ("best", "which"),
+        "best-isolated": ("best", "next"),
         "links": ("note", "from"),
     }.items():
         table = tables[name]
@@ -675,7 +690,7 @@ def test_what_was_not_measured_precisely_is_no_good_verdict() -> None:
     )
     verdict = sections.document([run(*made)])
     assert verdict.weight == "notice" and verdict.verdict.endswith(
-        "; 2 not as precisely as asked for."
+        "; 2 of 3 less precise than asked for."
     )
 
 
@@ -704,13 +719,13 @@ def test_predictions_are_never_reported_as_measurements() -> None:
     ]
     document = sections.document([run(*sweep(), *model)])
     sound(document)
-    assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all data")
+    assert document.verdict.startswith("3 cases measured, 3 predicted by a model, all results")
     assert (
         section(document, "summary").words[0]
         == "3 records measured, 3 predicted by a model, in 1 run."
     )
     floors = table_of(document, "summary", "best-of")
-    assert [(cells[1], cells[4]) for cells in floors] == [
+    assert [(cells[0], cells[3]) for cells in floors] == [
         ("isolated", "8 B, gloo"),
         ("isolated, predicted", "8 B, model"),
     ]
@@ -720,18 +735,15 @@ def test_predictions_are_never_reported_as_measurements() -> None:
         if figure.name.endswith("time")
     ]
     assert names == ["all_reduce-isolated-time", "all_reduce-isolated-predicted-time"]
-    assert (
-        not section(document, "implementations").tables
-        and not section(document, "crossovers").tables
-    )
+    assert not {"best", "crossovers"} & {*shown(document)}
     cut = sections.document([run(*sweep(), *model, end=None)])
     assert "3 cases measured, 3 predicted by a model before" in cut.verdict
     rings = [
         msgspec.structs.replace(record, case=msgspec.structs.replace(record.case, algorithm="ring"))
         for record in model
     ]
-    found = table_of(sections.document([run(*sweep(), *model, *rings)]), "implementations", "best")
-    assert [cells[3] for cells in found] == ["isolated, predicted"] * 3
+    both = section(sections.document([run(*sweep(), *model, *rings)]), "best")
+    assert [(t.name, len(t.lines)) for t in both.tables] == [("best-isolated-predicted", 3)]
 
 
 @pytest.mark.parametrize(
@@ -748,7 +760,7 @@ def test_pipelined_calls_have_no_latency_to_tell(mode: Any, inner: int, told: bo
     overlap."""
     records = [msgspec.structs.replace(record, inner=inner) for record in sweep(mode=mode)]
     document = sections.document([run(*records)])
-    assert (table_of(document, "summary", "best-of")[0][2] != "-") == told
+    assert (table_of(document, "summary", "best-of")[0][0] != "-") == told
     said = any(
         "mean of several calls" in words for words in section(document, "distribution").words
     )
@@ -805,21 +817,18 @@ def test_an_imported_run_shows_the_average_bus_bandwidth_of_its_log() -> None:
 
 
 def test_every_time_and_bandwidth_is_in_a_table() -> None:
-    rows_ = table_of(sections.document([run(*sweep(), BARRIER)]), "bandwidth", "times")
-    assert rows_[1][:5] == ("all_reduce", "isolated", "gloo", "1 KiB", "2.02 µs") and rows_[1][
-        6:
-    ] == (
-        "0.51",
-        "0.51",
-        "",
-    )
-    assert rows_[3][0] == "barrier" and rows_[3][6:8] == ("-", "-") and len(rows_) == 4
+    (table,) = section(sections.document([run(*sweep(), BARRIER)]), "bandwidth").tables
+    rows_ = [line.cells for line in table.lines]
+    assert table.title == "Times and bandwidths: isolated"  # of which all lines are
+    assert rows_[1][:4] == ("all_reduce", "gloo", "1 KiB", "2.02 µs")
+    assert rows_[1][5:] == ("0.51", "0.51", "")
+    assert rows_[3][0] == "barrier" and rows_[3][5:7] == ("-", "-") and len(rows_) == 4
 
 
 def test_sizes_that_are_not_drawn_are_said() -> None:
     many = [ok(case(nbytes=8 * k), 1000 + k) for k in range(1, 61)]
     document = sections.document([run(*many)])
-    for name in ("bandwidth", "distribution", "efficiency"):
+    for name in ("bandwidth", "efficiency"):
         assert (
             "Of up to 60 sizes, each line is drawn at 48, evenly spread."
             in section(document, name).words
@@ -837,18 +846,13 @@ def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
             for b in backends
             for place, a in enumerate(algorithms)
         ]
-        return section(sections.document([run(*made)]), "implementations")
+        return section(sections.document([run(*made)]), "best")
 
     few = said("native", "ring", samples=3)
-    assert [line.cells[6] for line in few.tables[0].lines] == ["gloo ? ring@gloo"]
-    assert any(
-        "gloo is surely the fastest in 0, another is surely faster in 0, intervals overlap in 0,"
-        " and in 1" in words
-        for words in few.words
-    )
-    assert any("beside what gloo chooses itself" in words for words in few.words)
+    assert [str(line.cells[1]) for line in few.tables[0].lines] == ["gloo ? ring@gloo"]
+    assert few.words == ["gloo is the fastest in 0 of 1 case, not known in 1."]
     both = said("native", backends=("gloo", "shm"))
-    assert not any("reference" in words for words in both.words)
+    assert not any("fastest" in words for words in both.words)
 
 
 def test_pairs_of_runs_and_backends_stay_apart() -> None:
@@ -918,7 +922,7 @@ BUSY = {"h": Load(1.26, 2)}
 def test_the_headline_says_that_others_used_the_machine() -> None:
     said = sections.document([run(ok(seconds=1.0, load=BUSY))])
     assert said.weight == "notice"
-    assert "none wrong. Other processes used 1.3 of 2 CPUs while measuring" in said.verdict
+    assert "results correct. Other processes used 1.3 of 2 CPUs while measuring" in said.verdict
     assert sections.document([run(ok(seconds=1.0, load={"h": Load(0.1, 2)}))]).weight == "good"
 
 
@@ -940,12 +944,12 @@ def test_floors_and_peaks_are_of_rows_to_rely_on() -> None:
         ok(case(nbytes=1024), 800, stop="budget"),  # whose interval is narrow all the same
         ok(case(nbytes=1 << 20), **wide),
     ]
-    ((_, _, floor, _, at, _, _, peak_at),) = table_of(
+    ((floor, _, at, _, _, peak_at),) = table_of(
         sections.document([run(*records)]), "summary", "best-of"
     )
     assert (floor, at) == ("5.00 µs", "8 B, gloo, out of place")
     assert peak_at == "1 MiB, gloo, out of place: 9986 ±71%, unconverged"
-    ((_, _, floor, _, why, peak, _, also),) = table_of(
+    ((floor, _, why, peak, _, also),) = table_of(
         sections.document([run(*records[1::2])]), "summary", "best-of"
     )
     assert (floor, why) == ("not known", "8 B: 1 unconverged")
@@ -955,7 +959,7 @@ def test_floors_and_peaks_are_of_rows_to_rely_on() -> None:
 def test_over_many_launches_a_flag_of_one_does_not_matter() -> None:
     records = [ok(world=index, invalid={"late start": 9 * (index == 0)}) for index in range(6)]
     document = sections.document([run(*records, worlds=[world(i) for i in range(6)])])
-    assert table_of(document, "summary", "best-of")[0][2] == "1.00 µs"
+    assert table_of(document, "summary", "best-of")[0][0] == "1.00 µs"
 
 
 def test_flags_come_with_what_to_do_in_the_runs_own_numbers() -> None:
@@ -968,10 +972,108 @@ def test_flags_come_with_what_to_do_in_the_runs_own_numbers() -> None:
     assert general == "allow more (--max-time) or ask for less (--precision)"
 
 
-def test_the_summary_says_which_of_two_modes_a_program_will_see() -> None:
+def test_it_is_said_which_of_two_modes_a_program_will_see() -> None:
     times = [1000 + i % 7 for i in range(70)] + [4000 + i % 7 for i in range(30)]
-    words = section(sections.document([run(ok(times_ns=times))]), "summary").words
+    words = section(sections.document([run(ok(times_ns=times))]), "bandwidth").words
     assert (
         "1 KiB all_reduce: 70% of calls took about 1.00 µs, 30% about 4.00 µs, in stretches;"
         " a program will mostly see the first." in words
     )
+
+
+def test_the_best_at_each_size_is_said_with_how_much_longer_others_take() -> None:
+    records = [
+        *(ok(case(nbytes=size), 4000) for size in (8, 1024)),
+        *(ok(case(nbytes=size, algorithm="ring"), 1000) for size in (8, 1024)),
+        ok(case(nbytes=8, algorithm="two_shot"), 1500),
+        ok(case(nbytes=1024, algorithm="two_shot"), 1001),
+    ]
+    found = section(sections.document([run(*records)]), "best")
+    (table,) = found.tables
+    assert sections.document([run(*records)]).sections[0].name == "best"
+    assert table.title == "all_reduce, 2 ranks, float, sum, out of place, isolated"
+    assert table.heads == ("size", "best", "time", "±", "next", "gloo")
+    cells = [tuple(map(str, line.cells)) for line in table.lines]
+    assert cells[0][:3] == ("8 B", "ring@gloo", "1.00 µs")
+    assert cells[0][4:] == ("two_shot@gloo 1.5x", "4x")
+    assert cells[1][1] == "ring@gloo = two_shot@gloo" and cells[1][4:] == ("-", "4x")
+    assert found.words == [
+        "gloo is the fastest in 0 of 2 cases, slower than another in 2"
+        " (at most 4x, all_reduce of 8 B)."
+    ]
+
+
+def test_a_library_that_is_the_best_or_as_good_is_said_to_be() -> None:
+    def at(size: int, ring: int) -> list[Record]:
+        return [ok(case(nbytes=size), 1000), ok(case(nbytes=size, algorithm="ring"), ring)]
+
+    table = section(sections.document([run(*at(8, 2000), *at(64, 999))]), "best").tables[0]
+    assert [str(line.cells[-1]) for line in table.lines] == ["best", "tie"]
+
+
+def test_collectives_share_a_figure_where_there_is_one_implementation() -> None:
+    alone = section(sections.document([run(*sweep(), *sweep("all_gather"))]), "bandwidth")
+    assert [figure.name for figure in alone.figures] == [
+        "all-collectives-isolated-busbw",
+        "all-collectives-isolated-time",
+    ]
+    lines = [trace for trace in alone.figures[0].data if trace.get("name")]
+    assert [trace["name"] for trace in lines] == ["all_reduce", "all_gather"]
+    assert len({trace["line"]["color"] for trace in lines}) == 2
+    two = [*sweep(), *sweep("all_gather"), *sweep(algorithm="ring")]
+    several = section(sections.document([run(*two)]), "bandwidth")
+    assert len(several.figures) == 4
+
+
+def test_lines_of_a_figure_have_colours_of_their_own() -> None:
+    many = [*sweep(), *(r for a in ("ring", "swing", "two_shot") for r in sweep(algorithm=a))]
+    lines = [*many, *sweep("sendrecv"), *sweep("sendrecv", backend="shm", algorithm="direct")]
+    for figure in section(sections.document([run(*lines)]), "bandwidth").figures:
+        drawn = [trace["line"]["color"] for trace in figure.data if trace.get("name")]
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_only_where_the_best_gives_way_is_a_crossover_told() -> None:
+    medians = {"native": (900, 9000), "ring": (100, 9900), "two_shot": (9000, 500)}
+    records = [
+        ok(case(nbytes=size, algorithm=name), median)
+        for name, pair in medians.items()
+        for size, median in zip((64, 1024), pair, strict=True)
+    ]
+    (line,) = section(sections.document([run(*records)]), "crossovers").tables[0].lines
+    assert line.cells[:2] == ("ring@gloo", "two_shot@gloo")
+
+
+def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
+    slow = [ok(case("sendrecv", size), 1000 * (50 if size == 8 else 1)) for size in SIZES]
+    found = section(sections.document([run(*sweep(), *slow)]), "efficiency")
+    link = next(figure for figure in found.figures if figure.name.endswith("link"))
+    assert max(y for trace in link.data for y in trace["y"]) <= figures.MOST_SHARE
+    assert "1 point above 300% left out." in link.words
+
+
+def test_the_environment_is_folded_unless_machines_differ() -> None:
+    other = run(ok(), id="r2", environment={"host": "h", "kernel": "newer"})
+    assert section(sections.document([run(ok())]), "environment").folded
+    assert not section(sections.document([run(ok()), other]), "environment").folded
+
+
+def test_nobody_late_is_no_section() -> None:
+    starts = [[i % 5 for i in range(40)]] * 2
+    told = ok(per_rank=[[1000] * 40, [1000] * 40], starts_ns=starts)
+    assert "skew" not in shown(sections.document([run(told)]))
+
+
+def test_collectives_that_share_a_figure_keep_what_else_sets_lines_apart() -> None:
+    files = [
+        run(*sweep(), *sweep("all_gather"), tag="before"),
+        run(*sweep(), *sweep("all_gather", in_place=True), id="r2"),
+    ]
+    figure = section(sections.document(files), "bandwidth").figures[0]
+    names = [trace["name"] for trace in figure.data if trace.get("name")]
+    assert names == [
+        "all_reduce, before",
+        "all_reduce, r2",
+        "all_gather, before, out of place",
+        "all_gather, r2, in place",
+    ]
