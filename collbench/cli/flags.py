@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from typer import Argument, Context, Option, Typer
 from typer.models import ParameterInfo
 
+from collbench.cli.completion import complete
 from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
@@ -24,11 +25,19 @@ SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
 
 OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "": {
-        "name": Argument(metavar="COLLECTIVE", help="As in `collbench list`."),
+        "name": Argument(
+            metavar="COLLECTIVE",
+            help="As in `collbench list`.",
+            autocompletion=complete("collective"),
+        ),
         "root": Option("-r", "--root", min=0, help="Root rank."),
         "debug": Option("--debug", help="Show a traceback with an error."),
         "output_format": Option("--format", help="table or json."),
-        "runs": Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file."),
+        "runs": Argument(
+            metavar="RUN…",
+            help="@last, @last~1, an id, a tag or a file.",
+            autocompletion=complete("run"),
+        ),
         "output": Option("--output", help="Save the run to this file or folder."),
         "ngpus": Option(
             "-g",
@@ -53,7 +62,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "show": {
         "algorithm": Argument(
-            metavar="ALGORITHM", help="ring, or with parameters: chain:segments=4."
+            metavar="ALGORITHM",
+            help="ring, or with parameters: chain:segments=4.",
+            autocompletion=complete("algorithm"),
         ),
         "n": Option("-n", "--ranks", min=1, help="Ranks. Default 4, or those of --values."),
         "rank": Option("--rank", min=0, help="Only what this rank gets, sends and holds."),
@@ -62,8 +73,14 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "html": Option("--html", help="Write a page with a slider over the steps instead."),
     },
     "prove": {
-        "name": Argument(metavar="[COLLECTIVE]", help="Default: all."),
-        "algorithm": Argument(metavar="[ALGORITHM]", help="Default: all of them."),
+        "name": Argument(
+            metavar="[COLLECTIVE]", help="Default: all.", autocompletion=complete("collective")
+        ),
+        "algorithm": Argument(
+            metavar="[ALGORITHM]",
+            help="Default: all of them.",
+            autocompletion=complete("algorithm"),
+        ),
         "n": Option("-n", "--ranks", help="Numbers of ranks: 1..33, or 2,4,8."),
         "root": Option("-r", "--root", help="Root rank, or all. Default: 0 and the middle one."),
         "hazards": Option("--hazards", help="List cells that a step both reads and writes."),
@@ -73,7 +90,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "minbytes": Option("-b", "--minbytes", help="Smallest size; K, M and G are 1024-based."),
         "maxbytes": Option("-e", "--maxbytes", help="Largest size, included. Default 1G, or -b."),
         "stepfactor": Option("-f", "--stepfactor", help="Multiply sizes by this; 1.5 works."),
-        "algo": Option("--algo", help="ring, chain:segments=8, a list, or all."),
+        "algo": Option(
+            "--algo",
+            help="ring, chain:segments=8, a list, or all.",
+            autocompletion=complete("algorithm", ["all"], many=True),
+        ),
         "network": Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
         "link": Option(
             "--link",
@@ -88,8 +109,12 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "backend": Option("--backend", help="Only this backend."),
     },
     "export": {
-        "collective": Argument(help="As in `collbench list`."),
-        "algorithm": Argument(help="ring, chain:segments=64 …"),
+        "collective": Argument(
+            help="As in `collbench list`.", autocompletion=complete("collective")
+        ),
+        "algorithm": Argument(
+            help="ring, chain:segments=64 …", autocompletion=complete("algorithm")
+        ),
         "n": Option("-n", "--ranks", min=1, help="Ranks."),
         "to": Option(
             "--to",
@@ -102,7 +127,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "output": Option("-o", "--output", help="Write to this file instead of the terminal."),
     },
     "pairs": {
-        "run": Argument(metavar="[RUN]", help="Show this run's pairs and measure nothing."),
+        "run": Argument(
+            metavar="[RUN]",
+            help="Show this run's pairs and measure nothing.",
+            autocompletion=complete("run"),
+        ),
         "large": Option("--large", help="Size for bandwidth."),
         "small": Option("--small", help="Size for latency; 0 = none."),
         "among": Option(
@@ -134,7 +163,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
     },
     "overlap": {
-        "what": Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again."),
+        "what": Argument(
+            metavar="COLLECTIVE|RUN",
+            help="Or a recorded run, to show again.",
+            autocompletion=complete("collective"),
+        ),
         "beside": Option(
             "--with", help="In the background: sleep, gemm, copy, or collectives; a list."
         ),
@@ -149,7 +182,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "locate": {
         "size": Option("--size", help="What each rank sends to its neighbour."),
-        "tau": Option("--tau", help="By so much slower than the others is slow."),
+        "tau": Option("--tau", help="How much slower than the rest counts as slow."),
         "tests": Option("--tests", min=1, help="Tests at most: a group's measurement is one."),
         "budget": Option("--budget", help="Begin no round after this time: 3m."),
         "iters": Option("-n", "--iters", min=1, help="Samples of each test."),
@@ -157,7 +190,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "run": {
         "suites": Argument(
-            metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files."
+            metavar="SUITE",
+            help="Built-in names (see `collbench list`) or TOML files.",
+            autocompletion=complete("suite"),
         ),
         "ranks": option("ranks", "Ranks on this machine instead of the suite's; a list."),
         "backends": option("backends", "Backends instead of the suite's; a list."),
@@ -199,7 +234,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "ab": {
         "base": Option("--base", help=f"One side, {SIDE}. Empty: everything as it is."),
         "head": Option("--head", help="The other side; {tree} is where its git:REV was built."),
-        "suite": Option("--suite", help="A built-in suite's name, or a TOML file."),
+        "suite": Option(
+            "--suite",
+            help="A built-in suite's name, or a TOML file.",
+            autocompletion=complete("suite"),
+        ),
         "build": Option(
             "--build", help="Shell command that builds a git:REV in its checkout, once."
         ),
@@ -217,7 +256,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "timeout": option("timeout", "Seconds without progress: hung."),
         "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
         "tau": Option(
-            "--tau", help="Smallest change that matters. Default: 3% to 10%, see README."
+            "--tau",
+            help="Smallest change that matters. Default: 3% to 10%, see `collbench help compare`.",
         ),
         "strict": Option("--strict", help="Rows without a verdict fail, with exit code 3."),
         "across_machines": Option("--across-machines", help="Judge in spite of other hardware."),
@@ -235,8 +275,13 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
                 "@last~1, an id, tag or file; several, with commas or as a folder, count as one;"
                 " alone: a run of an `ab`."
             ),
+            autocompletion=complete("run"),
         ),
-        "head": Argument(metavar="HEAD", help="The run to judge against BASE."),
+        "head": Argument(
+            metavar="HEAD",
+            help="The run to judge against BASE.",
+            autocompletion=complete("run"),
+        ),
         "everything": Option("--all", help="List rows that are SAME too."),
         "tau": Option(
             "--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row."
@@ -255,7 +300,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "health": {
         "runs": Argument(
-            metavar="RUN…", help="Runs of one night: @last, an id, a tag or a file. Default: @last."
+            metavar="RUN…",
+            help="Runs of one night: @last, an id, a tag or a file. Default: @last.",
+            autocompletion=complete("run"),
         ),
         "output_format": Option(
             "--format",
@@ -314,7 +361,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--inject",
             metavar="FAULTS",
             help=(
-                "Does the alarm ring? Measure suite nightly now, with faults planted"
+                "Test your alerts: measure suite nightly now, with faults planted"
                 " (slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3, drop:3; a list),"
                 " and judge that. Marks everything; no history takes it."
             ),

@@ -29,7 +29,7 @@ def import_(
     host: str = "",
     debug: bool = False,
 ) -> None:
-    """Read logs of nccl-tests, rccl-tests, NCCL's Inspector, OSU and IMB into runs."""
+    """Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB."""
     from collbench.records import importers
     from collbench.records.importers.text import decode
     from collbench.suite import grammar

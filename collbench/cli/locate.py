@@ -45,11 +45,11 @@ def locate(
     dry_run: bool = False,
     debug: bool = False,
 ) -> None:
-    """Find who makes a group slow: disjoint groups at once, slow ones halved, suspects confirmed
-    with good partners.
+    """Find who makes a group slow, by halving slow groups.
 
-    The plan is printed first. Exit code 1 if somebody is named, 3 if not everybody could be
-    cleared.
+    Disjoint groups are measured at once. Each suspect is tested again, twice, with known-good
+    partners. The plan is printed first. Exit code 1 if a host or rank is named, 3 if some could not
+    be ruled out.
     """
     from collbench.cli import options, pairs
     from collbench.judge.health.locate import Rules

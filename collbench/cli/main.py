@@ -33,19 +33,19 @@ COMMANDS = {
     "runs": ("collbench.cli.runs:runs", "List saved runs."),
     "show": (
         "collbench.cli.show:show",
-        "Draw an algorithm's steps, in the terminal or as a page with a slider.",
+        "Draw an algorithm's steps, or write a page with a slider.",
     ),
     "prove": (
         "collbench.cli.prove:prove",
-        "Check algorithms by counting contributions, for many numbers of ranks.",
+        "Prove algorithms right, by counting contributions of ranks.",
     ),
     "predict": (
         "collbench.cli.predict:predict",
-        "Predict times on a model network: per algorithm and size, crossovers, bounds.",
+        "Predict times on a model network, with crossovers and bounds.",
     ),
     "workload": (
         "collbench.cli.workload:workload",
-        "Run a training step's communication and computation; or count it, and predict it.",
+        "Run, count or predict a training step's communication.",
     ),
     "fit": (
         "collbench.cli.fit:fit",
@@ -53,11 +53,11 @@ COMMANDS = {
     ),
     "export": (
         "collbench.cli.export:export",
-        "Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON.",
+        "Write an algorithm's schedule as MSCCL XML, GOAL, DOT or JSON.",
     ),
     "pairs": (
         "collbench.cli.pairs:pairs",
-        "Measure every pair of ranks, and say which ranks, hosts and links stand out.",
+        "Measure every pair of ranks: which ranks, hosts, links are slow.",
     ),
     "overlap": (
         "collbench.cli.overlap:overlap",
@@ -65,12 +65,11 @@ COMMANDS = {
     ),
     "locate": (
         "collbench.cli.locate:locate",
-        "Find who makes a group slow: disjoint groups at once, slow ones halved, suspects"
-        " confirmed with good partners.",
+        "Find who makes a group slow, by halving slow groups.",
     ),
     "ab": (
         "collbench.cli.ab:ab",
-        "Compare two libraries, settings or algorithms fairly: paired launches, in turns.",
+        "Compare two libraries, settings or algorithms, in turns.",
     ),
     "compare": (
         "collbench.cli.compare:compare",
@@ -78,16 +77,15 @@ COMMANDS = {
     ),
     "health": (
         "collbench.cli.health:health",
-        "Say whether a cluster is well: healthy, unhealthy (who, since when, how sure, what to"
-        " do), or no verdict.",
+        "Say if a cluster is healthy; if not: who, since when, what to do.",
     ),
     "report": (
         "collbench.cli.report:report",
-        "Make one offline page of runs: figures, tables, comparison, raw data.",
+        "Make one offline page of runs: figures, tables, raw data.",
     ),
     "import": (
         "collbench.cli.import_:import_",
-        "Read logs of nccl-tests, rccl-tests, NCCL's Inspector, OSU and IMB into runs.",
+        "Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB.",
     ),
     "doctor": (
         "collbench.cli.doctor:doctor",
@@ -205,7 +203,7 @@ app = typer.Typer(
     cls=_Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
@@ -218,16 +216,30 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+FIRST = """\
+collbench measures collective communication: how fast, how sure, and whether the data arrived.
+
+  collbench all_reduce -b 8 -e 64M -g 2    measure: two ranks on this machine, sizes double
+  collbench doctor                         what can run here, and why the rest cannot
+  collbench show all_reduce ring           an algorithm, step by step
+
+collbench help lists all topics and commands."""
+
+
 @app.callback(epilog=EXITS)
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     """Measure collective communication: how fast, how sure, and whether the data arrived.
 
-    Start with `collbench all_reduce -b 8 -e 64M -g 2`; every command explains itself with --help.
+    Start with `collbench all_reduce -b 8 -e 64M -g 2`. `collbench help` lists pages that explain a
+    topic; every command explains itself with --help.
     """
+    if ctx.invoked_subcommand is None:
+        typer.echo(FIRST)
 
 
 # as Python, the loader of libraries and the kernel say it

@@ -24,7 +24,7 @@ def prove(
     hazards: bool = False,
     debug: bool = False,
 ) -> None:
-    """Check algorithms by counting contributions, for many numbers of ranks."""
+    """Prove algorithms right, by counting contributions of ranks."""
     from collbench.core import algorithms
     from collbench.core.collectives import COLLECTIVES, collective
     from collbench.show import terminal

@@ -132,7 +132,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def load(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
-    hint = "each [[curve]] is as those that come with collbench; README shows one"
+    hint = "each [[curve]] is as those that come with collbench; collbench help health shows one"
     try:
         text, whole = files.toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
