@@ -21,7 +21,7 @@ def names(kind: str) -> Iterable[str]:
 
 
 def complete(kind: str = "", choices: Iterable[str] = (), many: bool = False) -> Completion:
-    """What typer asks with the word begun so far; of a list (``many``) its last item is completed."""
+    """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
 
     def found(incomplete: str) -> list[str]:
         before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")

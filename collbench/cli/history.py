@@ -150,7 +150,7 @@ def accept(
     try:
         asked = since and date.fromisoformat(since).isoformat()
     except ValueError as e:
-        raise UsageError(f"--since: '{since}' is no date", "as in 2026-03-01") from e
+        raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
     with _open(history) as kept:
         series = kept.series(
             _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)

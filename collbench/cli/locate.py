@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -241,9 +241,10 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     worlds = reporter.worlds.values()
     crowded = any(world.oversubscribed for world in worlds)
     one_host = len({info.host for world in worlds for info in world.ranks}) == 1
-    findings = list(locate.findings(located, names, "rank" if one_host else "host", crowded))
+    kind: Literal["host", "rank"] = "rank" if one_host else "host"
+    findings = list(locate.findings(located, names, kind, crowded))
     ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
-    words = locate.words(located, names, crowded)
+    words = locate.words(located, names, kind, crowded)
     return Found(located, findings, words, ended, reporter.file)
 
 

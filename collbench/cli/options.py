@@ -177,7 +177,7 @@ def _bound(values: dict[str, Any]) -> None:
     values["timeout"] = values["timeout"] or None
     if values["timeout"] is not None and not 0.1 <= values["timeout"] < 1e7:
         raise UsageError(
-            f"-T: {values['timeout']:g} s is no time limit",
+            f"-T: {values['timeout']:g} s is not a time limit",
             "from 0.1 s up; leave -T out for one that fits the sizes",
         )
     if values["cycles"] < 1:

@@ -184,7 +184,7 @@ def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.M
         (("--tests", "9"), "--locate"),
         (("--inject", "drop:1", "--history", "x"), "of its own"),
         (("-g", "2"), "--inject"),
-        (("--inject", "melt:1"), "is no fault"),
+        (("--inject", "melt:1"), "is not a fault"),
         (("--inject", "drop:999"), "there is no rank 999"),
         (("--on-unhealthy", "'open"), "--on-unhealthy"),
         (("nowhere",), "no run called 'nowhere'"),

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 import typer
+from factories import night, nightly, saved
+from forked import Server
 
 import collbench
 from collbench.cli.help import pages
 from collbench.cli.main import COMMANDS as LISTED
 from collbench.cli.main import GROUPS, app
 from collbench.judge.health import checks, expectations
-from collbench.machine import racks
+from collbench.machine import topology
 from collbench.show.flags import FLAGS
 from collbench.suite import toml
 from collbench.suite.fields import FIELDS
@@ -29,7 +31,8 @@ STARTED = re.compile(r"(?:^|\s)collbench ([a-z@].*)")  # by hand, or by a launch
 
 def blocks(text: str, language: str = "") -> list[str]:
     """Fenced blocks of Markdown in ``language``."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for written, block in found if written == language]
 
 
 def commands(text: str) -> list[list[str]]:
@@ -49,7 +52,9 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-COMMANDS = [words for text in TEXTS.values() for words in commands(text)]
+COMMANDS = list(
+    {tuple(words): words for text in TEXTS.values() for words in commands(text)}.values()
+)
 RUNS = {"show", "predict", "list", "help", "export"}  # commands that take a moment and no ranks
 SHORT = [
     words
@@ -69,7 +74,7 @@ TOML = [block for text in TEXTS.values() for block in blocks(text, "toml")]
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    assert {words[0] for words in COMMANDS} >= {*LISTED, *GROUPS} - {"overlap", "runs", "doctor"}
+    assert {words[0] for words in COMMANDS} >= {*LISTED, *GROUPS} - {"runs", "list", "help"}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -86,15 +91,21 @@ def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("words", SHORT, ids=" ".join)
-def test_short_commands_of_the_manual_run(words: list[str], bare) -> None:
+def test_short_commands_of_the_manual_run(
+    words: list[str], bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     done = bare(*words)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("given", "answer"), SHOWN)
-def test_what_the_manual_shows_is_what_is_printed(given: str, answer: str, bare) -> None:
+def test_what_the_manual_shows_is_what_is_printed(
+    given: str, answer: str, bare: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lines of the answer come in this order; … stands for any."""
-    done = bare(*shlex.split(given), COLUMNS="96", cwd=ROOT)
+    monkeypatch.chdir(ROOT)
+    done = bare(*shlex.split(given), COLUMNS="96")
     printed = iter([line.rstrip() for line in done.stdout.splitlines()])
     shown = [line.rstrip() for line in answer.splitlines() if line.strip() not in ("", "…")]
     assert [line for line in shown if line not in printed] == []
@@ -109,7 +120,7 @@ def test_files_of_the_manual_are_read(block: str, tmp_path: Path) -> None:
     elif "[[curve]]" in block:
         assert expectations.load(path)
     elif "[hosts]" in block:
-        assert racks.read(path)
+        assert topology.read(path)
     else:
         assert toml.load(str(path))
 
@@ -137,6 +148,15 @@ def test_what_the_manual_refers_to_is_there(name: str) -> None:
     paths += re.findall(r"\]\(([\w./-]+)\)", text)
     assert [topic for topic in topics if topic not in PAGES] == []
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_a_fit_of_predicted_runs_is_made_as_the_manual_has_it(
+    bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks(PAGES["algorithms"]) if "collbench fit" in block]
+    codes = [bare(*words).returncode for words in commands(f"```\n{block}```\n")]
+    assert codes == [0, 0, 0]
 
 
 def test_every_flag_is_explained() -> None:
@@ -167,18 +187,18 @@ def test_every_built_in_suite_is_explained() -> None:
     assert [name for name in toml.built_in() if f"| `{name}` |" not in PAGES["suites"]] == []
 
 
-def test_topics_and_commands_are_listed_within_80_columns(bare) -> None:
+def test_topics_and_commands_are_listed_within_80_columns(bare: Server) -> None:
     done = bare("help", COLUMNS="80")
     lines = done.stdout.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert [name for name in (*PAGES, *LISTED, *GROUPS) if f"  {name} " not in done.stdout] == []
 
 
-def test_a_page_in_a_pipe_is_its_text(bare) -> None:
+def test_a_page_in_a_pipe_is_its_text(bare: Server) -> None:
     assert bare("help", "workloads").stdout == PAGES["workloads"]
 
 
-def test_help_of_a_command_is_that_of_its_option(bare) -> None:
+def test_help_of_a_command_is_that_of_its_option(bare: Server) -> None:
     assert bare("help", "workload").stdout.strip() == bare("workload", "--help").stdout.strip()
 
 
@@ -190,8 +210,23 @@ def test_a_page_that_has_a_commands_name_says_where_its_options_are(name: str) -
 @pytest.mark.parametrize(
     ("word", "hint"), [("worklods", "did you mean workloads?"), ("\x1b[1m", "lists the topics")]
 )
-def test_what_is_neither_is_refused(word: str, hint: str, bare) -> None:
+def test_what_is_neither_is_refused(word: str, hint: str, bare: Server) -> None:
     done = bare("help", word)
     assert done.returncode == 2
     assert hint in done.stderr
     assert "\x1b" not in done.stderr
+
+
+def test_without_arguments_three_things_to_try_are_said(bare: Server) -> None:
+    done = bare()
+    assert done.returncode == 0
+    tried = re.findall(r"^  (collbench .*?)   ", done.stdout, re.MULTILINE)
+    assert [line.split()[1] for line in tried] == ["all_reduce", "doctor", "show"]
+    assert "collbench help lists" in done.stdout
+
+
+def test_the_frame_of_the_manual_is_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(night(nightly(2)), home)
+    (block,) = blocks(PAGES["report"], "python")
+    exec(compile(block, "report.md", "exec"), {})
+    assert "busbw" in capsys.readouterr().out

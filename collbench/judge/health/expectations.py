@@ -177,7 +177,7 @@ def _impossible(curve: Curve) -> tuple[str, str] | None:
         return "points", error.message
     except re.error as error:
         key = "machine" if error.pattern == curve.machine else "device"
-        return key, f"it is no regular expression: {error}"
+        return key, f"it is not a regular expression: {error}"
     distant = curve.link and curve.nodes > 1 and not curve.domain
     reasons = {
         ("collective", "there is no busbw of such a collective"): not (row and row.moves_data),

@@ -195,7 +195,7 @@ def test_an_exclude_leaves_out_in_silence_or_as_a_skip_with_its_reason(tmp_path:
     assert [(s.case.collective, s.case.n, s.case.nbytes, s.reason) for s in skips] == [
         ("all_to_all", 2, 1 << 20, "known to take an hour")
     ]
-    with pytest.raises(UsageError, match="mine is empty"):
+    with pytest.raises(UsageError, match="mine: nothing to measure"):
         load(tmp_path, SMALL + "[[exclude]]\nmax_size = '1G'").expand()
 
 

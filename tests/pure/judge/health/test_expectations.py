@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from factories import hosted, night
 
+import collbench
 from collbench.core.errors import UsageError
 from collbench.judge.health import expectations
 from collbench.judge.health.expectations import Curve
@@ -237,8 +238,8 @@ def test_the_line_is_that_of_the_second_table(tmp_path: Path) -> None:
         load(tmp_path, EXPECT + "\n" + EXPECT.replace("gpus = 4", "gpus = -4").lstrip())
 
 
-def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[4] / "README.md"
-    (block,) = (text for text in readme.read_text().split("```toml\n") if "[[curve]]" in text)
+def test_the_example_of_the_manual_is_one(tmp_path: Path) -> None:
+    page = Path(collbench.__file__).parent / "cli" / "pages" / "health.md"
+    (block,) = (text for text in page.read_text().split("```toml\n") if "[[curve]]" in text)
     (curve,) = load(tmp_path, block.split("```")[0])
     assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)
