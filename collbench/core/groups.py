@@ -246,7 +246,7 @@ def _meeting(found: re.Match[str], n: int) -> tuple[Pair, ...]:
 
 
 def turning(n: int) -> int:
-    """In how many rounds each of n meets every other."""
+    """Rounds in which each of n meets every other."""
     return n - 1 + n % 2 if n > 1 else 0
 
 

@@ -306,8 +306,8 @@ Line = Generator[_Ask, _Told, Culprit | None]
 
 
 def _narrowed(state: _State, group: Group) -> Line:
-    """From a slow group to its culprit, if it has one; what is not looked at waits for the next
-    screening. Partners are from elsewhere: a bad link may be within."""
+    """Searches a slow group for its culprit, if it has one; what is not looked at waits for the
+    next screening. Partners are from elsewhere: a bad link may be within."""
     within = frozenset(group)
     while len(group) > 1:
         first, second = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]

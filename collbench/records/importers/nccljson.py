@@ -218,7 +218,7 @@ def _salvage(text: str) -> dict[str, Any]:
 
 
 def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> list[Table | str]:
-    """For each result the table it belongs to, or why it belongs to none."""
+    """The table each result belongs to, or why it belongs to none."""
     if document.collbench:
         extras = document.collbench.results
         fields = [

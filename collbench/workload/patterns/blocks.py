@@ -104,7 +104,7 @@ class Block(Writer):
         self._after: tuple[int, ...] = ()
 
     def work(self, flops: float, *after: int) -> None:
-        """So much computation, once these operations are finished."""
+        """Adds so much computation, once these operations are finished."""
         if after:
             self.flush()
         self._flops, self._after = self._flops + flops, self._after + after
