@@ -3,38 +3,51 @@ measuring anything. Nothing here imports torch; only names of algorithms need nu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
 
 if TYPE_CHECKING:
+    from typer.models import ParameterInfo
+
     from collbench.suite.fields import Field
 
 Completion = Callable[[str], list[str]]
 
 
-def names(kind: str) -> Iterable[str]:
-    """The names of a kind: algorithm, backend, collective, dtype, op, run, suite or topic. None of
-    any other kind."""
-    return NAMES.get(kind, tuple)()
-
-
-def complete(kind: str = "", choices: Iterable[str] = (), many: bool = False) -> Completion:
-    """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
-
-    def found(incomplete: str) -> list[str]:
-        before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")
-        return [f"{before}{comma}{name}" for name in (*choices, *names(kind))]
-
-    return found
+def completed(row: ParameterInfo) -> ParameterInfo:
+    """The row of an option or an argument with what completes it, where KINDS has that."""
+    words = row.metavar or next(iter(row.param_decls or ()), "")
+    if (kind := KINDS.get(words)) is None:
+        return row
+    row = copy.copy(row)
+    row.autocompletion = _complete(names(kind), many=kind == "algorithm")
+    return row
 
 
 def of_field(row: Field) -> Completion:
     """What completes the option of a row of suite/fields.py."""
     kind = {"backends": "backend", "algorithms": "algorithm"}.get(row.name, row.kind)
     choices = [choice for choice in row.choices if isinstance(choice, str)]
-    return complete(kind, choices, row.many)
+    return _complete(lambda: [*choices, *names(kind)()], row.many)
+
+
+def names(kind: str) -> Callable[[], Iterable[str]]:
+    """What gives the names of a kind: algorithm, backend, collective, dtype, op, run or suite.
+    There are none of any other kind."""
+    return NAMES.get(kind, tuple)
+
+
+def _complete(known: Callable[[], Iterable[str]], many: bool = False) -> Completion:
+    """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
+
+    def found(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")
+        return [f"{before}{comma}{name}" for name in known()]
+
+    return found
 
 
 def _algorithms() -> list[str]:
@@ -47,7 +60,7 @@ def _algorithms() -> list[str]:
 def _backends() -> list[str]:
     from collbench.cli.list_ import BACKENDS
 
-    found = [name for names, _ in BACKENDS for name in names.split(", ")]
+    found = [name for words, _ in BACKENDS for name in words.split(", ")]
     return [name for name in found if name.islower()]
 
 
@@ -55,12 +68,6 @@ def _suites() -> list[str]:
     from collbench.suite import shipped
 
     return list(shipped.suites())
-
-
-def _topics() -> list[str]:
-    from collbench.cli.help import pages
-
-    return list(pages())
 
 
 NAMES: dict[str, Callable[[], Iterable[str]]] = {
@@ -71,5 +78,19 @@ NAMES: dict[str, Callable[[], Iterable[str]]] = {
     "op": lambda: OPS,
     "run": lambda: ("@last", "@last~1"),
     "suite": _suites,
-    "topic": _topics,
+}
+
+KINDS = {  # by what an argument is called in help, or an option
+    "COLLECTIVE": "collective",
+    "[COLLECTIVE]": "collective",
+    "COLLECTIVE|RUN": "collective",
+    "ALGORITHM": "algorithm",
+    "[ALGORITHM]": "algorithm",
+    "--algo": "algorithm",
+    "SUITE": "suite",
+    "--suite": "suite",
+    "RUN…": "run",
+    "[RUN]": "run",
+    "BASE": "run",
+    "HEAD": "run",
 }

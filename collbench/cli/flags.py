@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from typer import Argument, Context, Option, Typer
 from typer.models import ParameterInfo
 
-from collbench.cli.completion import complete
+from collbench.cli.completion import completed
 from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
@@ -25,19 +25,11 @@ SIDE = "words: python:PATH, backend:NAME, algo:NAME, git:REV, NAME=VALUE"
 
 OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "": {
-        "name": Argument(
-            metavar="COLLECTIVE",
-            help="As in `collbench list`.",
-            autocompletion=complete("collective"),
-        ),
+        "name": Argument(metavar="COLLECTIVE", help="As in `collbench list`."),
         "root": Option("-r", "--root", min=0, help="Root rank."),
         "debug": Option("--debug", help="Show a traceback with an error."),
         "output_format": Option("--format", help="table or json."),
-        "runs": Argument(
-            metavar="RUN…",
-            help="@last, @last~1, an id, a tag or a file.",
-            autocompletion=complete("run"),
-        ),
+        "runs": Argument(metavar="RUN…", help="@last, @last~1, an id, a tag or a file."),
         "output": Option("--output", help="Save the run to this file or folder."),
         "ngpus": Option(
             "-g",
@@ -62,9 +54,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "show": {
         "algorithm": Argument(
-            metavar="ALGORITHM",
-            help="ring, or with parameters: chain:segments=4.",
-            autocompletion=complete("algorithm"),
+            metavar="ALGORITHM", help="ring, or with parameters: chain:segments=4."
         ),
         "n": Option("-n", "--ranks", min=1, help="Ranks. Default 4, or those of --values."),
         "rank": Option("--rank", min=0, help="Only what this rank gets, sends and holds."),
@@ -73,14 +63,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "html": Option("--html", help="Write a page with a slider over the steps instead."),
     },
     "prove": {
-        "name": Argument(
-            metavar="[COLLECTIVE]", help="Default: all.", autocompletion=complete("collective")
-        ),
-        "algorithm": Argument(
-            metavar="[ALGORITHM]",
-            help="Default: all of them.",
-            autocompletion=complete("algorithm"),
-        ),
+        "name": Argument(metavar="[COLLECTIVE]", help="Default: all."),
+        "algorithm": Argument(metavar="[ALGORITHM]", help="Default: all of them."),
         "n": Option("-n", "--ranks", help="Numbers of ranks: 1..33, or 2,4,8."),
         "root": Option("-r", "--root", help="Root rank, or all. Default: 0 and the middle one."),
         "hazards": Option("--hazards", help="List cells that a step both reads and writes."),
@@ -90,11 +74,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "minbytes": Option("-b", "--minbytes", help="Smallest size; K, M and G are 1024-based."),
         "maxbytes": Option("-e", "--maxbytes", help="Largest size, included. Default 1G, or -b."),
         "stepfactor": Option("-f", "--stepfactor", help="Multiply sizes by this; 1.5 works."),
-        "algo": Option(
-            "--algo",
-            help="ring, chain:segments=8, a list, or all.",
-            autocompletion=complete("algorithm", ["all"], many=True),
-        ),
+        "algo": Option("--algo", help="ring, chain:segments=8, a list, or all."),
         "network": Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
         "link": Option(
             "--link",
@@ -109,12 +89,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "backend": Option("--backend", help="Only this backend."),
     },
     "export": {
-        "collective": Argument(
-            help="As in `collbench list`.", autocompletion=complete("collective")
-        ),
-        "algorithm": Argument(
-            help="ring, chain:segments=64 …", autocompletion=complete("algorithm")
-        ),
+        "collective": Argument(metavar="COLLECTIVE", help="As in `collbench list`."),
+        "algorithm": Argument(metavar="ALGORITHM", help="ring, chain:segments=64 …"),
         "n": Option("-n", "--ranks", min=1, help="Ranks."),
         "to": Option(
             "--to",
@@ -127,11 +103,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "output": Option("-o", "--output", help="Write to this file instead of the terminal."),
     },
     "pairs": {
-        "run": Argument(
-            metavar="[RUN]",
-            help="Show this run's pairs and measure nothing.",
-            autocompletion=complete("run"),
-        ),
+        "run": Argument(metavar="[RUN]", help="Show this run's pairs and measure nothing."),
         "large": Option("--large", help="Size for bandwidth."),
         "small": Option("--small", help="Size for latency; 0 = none."),
         "among": Option(
@@ -163,11 +135,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
     },
     "overlap": {
-        "what": Argument(
-            metavar="COLLECTIVE|RUN",
-            help="Or a recorded run, to show again.",
-            autocompletion=complete("collective"),
-        ),
+        "what": Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again."),
         "beside": Option(
             "--with", help="In the background: sleep, gemm, copy, or collectives; a list."
         ),
@@ -190,9 +158,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "run": {
         "suites": Argument(
-            metavar="SUITE",
-            help="Built-in names (see `collbench list`) or TOML files.",
-            autocompletion=complete("suite"),
+            metavar="SUITE", help="Built-in names (see `collbench list`) or TOML files."
         ),
         "ranks": option("ranks", "Ranks on this machine instead of the suite's; a list."),
         "backends": option("backends", "Backends instead of the suite's; a list."),
@@ -234,11 +200,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "ab": {
         "base": Option("--base", help=f"One side, {SIDE}. Empty: everything as it is."),
         "head": Option("--head", help="The other side; {tree} is where its git:REV was built."),
-        "suite": Option(
-            "--suite",
-            help="A built-in suite's name, or a TOML file.",
-            autocompletion=complete("suite"),
-        ),
+        "suite": Option("--suite", help="A built-in suite's name, or a TOML file."),
         "build": Option(
             "--build", help="Shell command that builds a git:REV in its checkout, once."
         ),
@@ -255,10 +217,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),
         "timeout": option("timeout", "Seconds without progress: hung."),
         "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
-        "tau": Option(
-            "--tau",
-            help="Smallest change that matters. Default: 3% to 10%, see `collbench help compare`.",
-        ),
+        "tau": Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row."),
         "strict": Option("--strict", help="Rows without a verdict fail, with exit code 3."),
         "across_machines": Option("--across-machines", help="Judge in spite of other hardware."),
         "output": option("output", "Folder to save both runs to."),
@@ -275,13 +234,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
                 "@last~1, an id, tag or file; several, with commas or as a folder, count as one;"
                 " alone: a run of an `ab`."
             ),
-            autocompletion=complete("run"),
         ),
-        "head": Argument(
-            metavar="HEAD",
-            help="The run to judge against BASE.",
-            autocompletion=complete("run"),
-        ),
+        "head": Argument(metavar="HEAD", help="The run to judge against BASE."),
         "everything": Option("--all", help="List rows that are SAME too."),
         "tau": Option(
             "--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row."
@@ -300,9 +254,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "health": {
         "runs": Argument(
-            metavar="RUN…",
-            help="Runs of one night: @last, an id, a tag or a file. Default: @last.",
-            autocompletion=complete("run"),
+            metavar="RUN…", help="Runs of one night: @last, an id, a tag or a file. Default: @last."
         ),
         "output_format": Option(
             "--format",
@@ -502,7 +454,7 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     for key in hints.keys() & rows.keys():
         if get_origin(hints[key]) is not Annotated:
-            hints[key] = Annotated[hints[key], rows[key]]
+            hints[key] = Annotated[hints[key], completed(rows[key])]
 
     parameters = dict(inspect.signature(function).parameters)
     own = "ctx" in parameters

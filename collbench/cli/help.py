@@ -7,18 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from collbench.cli.completion import complete
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
+
+
+def pages() -> dict[str, Traversable]:
+    """The pages by topic, in alphabetical order."""
+    folder = resources.files("collbench.cli") / "pages"
+    found = sorted(folder.iterdir(), key=lambda page: page.name)
+    return {page.name.removesuffix(".md"): page for page in found if page.name.endswith(".md")}
+
 
 Topic = Annotated[
     str,
     typer.Argument(
         metavar="[TOPIC|COMMAND]",
         help="Without one, topics and commands are listed.",
-        autocompletion=complete("topic"),
+        autocompletion=lambda: list(pages()),
     ),
 ]
 
@@ -35,13 +42,6 @@ def help_(ctx: typer.Context, topic: Topic = "") -> None:
     from collbench.show import terminal
 
     terminal.page(found.read_text(encoding="utf-8"))
-
-
-def pages() -> dict[str, Traversable]:
-    """The pages by topic, in alphabetical order."""
-    folder = resources.files("collbench.cli") / "pages"
-    found = sorted(folder.iterdir(), key=lambda page: page.name)
-    return {page.name.removesuffix(".md"): page for page in found if page.name.endswith(".md")}
 
 
 def _list(context: typer.Context) -> None:

@@ -17,7 +17,7 @@ from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
@@ -108,6 +108,9 @@ GROUPS = {
 }
 
 
+TEXTS = {name: text for name, (_, text) in (COMMANDS | GROUPS).items()}
+
+
 DIFFERENCES = """
 Letters mean what they mean in nccl-tests, with these differences: sizes double unless -f or -i
 says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists sweep the
@@ -146,6 +149,17 @@ def _help(name: str) -> str:
     )
 
 
+class _Names(TyperGroup):
+    """The commands by name, as a shell completes them: without their modules."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COLLECTIVES, *COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        text = COLLECTIVES[cmd_name].meaning if cmd_name in COLLECTIVES else TEXTS[cmd_name]
+        return TyperCommand(cmd_name, help=text)
+
+
 class _Commands(TyperGroup):
     """Builds a command's options only when it is called, so that `collbench --help` costs no more
     than its text."""
@@ -169,6 +183,10 @@ class _Commands(TyperGroup):
             return None
         return _command(name, entry(MEASURE), _help(name))
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        named = _Names(name=self.name, params=self.params)
+        return named.shell_complete(typer.Context(named, info_name=ctx.info_name), incomplete)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known = args[0], self.list_commands(ctx)
         odd = name not in known and not name.startswith("-")
@@ -181,7 +199,7 @@ class _Commands(TyperGroup):
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
         with formatter.section("And"):
-            formatter.write_dl([(name, text) for name, (_, text) in (COMMANDS | GROUPS).items()])
+            formatter.write_dl(list(TEXTS.items()))
 
 
 def entry(place: str) -> Callable[..., Any]:

@@ -222,7 +222,7 @@ def test_several_runs_of_a_side_count_as_one(inside, tmp_path: Path) -> None:
         (("@last~1", "@last", "--format", "xml"), "not one of"),
         (("@last~1", "@last", "-o", "out.txt"), "not one of .md"),
         (("@last~1", "@last", "--tau", "0"), "not a share"),
-        (("@last~1", "@last", "--marker", "a --> b"), "is no name"),
+        (("@last~1", "@last", "--marker", "a --> b"), "is not a name"),
         (("@last", "foreign.jsonl"), "foreign.jsonl"),
         (("@last", "empty.jsonl"), "empty.jsonl"),
         (("@last", "binary.jsonl"), "binary.jsonl"),

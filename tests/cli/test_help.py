@@ -35,9 +35,13 @@ def blocks(text: str, language: str = "") -> list[str]:
     return [block for written, block in found if written == language]
 
 
+def joined(block: str) -> list[str]:
+    return block.replace("\\\n", " ").splitlines()
+
+
 def commands(text: str) -> list[list[str]]:
     """The words after ``collbench`` of every command in the blocks of a text."""
-    lines = [line for block in blocks(text) for line in block.splitlines()]
+    lines = [line for block in blocks(text) for line in joined(block)]
     found = []
     for line in lines:
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|")
@@ -74,7 +78,12 @@ TOML = [block for text in TEXTS.values() for block in blocks(text, "toml")]
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    assert {words[0] for words in COMMANDS} >= {*LISTED, *GROUPS} - {"runs", "list", "help"}
+    assert {words[0] for words in COMMANDS} >= {*LISTED, *GROUPS} - {
+        "runs",
+        "list",
+        "help",
+        "doctor",
+    }
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -226,7 +235,7 @@ def test_without_arguments_three_things_to_try_are_said(bare: Server) -> None:
 
 
 def test_the_frame_of_the_manual_is_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved(night(nightly(2)), home)
+    saved(night(rows=nightly(2)), home)
     (block,) = blocks(PAGES["report"], "python")
     exec(compile(block, "report.md", "exec"), {})
     assert "busbw" in capsys.readouterr().out

@@ -249,8 +249,8 @@ class Host(threading.Thread):
         return [self._came[rank] for rank, pid in known if doing(pid) == "stopped"]
 
     def lost(self, seconds: float) -> str:
-        """The ranks that are stopped, else those that have been silent for so long where not all are
-        surely on this host, and in words what is wrong with them; "" where nothing is."""
+        """The ranks that are stopped, else those that have been silent for so long where not all
+        are surely on this host, and in words what is wrong with them; "" where nothing is."""
         if stopped := self.stopped():
             return f"{', '.join(map(who, stopped))} is stopped (SIGSTOP)"
         silent = self.silent(seconds) if len(self._pids) < self._n else []

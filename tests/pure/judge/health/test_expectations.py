@@ -217,7 +217,7 @@ def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None
         (('"critical"', '"fatal"'), "line 7, severity", "Invalid enum value 'fatal'"),
         (('"64M" = 5', '"64M" = "x"'), "line 6, points", "Expected `float`"),
         (('"64M"', '"lots"'), "line 6, points", "'lots' is not a size"),
-        (('"^node"', '"("'), "line 3, machine", "no regular expression"),
+        (('"^node"', '"("'), "line 3, machine", "not a regular expression"),
         (('machine = "^node"', ""), "line 2, device", "neither device nor machine"),
         (('"all_reduce"', '"all_produce"'), "line 5, collective", "no busbw"),
         (("source", "sauce"), "line 8, sauce", "unknown field"),
