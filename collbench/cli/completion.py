@@ -19,7 +19,7 @@ Completion = Callable[[str], list[str]]
 
 def completed(row: ParameterInfo) -> ParameterInfo:
     """The row of an option or an argument with what completes it, where KINDS has that."""
-    words = row.metavar or next(iter(row.param_decls or ()), "")
+    words = row.metavar or str(row.default)  # where a row has no default its first name stands
     if (kind := KINDS.get(words)) is None:
         return row
     row = copy.copy(row)
@@ -89,6 +89,7 @@ KINDS = {  # by what an argument is called in help, or an option
     "--algo": "algorithm",
     "SUITE": "suite",
     "--suite": "suite",
+    "RUN": "run",
     "RUN…": "run",
     "[RUN]": "run",
     "BASE": "run",
