@@ -133,9 +133,7 @@ def test_a_run_of_the_model_backend_becomes_a_night(inside) -> None:
     added = inside("history", "add", "@last")
     assert added.returncode == 0 and "rows, 1 launch; night 2" in added.stdout, added.stderr
     shown = inside("history", "trend", "--all").stdout
-    assert "entries ignored, for example: 1 of 3 launches" in shown
-    assert "1 KiB" in shown
-    assert store.saved()
+    assert "count for nothing: 1 of 3 launches" in shown and "1 KiB" in shown and store.saved()
 
 
 def test_no_history_takes_a_run_with_planted_faults(inside, tmp_path: Path) -> None:

@@ -138,7 +138,9 @@ def words(outlook: Outlook) -> list[tuple[str, Weight]]:
         why = next(
             night.why_not for one in outlook.series for night in one.nights if not night.valid
         )
-        found.append((f"{few:,} of {whole:,} entries ignored, for example: {why}", "notice"))
+        found.append(
+            (f"{few:,} of {whole:,} nights of rows count for nothing: {why}, for one", "notice")
+        )
     return found
 
 
