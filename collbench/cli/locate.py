@@ -234,9 +234,7 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     if reporter.ended is None:
         return None
     if searching.located is None:
-        raise CannotRun(
-            "the search ended before it came to anything", "is there memory for --size?"
-        )
+        raise CannotRun("the search ended without a result", "is there memory for --size?")
     located, names = searching.located, [unit.name for unit in searching.units]
     worlds = reporter.worlds.values()
     crowded = any(world.oversubscribed for world in worlds)

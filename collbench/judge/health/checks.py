@@ -46,8 +46,8 @@ def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -
 
 
 def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
-    """Which of the claims surely do not hold; a case that breaks several is told of once, for the
-    worst."""
+    """A finding for each claim that surely does not hold; of several claims about a case, for the
+    worst alone."""
     every = claims(night)
     if not every:
         why = (

@@ -181,12 +181,12 @@ class _State:
 
 
 def search(n: int, rules: Rules) -> Search:
-    """The whole of it, for hosts numbered from 0. Raises UsageError for two: neither could be told
-    from the other. It ends with what it has found where Spent is thrown in."""
+    """The whole search, for hosts numbered from 0. Raises UsageError for two: neither could be
+    told from the other. It ends with what it has found where Spent is thrown in."""
     if n < 3:
         raise UsageError(
-            f"of {n} hosts none can be told from the other",
-            "three are needed: one to ask for a third view",
+            f"{n} hosts are too few to search",
+            "it takes three, so that a third can show which of two is slow",
         )
     state = _State(n, rules)
     with suppress(Spent):

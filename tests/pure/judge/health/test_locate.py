@@ -181,7 +181,7 @@ def test_one_where_nothing_comes_is_named() -> None:
 
 
 def test_of_two_none_can_be_told() -> None:
-    with pytest.raises(UsageError, match="none can be told"):
+    with pytest.raises(UsageError, match="too few to search"):
         searched(2, ring())
 
 
