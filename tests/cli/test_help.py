@@ -16,6 +16,8 @@ import collbench
 from collbench.cli.help import pages
 from collbench.cli.main import COMMANDS as LISTED
 from collbench.cli.main import GROUPS, app
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES
 from collbench.judge.health import checks, expectations
 from collbench.machine import topology
 from collbench.show.flags import FLAGS
@@ -26,7 +28,7 @@ from collbench.workload import files
 ROOT = Path(collbench.__file__).parents[1]
 PAGES = {name: page.read_text(encoding="utf-8") for name, page in pages().items()}
 TEXTS = PAGES | {"README": (ROOT / "README.md").read_text(encoding="utf-8")}
-STARTED = re.compile(r"(?:^|\s)collbench ([a-z@].*)")  # by hand, or by a launcher
+STARTED = re.compile(r"(?:^|[\s/])collbench ([a-z@].*)")  # by hand, or by a launcher
 
 
 def blocks(text: str, language: str = "") -> list[str]:
@@ -172,6 +174,12 @@ def test_every_flag_is_explained() -> None:
     assert [
         flag for flag in FLAGS if not re.search(rf"`{re.escape(flag)}[`:]", PAGES["flags"])
     ] == []
+
+
+def test_the_number_of_algorithms_is_that_of_today() -> None:
+    number = sum(len(algorithms.of(name)) for name in COLLECTIVES)
+    assert f"{number} algorithms of its own" in TEXTS["README"]
+    assert f"export {number} algorithms\n" in PAGES["algorithms"]
 
 
 def test_every_check_of_health_is_explained() -> None:
