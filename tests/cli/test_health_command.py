@@ -343,7 +343,7 @@ def test_the_first_nights_are_remembered_and_judge_nothing(said: Said, home: Pat
     outcome, found = history_of(out)
     assert (code, outcome, found) == (Exit.OK, "no data", [])
     _, out, _ = said("--format", "json")  # again: it is one night still
-    assert "3 are known" in next(
+    assert "3 so far" in next(
         c["note"] for c in json.loads(out)["checks"] if c["check"] == "history"
     )
 
