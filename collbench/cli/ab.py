@@ -49,7 +49,7 @@ def ab(
     dry_run: bool = False,
     debug: bool = False,
 ) -> None:
-    """Compare two libraries, settings or algorithms fairly: paired launches, in turns."""
+    """Compare two libraries, settings or algorithms, in turns."""
     from collbench.judge.comparison import compare
     from collbench.run.experiment import Order
     from collbench.run.launch import folders

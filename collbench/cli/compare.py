@@ -118,7 +118,7 @@ def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> N
     outputs.check(output_format, out, FORMATS)
     if not re.fullmatch(r"\w+([.-]\w+)*", marker, re.ASCII):
         raise UsageError(
-            f"--marker '{marker}' is no name", "letters and digits, with . or - between: pr-gloo"
+            f"--marker '{marker}' is not a name", "letters and digits, with . or - between: pr-gloo"
         )
 
 

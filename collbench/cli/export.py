@@ -19,7 +19,7 @@ def export(
     output: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT, JSON or Chakra."""
+    """Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra."""
     from collbench.core import algorithms, files
     from collbench.core import export as exports
     from collbench.suite.grammar import parse_size

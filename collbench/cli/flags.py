@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from typer import Argument, Context, Option, Typer
 from typer.models import ParameterInfo
 
+from collbench.cli.completion import completed
 from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
@@ -88,8 +89,8 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "backend": Option("--backend", help="Only this backend."),
     },
     "export": {
-        "collective": Argument(help="As in `collbench list`."),
-        "algorithm": Argument(help="ring, chain:segments=64 …"),
+        "collective": Argument(metavar="COLLECTIVE", help="As in `collbench list`."),
+        "algorithm": Argument(metavar="ALGORITHM", help="ring, chain:segments=64 …"),
         "n": Option("-n", "--ranks", min=1, help="Ranks."),
         "to": Option(
             "--to",
@@ -150,7 +151,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "locate": {
         "size": Option("--size", help="What each rank sends to its neighbour."),
-        "tau": Option("--tau", help="By so much slower than the others is slow."),
+        "tau": Option("--tau", help="How much slower than the rest counts as slow."),
         "tests": Option("--tests", min=1, help="Tests at most: a group's measurement is one."),
         "budget": Option("--budget", help="Begin no round after this time: 3m."),
         "iters": Option("-n", "--iters", min=1, help="Samples of each test."),
@@ -217,9 +218,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "max_seconds": option("max_seconds", "Longest time on a case in a launch. Default 0.25s."),
         "timeout": option("timeout", "Seconds without progress: hung."),
         "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
-        "tau": Option(
-            "--tau", help="Smallest change that matters. Default: 3% to 10%, see README."
-        ),
+        "tau": Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row."),
         "strict": Option("--strict", help="Rows without a verdict fail, with exit code 3."),
         "across_machines": Option("--across-machines", help="Judge in spite of other hardware."),
         "output": option("output", "Folder to save both runs to."),
@@ -313,7 +312,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--inject",
             metavar="FAULTS",
             help=(
-                "Does the alarm ring? Measure suite nightly now, with faults planted"
+                "Test your alerts: measure suite nightly now, with faults planted"
                 " (slow-rank:3:20%, jitter:3:50%, late:3:5ms, corrupt:3, hang:3, drop:3; a list),"
                 " and judge that. Marks everything; no history takes it."
             ),
@@ -455,7 +454,7 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
     hints = get_type_hints(function, include_extras=True)
     for key in hints.keys() & rows.keys():
         if get_origin(hints[key]) is not Annotated:
-            hints[key] = Annotated[hints[key], rows[key]]
+            hints[key] = Annotated[hints[key], completed(rows[key])]
 
     parameters = dict(inspect.signature(function).parameters)
     own = "ctx" in parameters

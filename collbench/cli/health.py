@@ -85,12 +85,11 @@ def health(
     title: str = "",
     debug: bool = False,
 ) -> None:
-    """Say whether a cluster is well: healthy, unhealthy (who, since when, how sure, what to do), or
-    no verdict.
+    """Say if a cluster is healthy; if not: who, since when, what to do.
 
-    Judges runs that are recorded, best those of `collbench run nightly`. Exit codes: 0 healthy; 1
-    unhealthy, of which wrong data is a part; 3 no verdict: what is missing is said, and is never
-    taken for well.
+    Judges recorded runs, best those of `collbench run nightly`. Exit codes: 0 healthy; 1 unhealthy,
+    of which wrong data is a part; 3 no verdict: what is missing is said, and never counts as a
+    pass.
     """
     from collbench.show.views import health as views
 

@@ -12,21 +12,6 @@ from collbench.core.errors import UsageError
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-Topic = Annotated[
-    str, typer.Argument(metavar="[TOPIC|COMMAND]", help="Without one, the topics are listed.")
-]
-
-
-def help_(ctx: typer.Context, topic: Topic = "") -> None:
-    """Explain a topic in a page, or a command's options."""
-    if not topic:
-        return _list()
-    if (found := pages().get(topic)) is None:
-        return _options(ctx, topic)
-    from collbench.show import terminal
-
-    terminal.page(found.read_text(encoding="utf-8"))
-
 
 def pages() -> dict[str, Traversable]:
     """The pages by topic, in alphabetical order."""
@@ -35,13 +20,42 @@ def pages() -> dict[str, Traversable]:
     return {page.name.removesuffix(".md"): page for page in found if page.name.endswith(".md")}
 
 
-def _list() -> None:
-    from collbench.show import terminal
-    from collbench.show.document import Line, Table
+Topic = Annotated[
+    str,
+    typer.Argument(
+        metavar="[TOPIC|COMMAND]",
+        help="Without one, topics and commands are listed.",
+        autocompletion=lambda: list(pages()),
+    ),
+]
 
-    titles = [(name, _title(page.read_text(encoding="utf-8"))) for name, page in pages().items()]
-    terminal.show(Table(heads=("topic", "about"), lines=[Line(each) for each in titles]))
-    typer.echo("\ncollbench help TOPIC shows a page, collbench COMMAND --help a command's options")
+END = """
+collbench help TOPIC shows a page, collbench COMMAND --help a command's options."""
+
+
+def help_(ctx: typer.Context, topic: Topic = "") -> None:
+    """Explain a topic in a page, or a command's options."""
+    if not topic:
+        return _list(ctx)
+    if (found := pages().get(topic)) is None:
+        return _options(ctx, topic)
+    from collbench.show import terminal
+
+    terminal.page(found.read_text(encoding="utf-8"))
+
+
+def _list(context: typer.Context) -> None:
+    """Print topics and commands, a line or two each, as --help prints commands."""
+    root = context.find_root()
+    group: Any = root.command
+    formatter = root.make_formatter()
+    with formatter.section("Topics"):
+        titles = [
+            (name, _title(page.read_text(encoding="utf-8"))) for name, page in pages().items()
+        ]
+        formatter.write_dl(titles)
+    group.format_commands(root, formatter)
+    typer.echo(formatter.getvalue().lstrip("\n").rstrip() + "\n" + END)
 
 
 def _title(text: str) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collbench.suite.sweep import Part
 
 
-REVIEWED = "Levels that were reviewed, as files for a repository and in the history."
+REVIEWED = "Keep reviewed levels, as files and in the history."
 
 
 def add(runs: list[str], history: str = "", machine: str = "", debug: bool = False) -> None:
@@ -47,7 +47,7 @@ def add(runs: list[str], history: str = "", machine: str = "", debug: bool = Fal
 
 
 def list_(history: str = "", machine: str = "", last: int = 20, debug: bool = False) -> None:
-    """List the nights of a machine: what was measured, and what of it may be judged."""
+    """List a machine's nights: what was measured, and what may be judged."""
     from collbench.cli import outputs
     from collbench.show.views import history as views
 
@@ -71,8 +71,10 @@ def trend(
     page: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Show what changed since when, and by how much: change points on which neighbouring sizes
-    agree."""
+    """Show what changed since when, and by how much.
+
+    Change points count where two neighbouring sizes agree on them.
+    """
     from collbench.cli import outputs
     from collbench.core import files
     from collbench.judge.history.outlook import outlook
@@ -148,7 +150,7 @@ def accept(
     try:
         asked = since and date.fromisoformat(since).isoformat()
     except ValueError as e:
-        raise UsageError(f"--since: '{since}' is no date", "as in 2026-03-01") from e
+        raise UsageError(f"--since: '{since}' is not a date", "as in 2026-03-01") from e
     with _open(history) as kept:
         series = kept.series(
             _machine(kept, machine), _part(only, minbytes, maxbytes, backend, ranks)

@@ -29,7 +29,7 @@ def import_(
     host: str = "",
     debug: bool = False,
 ) -> None:
-    """Read logs of nccl-tests, rccl-tests, NCCL's Inspector, OSU and IMB into runs."""
+    """Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB."""
     from collbench.records import importers
     from collbench.records.importers.text import decode
     from collbench.suite import grammar
@@ -80,8 +80,8 @@ def _save(lines: list[Run | World | Record | End], output: Path | None) -> Path:
 
 
 def _tell(file: str, reading: Reading, path: Path) -> None:
-    """On standard output what was read and where it is; on standard error what gives cause for
-    doubt."""
+    """Prints what was read and where it is to standard output, and what gives cause for doubt to
+    standard error."""
     from collbench.core.text import counted, plain
     from collbench.records import importers
 

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES, OPS
+
+BACKENDS = (
+    ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
+    ("nccl", "torch.distributed on GPUs (AMD's: RCCL); algorithms by its messages (ring@nccl)"),
+    ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
+    ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
+    ("symm", "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)"),
+    ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),
+    ("torch_multimem, torch_multimem_one_shot", "the same, with the switch adding up (NVLS)"),
+    ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
+    ("model", "predicted times on a flat network: the lower bound, and algorithms (ring@model)"),
+)
 
 
 def list_() -> None:
@@ -16,28 +27,11 @@ def list_() -> None:
 
 def catalogue() -> dict[str, list[tuple[str, ...]]]:
     """Tables by title, a header row first."""
+    from collbench.core import algorithms
     from collbench.suite import toml
 
     rows: list[tuple[str, ...]] = [("name", "busbw factor", "in place", "meaning")]
     rows += [(c.name, c.factor, c.in_place or "-", c.meaning) for c in COLLECTIVES.values()]
-    backends: list[tuple[str, ...]] = [
-        ("name", "what it is"),
-        ("gloo", "torch.distributed on CPUs; algorithms by its messages (ring@gloo)"),
-        ("nccl", "torch.distributed on GPUs (AMD's: RCCL); algorithms by its messages (ring@nccl)"),
-        ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
-        ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
-        (
-            "symm",
-            "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)",
-        ),
-        ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),
-        ("torch_multimem, torch_multimem_one_shot", "the same, with the switch adding up (NVLS)"),
-        ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),
-        (
-            "model",
-            "predicted times on a flat network: the lower bound, and algorithms (ring@model)",
-        ),
-    ]
     reductions: list[tuple[str, ...]] = [("name (--op)", "datatypes")]
     reductions += [
         (op.name, "integers" if op.integers_only else "integers and floats") for op in OPS.values()
@@ -52,6 +46,6 @@ def catalogue() -> dict[str, list[tuple[str, ...]]]:
         "Collectives": rows,
         "Reductions": reductions,
         "Algorithms": named,
-        "Backends": backends,
+        "Backends": [("name", "what it is"), *BACKENDS],
         "Suites": suites,
     }

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 from msgspec.structs import replace
@@ -45,11 +45,11 @@ def locate(
     dry_run: bool = False,
     debug: bool = False,
 ) -> None:
-    """Find who makes a group slow: disjoint groups at once, slow ones halved, suspects confirmed
-    with good partners.
+    """Find who makes a group slow, by halving slow groups.
 
-    The plan is printed first. Exit code 1 if somebody is named, 3 if not everybody could be
-    cleared.
+    Disjoint groups are measured at once. Each suspect is tested again, twice, with known-good
+    partners. The plan is printed first. Exit code 1 if a host or rank is named, 3 if some could not
+    be ruled out.
     """
     from collbench.cli import options, pairs
     from collbench.judge.health.locate import Rules
@@ -234,16 +234,15 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     if reporter.ended is None:
         return None
     if searching.located is None:
-        raise CannotRun(
-            "the search ended before it came to anything", "is there memory for --size?"
-        )
+        raise CannotRun("the search ended without a result", "is there memory for --size?")
     located, names = searching.located, [unit.name for unit in searching.units]
     worlds = reporter.worlds.values()
     crowded = any(world.oversubscribed for world in worlds)
     one_host = len({info.host for world in worlds for info in world.ranks}) == 1
-    findings = list(locate.findings(located, names, "rank" if one_host else "host", crowded))
+    kind: Literal["host", "rank"] = "rank" if one_host else "host"
+    findings = list(locate.findings(located, names, kind, crowded))
     ended = Exit.BAD if findings else Exit.NO_VERDICT if located.open else Exit.OK
-    words = locate.words(located, names, crowded)
+    words = locate.words(located, names, kind, crowded)
     return Found(located, findings, words, ended, reporter.file)
 
 

@@ -17,7 +17,7 @@ from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
@@ -33,19 +33,19 @@ COMMANDS = {
     "runs": ("collbench.cli.runs:runs", "List saved runs."),
     "show": (
         "collbench.cli.show:show",
-        "Draw an algorithm's steps, in the terminal or as a page with a slider.",
+        "Draw an algorithm's steps, or write a page with a slider.",
     ),
     "prove": (
         "collbench.cli.prove:prove",
-        "Check algorithms by counting contributions, for many numbers of ranks.",
+        "Prove algorithms right, by counting contributions of ranks.",
     ),
     "predict": (
         "collbench.cli.predict:predict",
-        "Predict times on a model network: per algorithm and size, crossovers, bounds.",
+        "Predict times on a model network, with crossovers and bounds.",
     ),
     "workload": (
         "collbench.cli.workload:workload",
-        "Run a training step's communication and computation; or count it, and predict it.",
+        "Run, count or predict a training step's communication.",
     ),
     "trace": (
         "collbench.cli.trace:trace",
@@ -57,11 +57,11 @@ COMMANDS = {
     ),
     "export": (
         "collbench.cli.export:export",
-        "Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT, JSON or Chakra.",
+        "Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra.",
     ),
     "pairs": (
         "collbench.cli.pairs:pairs",
-        "Measure every pair of ranks, and say which ranks, hosts and links stand out.",
+        "Measure every pair of ranks: which ranks, hosts, links are slow.",
     ),
     "overlap": (
         "collbench.cli.overlap:overlap",
@@ -69,12 +69,11 @@ COMMANDS = {
     ),
     "locate": (
         "collbench.cli.locate:locate",
-        "Find who makes a group slow: disjoint groups at once, slow ones halved, suspects"
-        " confirmed with good partners.",
+        "Find who makes a group slow, by halving slow groups.",
     ),
     "ab": (
         "collbench.cli.ab:ab",
-        "Compare two libraries, settings or algorithms fairly: paired launches, in turns.",
+        "Compare two libraries, settings or algorithms, in turns.",
     ),
     "compare": (
         "collbench.cli.compare:compare",
@@ -82,16 +81,15 @@ COMMANDS = {
     ),
     "health": (
         "collbench.cli.health:health",
-        "Say whether a cluster is well: healthy, unhealthy (who, since when, how sure, what to"
-        " do), or no verdict.",
+        "Say if a cluster is healthy; if not: who, since when, what to do.",
     ),
     "report": (
         "collbench.cli.report:report",
-        "Make one offline page of runs: figures, tables, comparison, raw data.",
+        "Make one offline page of runs: figures, tables, raw data.",
     ),
     "import": (
         "collbench.cli.import_:import_",
-        "Read logs of nccl-tests, rccl-tests, NCCL's Inspector, OSU and IMB into runs.",
+        "Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB.",
     ),
     "doctor": (
         "collbench.cli.doctor:doctor",
@@ -112,6 +110,9 @@ GROUPS = {
         "Keep nights of runs, show what changed since when, review levels.",
     ),
 }
+
+
+TEXTS = {name: text for name, (_, text) in (COMMANDS | GROUPS).items()}
 
 
 DIFFERENCES = """
@@ -152,6 +153,17 @@ def _help(name: str) -> str:
     )
 
 
+class _Names(TyperGroup):
+    """The commands by name, as a shell completes them: without their modules."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COLLECTIVES, *COMMANDS, *GROUPS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        text = COLLECTIVES[cmd_name].meaning if cmd_name in COLLECTIVES else TEXTS[cmd_name]
+        return TyperCommand(cmd_name, help=text)
+
+
 class _Commands(TyperGroup):
     """Builds a command's options only when it is called, so that `collbench --help` costs no more
     than its text."""
@@ -175,6 +187,10 @@ class _Commands(TyperGroup):
             return None
         return _command(name, entry(MEASURE), _help(name))
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        named = _Names(name=self.name, params=self.params)
+        return named.shell_complete(typer.Context(named, info_name=ctx.info_name), incomplete)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, known = args[0], self.list_commands(ctx)
         odd = name not in known and not name.startswith("-")
@@ -187,7 +203,7 @@ class _Commands(TyperGroup):
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
         with formatter.section("And"):
-            formatter.write_dl([(name, text) for name, (_, text) in (COMMANDS | GROUPS).items()])
+            formatter.write_dl(list(TEXTS.items()))
 
 
 def entry(place: str) -> Callable[..., Any]:
@@ -209,7 +225,7 @@ app = typer.Typer(
     cls=_Commands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 
@@ -222,16 +238,30 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+FIRST = """\
+collbench measures collective communication: how fast, how sure, and whether the data arrived.
+
+  collbench all_reduce -b 8 -e 64M -g 2    measure: two ranks on this machine, sizes double
+  collbench doctor                         what can run here, and why the rest cannot
+  collbench show all_reduce ring           an algorithm, step by step
+
+collbench help lists all topics and commands."""
+
+
 @app.callback(epilog=EXITS)
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
     ] = False,
 ) -> None:
     """Measure collective communication: how fast, how sure, and whether the data arrived.
 
-    Start with `collbench all_reduce -b 8 -e 64M -g 2`; every command explains itself with --help.
+    Start with `collbench all_reduce -b 8 -e 64M -g 2`. `collbench help` lists pages that explain a
+    topic; every command explains itself with --help.
     """
+    if ctx.invoked_subcommand is None:
+        typer.echo(FIRST)
 
 
 # as Python, the loader of libraries and the kernel say it

@@ -177,7 +177,7 @@ def _bound(values: dict[str, Any]) -> None:
     values["timeout"] = values["timeout"] or None
     if values["timeout"] is not None and not 0.1 <= values["timeout"] < 1e7:
         raise UsageError(
-            f"-T: {values['timeout']:g} s is no time limit",
+            f"-T: {values['timeout']:g} s is not a time limit",
             "from 0.1 s up; leave -T out for one that fits the sizes",
         )
     if values["cycles"] < 1:
@@ -286,9 +286,7 @@ def changed(
     kept = [collective(word).name for word in grammar.words(only)]
     others = tuple(name for name in named.values("collectives") if kept and name not in kept)
     if kept and set(kept).isdisjoint(named.values("collectives")):
-        raise UsageError(
-            f"--only {only}: there is none in {named.name}", f"it has {', '.join(others)}"
-        )
+        raise UsageError(f"--only {only}: not in {named.name}", f"it has {', '.join(others)}")
     if max_time and named.policy.iters:
         raise UsageError(
             f"{named.name} fixes the repetitions that --max-time would choose",

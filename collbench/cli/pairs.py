@@ -49,13 +49,13 @@ def pairs(
     dry_run: bool = False,
     debug: bool = False,
 ) -> None:
-    """Measure every pair of ranks, and say which ranks, hosts and links stand out.
+    """Measure every pair of ranks: which ranks, hosts, links are slow.
 
     Pairs that share no rank are measured at once, in as few rounds as there can be, each in both
     directions at once; --one-way has each direction measured by itself, which takes twice as many
-    measurements and tells whether it is sending or receiving that is slow. What stands out lies
-    four robust standard deviations and a tenth below its like: pairs on one host, in one rack,
-    between racks. Exit code 1 if something does.
+    measurements and tells whether it is sending or receiving that is slow. Named is what
+    lies four robust standard deviations and a tenth below others of its kind: pairs on one host, in
+    one rack, between racks. Exit code 1 if something does.
     """
     from collbench.cli import options, outputs
     from collbench.machine import topology as racks

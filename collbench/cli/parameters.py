@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from collbench.cli import completion
 from collbench.core.errors import UsageError
 from collbench.suite.fields import FIELDS
 
@@ -70,6 +71,7 @@ def option(name: str, help: str = "", free: bool = False) -> Any:
         min=row.least if number else None,
         max=row.most if number else None,
         help=help or row.help,
+        autocompletion=completion.of_field(row),
     )
 
 

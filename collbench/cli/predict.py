@@ -25,7 +25,7 @@ def predict(
     output_format: str = "table",
     debug: bool = False,
 ) -> None:
-    """Predict times on a model network: per algorithm and size, crossovers, bounds."""
+    """Predict times on a model network, with crossovers and bounds."""
     from collbench.cli import outputs
     from collbench.core import algorithms, simulate
     from collbench.core import network as networks

@@ -24,14 +24,14 @@ def prove(
     hazards: bool = False,
     debug: bool = False,
 ) -> None:
-    """Check algorithms by counting contributions, for many numbers of ranks."""
+    """Prove algorithms right, by counting contributions of ranks."""
     from collbench.core import algorithms
     from collbench.core.collectives import COLLECTIVES, collective
     from collbench.show import terminal
 
     numbers = _ranks(n)
     if root not in ("", "all") and not root.isdecimal():
-        raise UsageError(f"--root: '{root}' is no rank", "a whole number, or all")
+        raise UsageError(f"--root: '{root}' is not a rank", "a whole number, or all")
     wrong = right = 0
     for owner in [collective(name).name] if name else COLLECTIVES:
         chosen = (
@@ -123,7 +123,7 @@ def _ranks(text: str) -> list[int]:
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= low <= high <= 4096:
             raise UsageError(
-                f"-n: '{part.strip()}' is no number of ranks up to 4096", "as in 1..33 or 2,4,8"
+                f"-n: '{part.strip()}' is not a number of ranks up to 4096", "as in 1..33 or 2,4,8"
             )
         found.update(range(low, high + 1))
     return sorted(found)

@@ -33,7 +33,7 @@ def report(
     compare: bool = False,
     debug: bool = False,
 ) -> None:
-    """Make one offline page of runs: figures, tables, comparison, raw data."""
+    """Make one offline page of runs: figures, tables, raw data."""
     import msgspec
 
     from collbench.cli import outputs

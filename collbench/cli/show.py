@@ -19,7 +19,7 @@ def show(
     html: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Draw an algorithm's steps, in the terminal or as a page with a slider."""
+    """Draw an algorithm's steps, or write a page with a slider."""
     from collbench.core import algorithms, files
     from collbench.show import terminal
     from collbench.show.views import drawing, prediction

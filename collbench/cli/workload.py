@@ -122,7 +122,7 @@ def workload(
     output_format: Format = "table",
     debug: bool = False,
 ) -> None:
-    """Run a training step's communication and computation; or count it, and predict it.
+    """Run, count or predict a training step's communication.
 
     The whole step, its computation alone and its communication alone are measured in turns: what
     the step takes beyond its computation is communication that is exposed. Every operation's data

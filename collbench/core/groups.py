@@ -84,7 +84,7 @@ def spelled(text: str, option: str = "--split") -> str:
     found = re.fullmatch(rf"([a-z]+|[%/&|])[\s:]*({NUMBER})?", text.strip().lower())
     name = SYMBOLS.get(found[1], found[1]) if found else ""
     if found is None or name not in COLOURS or (found[2] is None and name not in BY_HOST):
-        raise UsageError(f"{option}: '{text}' is no rule for groups", HINT)
+        raise UsageError(f"{option}: unknown grouping '{text}'", HINT)
     if found[2] is None:
         return name
     base = {"0x": 16, "0b": 2}.get(found[2][:2], 10)
@@ -181,7 +181,7 @@ def _placed(rule: str, n: int) -> Groups:
         or len({*map(len, groups)}) > 1
     ):
         raise UsageError(
-            f"'{rule[:80]}' is no groups of {n} ranks",
+            f"'{rule[:80]}' are not groups of {n} ranks",
             "as many in each, and each rank in one at most",
         )
     return groups
@@ -246,7 +246,7 @@ def _meeting(found: re.Match[str], n: int) -> tuple[Pair, ...]:
 
 
 def turning(n: int) -> int:
-    """In how many rounds each of n meets every other."""
+    """Rounds in which each of n meets every other."""
     return n - 1 + n % 2 if n > 1 else 0
 
 

@@ -134,7 +134,7 @@ class Torus(Network):
     shape: tuple[int, ...]
 
     def _ways(self, src: Ints, dst: Ints) -> Iterator[tuple[int, int, Ints, Ints]]:
-        """For each dimension: its size and stride, where messages enter it, and how far they go
+        """Each dimension: its size and stride, where messages enter it, and how far they go
         (negative: back)."""
         for place, size in enumerate(self.shape):
             stride = math.prod(self.shape[place + 1 :])

@@ -217,7 +217,7 @@ class Forecast(NamedTuple):
     left_out: dict[str, str]
 
     def seconds(self, nbytes: float) -> dict[str, float]:
-        """By algorithm."""
+        """Seconds by algorithm."""
         return {name: predictor.seconds(nbytes) for name, predictor in self.predictors.items()}
 
     def bound(self, nbytes: float) -> float:

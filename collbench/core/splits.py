@@ -161,7 +161,7 @@ def _listed(text: str) -> np.ndarray:
 def _read(path: str) -> np.ndarray:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
-        raise ValueError("it is no file" if file.exists() else "there is no such file")
+        raise ValueError("it is not a file" if file.exists() else "there is no such file")
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB")
     return _table(file, file.stat().st_mtime_ns, file.stat().st_size)

@@ -63,8 +63,8 @@ def printable(text: str) -> str:
 
 
 def tell(message: str, hint: str = "") -> None:
-    """On standard error, what a person is to know and may do: whatever files, hosts and libraries
-    had to say in it steers no terminal."""
+    """Prints to standard error what a person is to know and may do: whatever files, hosts and
+    libraries had to say in it steers no terminal."""
     print(f"collbench: {plain(message)}", file=sys.stderr)
     if hint:
         print(f"  hint: {plain(hint)}", file=sys.stderr)

@@ -46,7 +46,7 @@ def of_files(files: Iterable[RunFile]) -> str:
 
 
 def meanwhile(records: Iterable[Record]) -> dict[str, Load]:
-    """By host, the mean over the time that cases took."""
+    """Mean load by host, over the time that cases took."""
     seconds: defaultdict[str, float] = defaultdict(float)
     used: defaultdict[str, float] = defaultdict(float)
     cpus: dict[str, int] = {}

@@ -198,7 +198,7 @@ def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
 
 
 def best(points: Iterable[Point]) -> list[Best]:
-    """For each case with two implementations or more."""
+    """The best implementation of each case that has two or more."""
     groups: dict[tuple[object, ...], list[Point]] = defaultdict(list)
     for point in points:
         groups[alike(point)].append(point)
@@ -359,7 +359,7 @@ class Yardstick:
 
 
 def _homes(files: Sequence[RunFile], backend: str) -> list[list[int]]:
-    """For each run itself, then the other runs of the same boot of the same machine, with the same
+    """Runs by run: itself, then the other runs of the same boot of the same machine, with the same
     software as far as ``backend`` uses it, timed in the same manner."""
     machines = [
         (

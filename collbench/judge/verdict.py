@@ -107,8 +107,8 @@ def _cause(side: CaseRows | None) -> str:
 
 
 def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
-    """From the paired launches of an experiment. ``tests`` is how many rows its second stage
-    measured.
+    """A ruling from the paired launches of an experiment. ``tests`` is how many rows its second
+    stage measured.
 
     What stage 2 clears (SAME, SMALL) is cleared; a suspicion that it neither clears nor confirms
     stays one.
@@ -185,9 +185,9 @@ def _would_take(pairs: float, seconds: float) -> str:
 
 
 def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
-    """From launches that form no pairs. All ``tests`` rows with enough of them are tested once, so
-    that the level which confirms a change accounts for all; one that holds at 95 % only is a
-    suspicion."""
+    """A ruling from launches that form no pairs. All ``tests`` rows with enough of them are tested
+    once, so that the level which confirms a change accounts for all; one that holds at 95 % only is
+    a suspicion."""
     sides = [list(side.launches.values()) for side in (base, head)]
     logs = [[math.log(launch.median) for launch in side] for side in sides]
     fewest, most = sorted(map(len, sides))

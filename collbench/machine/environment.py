@@ -216,8 +216,8 @@ def _brief(value: Any) -> str:
 
 
 def host_facts(root: Path = ROOT) -> dict[str, Any]:
-    """By key path, what hosts of one world are compared by: all that decides performance, and what
-    keeps the time."""
+    """Facts by key path that hosts of one world are compared by: all that decides performance, and
+    what keeps the time."""
     source = text(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
     return {**_relevant(gather(None, root)), "clock_source": source}
 

@@ -104,7 +104,7 @@ class Others:
         self._before = wall, busy, own
 
     def since(self) -> dict[str, Load]:
-        """By host, the load since this was last asked, or since there is this object."""
+        """Load by host since this was last asked, or since there is this object."""
         before, self._before = self._before, self._now()
         wall, all_of_them, own = (b - a for a, b in zip(before, self._before, strict=True))
         mine = [wall, None if math.isnan(all_of_them) else all_of_them, own]

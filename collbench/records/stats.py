@@ -198,7 +198,7 @@ def in_stretches(above: npt.NDArray[np.bool_]) -> bool:
 
 
 def moved(samples: Samples) -> float:
-    """By how much the median of the second half of the samples, in the order measured, differs from
+    """How much the median of the second half of the samples, in the order measured, differs from
     that of the first. Of at least two samples."""
     half = len(samples) // 2
     return abs(median(samples[half:]) - median(samples[:half]))

@@ -317,7 +317,7 @@ def _unread(path: Path, number: int, line: bytes, e: Exception) -> UsageError:
     if line.startswith(b"\x1f\x8b"):
         return UsageError(f"{path} is packed", "gunzip it; a packed log: collbench import reads it")
     hint = f"a log of another tool? collbench import {path} makes a run of it"
-    return UsageError(f"{path} is no run of collbench", hint)
+    return UsageError(f"{path} is not a run of collbench", hint)
 
 
 @_reading()

@@ -127,7 +127,7 @@ def _counted(record: Record) -> Traffic:
 
 
 def _table(case: Case) -> str:
-    """Whose bytes are needed, in words."""
+    """The table whose bytes are needed, in words."""
     if case.algorithm == "native":
         return f"{case.collective} needs"
     return f"the schedule of {case.algorithm} has"

@@ -339,9 +339,9 @@ class Experiment:
         return kept
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
-        """So many rounds more of these rows. Those ``beyond`` the fewest end where time would not
-        suffice for another. Within a round both sides of a world go through the same cases in the
-        same order."""
+        """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would
+        not suffice for another. Within a round both sides of a world go through the same cases in
+        the same order."""
         worlds = list(matching.by_world(rows, self._order.suite.policy).items())
         done = self._done[stage]
         for at in range(done, done + number):
@@ -422,8 +422,8 @@ class Experiment:
         return "world" if shared else "turns"
 
     def _aligned(self, current: Plan) -> Plan:
-        """With the way of starting together that the pilot found to work, so that it never changes
-        between launches."""
+        """The plan with the way of starting together that the pilot found to work, so that it never
+        changes between launches."""
         if current.policy.sync != "auto":
             return current
         scheme = "barrier" if _ranks(current.jobs[0].case) in self._barrier else "window"

@@ -53,7 +53,7 @@ class Passes:
         self._enough = 0.0
 
     def begun(self, world: World) -> None:
-        """Whose cases are heard of from now on."""
+        """Notes the plan whose cases are heard of from now on."""
         self._enough = self._policy.resolved(world.cramped).precision or 0.0
 
     def first(self, current: Plan) -> Plan:

@@ -117,7 +117,7 @@ class Plan(msgspec.Struct, frozen=True):
         return 1 if self.policy.virtual else self.n
 
     def doing(self, phase: str, job: int | None) -> str:
-        """In words: the phase, and which case it is of."""
+        """The phase and the case that it is of, in words."""
         if job is None:
             return phase
         case = self.jobs[job].case

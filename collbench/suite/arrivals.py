@@ -25,7 +25,7 @@ def parsed(text: str) -> tuple[str, float]:
     kind, _, amount = text.partition(":")
     if kind not in KINDS or not amount:
         raise UsageError(
-            f"--arrival: '{text}' is no pattern of arrival",
+            f"--arrival: '{text}' is not a pattern of arrival",
             "aligned, natural, one-late:50us or random:100us; several with commas",
         )
     seconds = grammar.parse_duration(amount, "--arrival")

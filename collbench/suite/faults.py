@@ -57,12 +57,12 @@ def _fault(text: str, option: str) -> Fault:
     kind, rank, amount = [*text.split(":", 2), "", ""][:3]
     unit = KINDS.get(kind)
     if unit is None or not rank.isdecimal() or bool(amount) is not bool(unit):
-        raise UsageError(f"{option}: '{text}' is no fault", HINT)
+        raise UsageError(f"{option}: '{text}' is not a fault", HINT)
     if unit == "%":
         share = re.fullmatch(r"(\d+(?:\.\d+)?)%", amount)
         if not share or not 0 < float(share[1]) <= MOST * 100:
             raise UsageError(
-                f"{option}: '{amount}' is no share of a call's time", "for example 20%"
+                f"{option}: '{amount}' is not a share of a call's time", "for example 20%"
             )
         return Fault(kind, int(rank), float(share[1]) / 100)
     return Fault(kind, int(rank), grammar.parse_duration(amount, option) if unit else 0.0)

@@ -53,8 +53,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     inject: str = ""
 
     def in_launches(self, number: int, of: int) -> Policy:
-        """With so many launches in place of ``of``: the time of a case is divided among them, but
-        each has LAUNCH_SECONDS where so much was allowed before."""
+        """The policy with so many launches in place of ``of``: the time of a case is divided among
+        them, but each has LAUNCH_SECONDS where so much was allowed before."""
         most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
         each = (
             self.max_seconds if self.iters else min(most, max(LAUNCH_SECONDS, most * of / number))
@@ -62,8 +62,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return msgspec.structs.replace(self, fresh=True, max_seconds=each)
 
     def resolved(self, crowded: bool) -> Policy:
-        """With the defaults that depend on whether there are too few cores for all threads that
-        must run: then times scatter with the scheduler, and are known well enough sooner."""
+        """The policy with the defaults that depend on whether there are too few cores for all
+        threads that must run: then times scatter with the scheduler, and are known well enough
+        sooner."""
         most = MOST_SECONDS if self.max_seconds is None else self.max_seconds
         least = min(
             self.min_seconds, most / 4

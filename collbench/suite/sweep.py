@@ -135,8 +135,9 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     per_host: int = 0
 
     def settled(self, launched: int = 0, per_host: int = 0) -> Axes:
-        """With ``backends`` and ``ranks`` filled in, these by the number that a launcher started,
-        if any, so many on a host. One rank is then what -g 1 means to nccl-tests, one a process."""
+        """The axes with ``backends`` and ``ranks`` filled in, these by the number that a launcher
+        started, if any, so many on a host. One rank is then what -g 1 means to nccl-tests, one a
+        process."""
         backends = self.backends or default_backends()
         told = launched and self.ranks in ((), (1,))
         ranks = (launched,) if told else self.ranks or default_ranks(backends)
@@ -186,7 +187,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
 
     def settled(self) -> Suite:
-        """With all that it leaves to the machine filled in, as Axes.settled."""
+        """The suite with all that it leaves to the machine filled in, as Axes.settled."""
         includes = tuple(further.settled() for further in self.includes)
         axes, told = self.axes.settled(), bool(self.axes.ranks)
         steps = [
@@ -232,7 +233,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if not cases and not skips:
             name = self.name or "this sweep"
             raise UsageError(
-                f"{name} is empty", "is everything excluded, or a list without a value?"
+                f"{name}: nothing to measure", "is everything excluded, or a list without a value?"
             )
         return cases, skips
 

@@ -18,7 +18,7 @@ from collbench.core import algorithms, files, groups, splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dtype, reduction
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import near
-from collbench.suite import arrivals, backgrounds, fields
+from collbench.suite import arrivals, backgrounds, fields, shipped
 from collbench.suite.case import Limit
 from collbench.suite.fields import Field
 from collbench.suite.grammar import (
@@ -35,15 +35,12 @@ from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshol
 from collbench.workload.lines import convert
 from collbench.workload.wanted import Wanted
 
-PACKAGE = Path(__file__).parents[1]
-
-
 MOST = 1 << 31
 
 
 HINT = (
     'the smallest suite is [axes] and two lines under it: collectives = ["all_reduce"] and'
-    ' sizes = ["8", "64K"]; collbench run --help has all keys'
+    ' sizes = ["8", "64K"]; collbench help suites has all keys'
 )
 
 
@@ -73,32 +70,20 @@ Read = Callable[[Any, str], Any]  # what a value in a file means; the words say 
 
 
 def built_in() -> dict[str, Suite]:
-    return {name: _read(path) for name, path in _shipped().items()}
+    return {name: _read(path) for name, path in shipped.suites().items()}
 
 
 def load(name: str) -> Suite:
     """The suite in the file ``name``, or the built-in one of that name; what it leaves to the
     machine is still open."""
-    shipped = _shipped()
-    if name in shipped:
-        return _read(shipped[name])
+    known = shipped.suites()
+    if name in known:
+        return _read(known[name])
     path = Path(name)
     if not path.is_file() or (path.suffix != ".toml" and "/" not in name):
-        like = f"write ./{name} for the file here" if path.is_file() else near(name, shipped)
-        raise UsageError(
-            f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(shipped)}"
-        )
+        like = f"write ./{name} for the file here" if path.is_file() else near(name, known)
+        raise UsageError(f"no suite '{name}'", like or f"a TOML file, or one of {', '.join(known)}")
     return _read(path)
-
-
-def _shipped() -> dict[str, Path]:
-    """Suites by name: a wheel has them within the package, a checkout beside it, where files of any
-    other package may lie too."""
-    beside = [PACKAGE.parent / "suites"] if (PACKAGE.parent / "pyproject.toml").is_file() else []
-    paths = sorted(
-        path for folder in (PACKAGE / "suites", *beside) for path in folder.glob("*.toml")
-    )
-    return {path.stem: path for path in paths}
 
 
 def _read(path: Path) -> Suite:

@@ -73,7 +73,9 @@ def whole(given: int | str, where: str) -> int:
     numbers that may end in K, M, G or T (1024-based). Raises UsageError."""
     said, terms = str(given), [0]
     if len(said) > 200 or not re.fullmatch(rf"{NUMBER}(?:[-+*/]{NUMBER})*", said):
-        raise UsageError(f"{where}: '{said[:40]}' is no whole number", '4096, "64K" or "8192*4096"')
+        raise UsageError(
+            f"{where}: '{said[:40]}' is not a whole number", '4096, "64K" or "8192*4096"'
+        )
     for sign, digits, unit in re.findall(r"([-+*/]?)\s*([0-9]+)\s*([kmgtKMGT]?)", said):
         number = int(digits) * UNITS[unit.lower()]
         if sign == "*":
@@ -107,7 +109,9 @@ class Names:
                 )
                 last = last if match and match[2] else first
                 if not match or last < first or last >= MOST_RANKS or (match[3] and not step):
-                    raise UsageError(f"{where}: '{said[:40]}' is no set of ranks", "0-3;8, 0-14:2")
+                    raise UsageError(
+                        f"{where}: '{said[:40]}' is not a set of ranks", "0-3;8, 0-14:2"
+                    )
                 self.left -= (last - first) // (step or 1) + 1
                 if self.left < 0:
                     raise UsageError(

@@ -26,7 +26,7 @@ def share(text: str, option: str = "--scale") -> Fraction:
     except (ValueError, ZeroDivisionError):
         found = Fraction(0)
     if len(text) > 20 or not 0 < found <= 1:
-        raise UsageError(f"{option} {text[:40]}: that is no part of a step", "1/16, 0.25, or 1")
+        raise UsageError(f"{option} {text[:40]}: that is not a part of a step", "1/16, 0.25, or 1")
     return found
 
 

@@ -182,7 +182,7 @@ def parse_order(text: str, world: int) -> Groups:
     once = len({*dimensions}) == len(dimensions) and len(grid.sizes) == len(named)
     if not found or grid.world != world or not {*dimensions} <= {*grid.sizes} or not once:
         raise UsageError(
-            f"'{text[:80]}' is no grid of {world} ranks", "order:tp2-dp4/tp, for example"
+            f"'{text[:80]}' is not a grid of {world} ranks", "order:tp2-dp4/tp, for example"
         )
     return grid.groups(*dimensions)
 
@@ -294,7 +294,7 @@ def _trouble(op: Op, number: int, within: Mapping[str, _Within], ranks: int) -> 
     if there is None or there.ranks < ranks:
         return f"there is no group '{op.group[:40]}' that it is in"
     if op.nbytes % DTYPES[op.dtype].size:
-        return f"{op.nbytes} B are no whole number of elements of {op.dtype}"
+        return f"{op.nbytes} B are not a whole number of elements of {op.dtype}"
     return _misplaced(op, there)
 
 

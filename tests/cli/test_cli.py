@@ -76,8 +76,8 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("--budget", "1day"), "not a duration"),
         (("-J", "out.txt"), ".json"),
         (("-b", "1e400"), "more than any machine holds"),
-        (("-T", "inf"), "no time limit"),
-        (("-T", "0.05"), "no time limit"),
+        (("-T", "inf"), "not a time limit"),
+        (("-T", "0.05"), "not a time limit"),
         (("-N", "0"), "-N 0: a run is planned, and so has an end"),
         (("-t", "8"), "-t 8: a rank is a process of its own"),
         (("--parallel_init", "2"), "it is 0 or 1"),
@@ -501,7 +501,7 @@ def test_algorithms_that_do_not_exist_or_do_not_fit_say_so(bare) -> None:
         "nccl",
     )
     assert done.returncode == 0
-    assert "swing: needs a power of two, and 6 ranks are none" in done.stdout
+    assert "swing: needs a power of two, not 6 ranks" in done.stdout
 
 
 @pytest.mark.parametrize("within", ["raise", "sys.exit(130)"])  # what the command makes of it

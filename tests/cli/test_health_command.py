@@ -184,7 +184,7 @@ def test_a_planted_fault_is_marked(said: Said, home: Path, monkeypatch: pytest.M
         (("--tests", "9"), "--locate"),
         (("--inject", "drop:1", "--history", "x"), "of its own"),
         (("-g", "2"), "--inject"),
-        (("--inject", "melt:1"), "is no fault"),
+        (("--inject", "melt:1"), "is not a fault"),
         (("--inject", "drop:999"), "there is no rank 999"),
         (("--on-unhealthy", "'open"), "--on-unhealthy"),
         (("nowhere",), "no run called 'nowhere'"),
@@ -343,7 +343,7 @@ def test_the_first_nights_are_remembered_and_judge_nothing(said: Said, home: Pat
     outcome, found = history_of(out)
     assert (code, outcome, found) == (Exit.OK, "no data", [])
     _, out, _ = said("--format", "json")  # again: it is one night still
-    assert "3 are known" in next(
+    assert "3 so far" in next(
         c["note"] for c in json.loads(out)["checks"] if c["check"] == "history"
     )
 

@@ -1,5 +1,5 @@
-"""Pages that come with the program: every command in them is one that it takes, every file in them
-one that it reads."""
+"""The manual: README and the pages of `collbench help`. Every command in them is one that the
+command line takes, every file one that is read, every output what is printed today."""
 
 from __future__ import annotations
 
@@ -9,53 +9,131 @@ from pathlib import Path
 
 import pytest
 import typer
+from factories import night, nightly, saved
+from forked import Server
 
+import collbench
 from collbench.cli.help import pages
-from collbench.cli.main import app
+from collbench.cli.main import COMMANDS as LISTED
+from collbench.cli.main import GROUPS, app
+from collbench.core import algorithms
+from collbench.core.collectives import COLLECTIVES
+from collbench.judge.health import checks, expectations
+from collbench.machine import topology
+from collbench.show.flags import FLAGS
 from collbench.suite import toml
+from collbench.suite.fields import FIELDS
 from collbench.workload import files
 
+ROOT = Path(collbench.__file__).parents[1]
 PAGES = {name: page.read_text(encoding="utf-8") for name, page in pages().items()}
-COMMANDS = [
-    line.partition("#")[0].removeprefix("$ ").strip()
-    for text in PAGES.values()
-    for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    for line in block.splitlines()
-    if line.removeprefix("$ ").startswith("collbench ")
+TEXTS = PAGES | {"README": (ROOT / "README.md").read_text(encoding="utf-8")}
+STARTED = re.compile(r"(?:^|[\s/])collbench ([a-z@].*)")  # by hand, or by a launcher
+
+
+def blocks(text: str, language: str = "") -> list[str]:
+    """Fenced blocks of Markdown in ``language``."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for written, block in found if written == language]
+
+
+def joined(block: str) -> list[str]:
+    return block.replace("\\\n", " ").splitlines()
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words after ``collbench`` of every command in the blocks of a text."""
+    lines = [line for block in blocks(text) for line in joined(block)]
+    found = []
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|")
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # output with an apostrophe
+            words = []
+        for part in " ".join(map(shlex.quote, words)).split("'&&'"):
+            if given := STARTED.search(part):
+                found.append(shlex.split(given[1]))
+    return found
+
+
+COMMANDS = list(
+    {tuple(words): words for text in TEXTS.values() for words in commands(text)}.values()
+)
+RUNS = {"show", "predict", "list", "help", "export"}  # commands that take a moment and no ranks
+SHORT = [
+    words
+    for words in COMMANDS
+    if (words[0] in RUNS and not any("@" in word or word == "-o" for word in words))
+    or words[:2] == ["prove", "all_gather"]
+    or {"--show", "--link", "model", "--dry-run"} & set(words)
 ]
-SHORT = [line for line in COMMANDS if "--show" in line or "--link" in line]
+SHOWN = [
+    (given, answer)
+    for text in TEXTS.values()
+    for block in blocks(text)
+    for given, answer in re.findall(r"^\$ collbench (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
+    if given.split()[0] in RUNS | {"compare"}
+]
+TOML = [block for text in TEXTS.values() for block in blocks(text, "toml")]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_pages_are_taken(command: str) -> None:
+def test_there_are_commands_of_every_kind() -> None:
+    assert {words[0] for words in COMMANDS} >= {*LISTED, *GROUPS} - {
+        "runs",
+        "list",
+        "help",
+        "doctor",
+    }
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
     """Raises a usage error where an option or an argument is none of theirs."""
-    _, name, *words = shlex.split(command)
     group = typer.main.get_command(app)
+    name, *rest = words
+    while name in GROUPS or name == "baseline":
+        group = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
+        name, *rest = rest
     found = group.get_command(typer.Context(group), name)  # type: ignore[attr-defined]
     assert found is not None
-    found.make_context(name, words)
+    found.make_context(name, rest)
 
 
-@pytest.mark.parametrize("command", SHORT)
-def test_short_commands_of_pages_run(command: str, bare) -> None:
-    done = bare(*shlex.split(command)[1:])
+@pytest.mark.parametrize("words", SHORT, ids=" ".join)
+def test_short_commands_of_the_manual_run(
+    words: list[str], bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = bare(*words)
     assert done.returncode == 0, done.stderr
 
 
-def test_files_of_pages_are_read(tmp_path: Path) -> None:
-    blocks = [
-        block
-        for text in PAGES.values()
-        for block in re.findall(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    ]
-    assert len(blocks) >= 2
-    for number, block in enumerate(blocks):
-        path = tmp_path / f"{number}.toml"
-        path.write_text(block)
-        if "[[phase]]" in block:
-            assert files.read(path).world
-        else:
-            assert toml.load(str(path)).workloads
+@pytest.mark.parametrize(("given", "answer"), SHOWN)
+def test_what_the_manual_shows_is_what_is_printed(
+    given: str, answer: str, bare: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of the answer come in this order; … stands for any."""
+    monkeypatch.chdir(ROOT)
+    done = bare(*shlex.split(given), COLUMNS="96")
+    printed = iter([line.rstrip() for line in done.stdout.splitlines()])
+    shown = [line.rstrip() for line in answer.splitlines() if line.strip() not in ("", "…")]
+    assert [line for line in shown if line not in printed] == []
+
+
+@pytest.mark.parametrize("block", TOML)
+def test_files_of_the_manual_are_read(block: str, tmp_path: Path) -> None:
+    path = tmp_path / "given.toml"
+    path.write_text(block)
+    if "[[phase]]" in block:
+        assert files.read(path).world
+    elif "[[curve]]" in block:
+        assert expectations.load(path)
+    elif "[hosts]" in block:
+        assert topology.read(path)
+    else:
+        assert toml.load(str(path))
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -63,31 +141,109 @@ def test_a_page_says_what_it_is_about_in_its_first_line(name: str) -> None:
     assert re.match(r"# \S.{10,90}\n\n\S", PAGES[name])
 
 
-def test_topics_are_listed_with_their_titles(bare) -> None:
-    done = bare("help")
-    assert all(name in done.stdout for name in PAGES)
-    assert "Training steps" in done.stdout
+@pytest.mark.parametrize("name", TEXTS)
+def test_lines_but_of_tables_fit_96_columns(name: str) -> None:
+    lines = [line for line in TEXTS[name].splitlines() if not line.startswith("|")]
+    assert [line for line in lines if len(line) > 96] == []
 
 
-def test_a_page_in_a_pipe_is_its_text(bare) -> None:
+def test_the_readme_is_a_screen_or_three() -> None:
+    assert len(TEXTS["README"].splitlines()) <= 170
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_the_manual_refers_to_is_there(name: str) -> None:
+    text = TEXTS[name]
+    topics = re.findall(r"collbench help ([a-z]+)", text)
+    paths = re.findall(r"`((?:reports|docker|tests|collbench)/[\w./-]+)`", text)
+    paths += re.findall(r"\]\(([\w./-]+)\)", text)
+    assert [topic for topic in topics if topic not in PAGES] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_a_fit_of_predicted_runs_is_made_as_the_manual_has_it(
+    bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks(PAGES["algorithms"]) if "collbench fit" in block]
+    codes = [bare(*words).returncode for words in commands(f"```\n{block}```\n")]
+    assert codes == [0, 0, 0]
+
+
+def test_every_flag_is_explained() -> None:
+    assert [
+        flag for flag in FLAGS if not re.search(rf"`{re.escape(flag)}[`:]", PAGES["flags"])
+    ] == []
+
+
+def test_the_number_of_algorithms_is_that_of_today() -> None:
+    number = sum(len(algorithms.of(name)) for name in COLLECTIVES)
+    assert f"{number} algorithms of its own" in TEXTS["README"]
+    assert f"export {number} algorithms\n" in PAGES["algorithms"]
+
+
+def test_every_check_of_health_is_explained() -> None:
+    names = [check.name for check in checks.CHECKS]
+    told = {
+        word
+        for line in re.findall(r"^\| ([a-z, ]+) \|", PAGES["health"], re.MULTILINE)
+        for word in line.split(", ")
+    }
+    assert [name for name in names if name not in told] == []
+
+
+def test_every_key_of_a_suite_is_explained() -> None:
+    keys = [row.name for row in FIELDS if row.of in ("axes", "policy") and row.name not in KEPT]
+    assert [key for key in keys if not re.search(rf"`{key}[`, ]", PAGES["suites"])] == []
+
+
+KEPT = ("envs", "per_host", "inject")  # in files `env`, or for the command line alone
+
+
+def test_every_built_in_suite_is_explained() -> None:
+    assert [name for name in toml.built_in() if f"| `{name}` |" not in PAGES["suites"]] == []
+
+
+def test_topics_and_commands_are_listed_within_80_columns(bare: Server) -> None:
+    done = bare("help", COLUMNS="80")
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert [name for name in (*PAGES, *LISTED, *GROUPS) if f"  {name} " not in done.stdout] == []
+
+
+def test_a_page_in_a_pipe_is_its_text(bare: Server) -> None:
     assert bare("help", "workloads").stdout == PAGES["workloads"]
 
 
-def test_help_of_a_command_is_that_of_its_option(bare) -> None:
+def test_help_of_a_command_is_that_of_its_option(bare: Server) -> None:
     assert bare("help", "workload").stdout.strip() == bare("workload", "--help").stdout.strip()
+
+
+@pytest.mark.parametrize("name", sorted({*LISTED, *GROUPS} & {*PAGES}))
+def test_a_page_that_has_a_commands_name_says_where_its_options_are(name: str) -> None:
+    assert f"`collbench {name} --help`" in PAGES[name]
 
 
 @pytest.mark.parametrize(
     ("word", "hint"), [("worklods", "did you mean workloads?"), ("\x1b[1m", "lists the topics")]
 )
-def test_what_is_neither_is_refused(word: str, hint: str, bare) -> None:
+def test_what_is_neither_is_refused(word: str, hint: str, bare: Server) -> None:
     done = bare("help", word)
     assert done.returncode == 2
     assert hint in done.stderr
     assert "\x1b" not in done.stderr
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_commands_and_tables_of_a_page_fit_100_columns(name: str) -> None:
-    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGES[name], re.DOTALL | re.MULTILINE)
-    assert max(len(line) for block in blocks for line in block.splitlines()) <= 96
+def test_without_arguments_three_things_to_try_are_said(bare: Server) -> None:
+    done = bare()
+    assert done.returncode == 0
+    tried = re.findall(r"^  (collbench .*?)   ", done.stdout, re.MULTILINE)
+    assert [line.split()[1] for line in tried] == ["all_reduce", "doctor", "show"]
+    assert "collbench help lists" in done.stdout
+
+
+def test_the_frame_of_the_manual_is_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(night(rows=nightly(2)), home)
+    (block,) = blocks(PAGES["report"], "python")
+    exec(compile(block, "report.md", "exec"), {})
+    assert "busbw" in capsys.readouterr().out

@@ -155,7 +155,7 @@ def test_no_history_takes_a_run_with_planted_faults(inside, tmp_path: Path) -> N
         (("add", "nowhere"), "no run called"),
         (("baseline", "accept"), "--reason"),
         (("baseline", "accept", "--reason", " "), "--reason is empty"),
-        (("baseline", "accept", "--reason", "x", "--since", "yesterday"), "is no date"),
+        (("baseline", "accept", "--reason", "x", "--since", "yesterday"), "is not a date"),
         (("baseline", "load", "none.json"), "cannot read"),
         (("trend", "--format", "xml"), "is not one of table, json"),
     ],

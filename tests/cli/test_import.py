@@ -164,7 +164,7 @@ def test_standard_input_and_a_file_of_ones_own_choice_which_is_never_overwritten
         (("{log}",), "how many ranks"),
         (("{log}", "--from", "xml"), "not one of"),
         (("{log}", "{log}", "-g", "4", "--output", "x.jsonl"), "give a folder"),
-        (("{log}", "{void}", "-g", "4"), "no log of a known kind"),
+        (("{log}", "{void}", "-g", "4"), "not a log of a known kind"),
     ],
 )
 def test_bad_input_is_told_in_words_and_leaves_no_run_behind(

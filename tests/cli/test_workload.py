@@ -94,7 +94,7 @@ def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
     [
         (("toy:ddp", "--compute", "sleep"), "nothing says how long"),
         (("toy:ddp", "--compute", "dream"), "--compute"),
-        (("toy:ddp", "--scale", "2"), "--scale 2: that is no part of a step"),
+        (("toy:ddp", "--scale", "2"), "--scale 2: that is not a part of a step"),
         (("toy:ddp", "--slice", "tp"), "--slice tp"),
         (("toy:ddp", "--backend", "glo"), "did you mean gloo?"),
         (("toy:ddp", "-n", "5", "--max-time", "2s"), "-n fixes the rounds"),

@@ -225,7 +225,7 @@ def test_a_budget_that_suffices_for_no_row_is_refused_after_the_pilot(cli, suite
 def test_what_one_side_cannot_run_is_told_not_dropped(cli, suite) -> None:
     done = cli("ab", "--suite", suite(), "--head", "backend:shm algo:native", "--rounds", "6,6")
     assert done.returncode == Exit.CANNOT_RUN
-    assert "head: shm is no library" in done.stderr
+    assert "head: shm has no choice" in done.stderr
     assert store.saved() == []
 
 

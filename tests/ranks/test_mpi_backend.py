@@ -324,7 +324,7 @@ def whole(run: RunFile, text: str) -> None:
         == IMPLEMENTATIONS
     )
     assert {r.note for r in run.records if r.status != "ok"} == {
-        "shm is no library with a choice of its own: name an algorithm (--algo ring)"
+        "shm has no choice of its own: name an algorithm (--algo ring)"
     }
     assert [w.backend for w in run.worlds] == ["gloo", "mpi", "shm"]
     assert run.worlds[1].library.startswith(("Open MPI ", "MPICH "))

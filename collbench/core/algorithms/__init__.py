@@ -193,7 +193,7 @@ def log2(n: int) -> int:
 
 
 def power_of_two(n: int, **_: int) -> str | None:
-    return None if n & (n - 1) == 0 else f"needs a power of two, and {n} ranks are none"
+    return None if n & (n - 1) == 0 else f"needs a power of two, not {n} ranks"
 
 
 def one_each(n: int, **_: int) -> int:

@@ -46,14 +46,14 @@ def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -
 
 
 def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
-    """Which of the claims surely do not hold; a case that breaks several is told of once, for the
-    worst."""
+    """A finding for each claim that surely does not hold; of several claims about a case, for the
+    worst alone."""
     every = claims(night)
     if not every:
         why = (
             night.unfit
             if not night.fit and night.timings
-            else "no two rows of these runs say anything of it"
+            else "these runs have no two rows that can be held against each other"
         )
         return Looked(missing=why)
     worst = {one.claim.left.case: one for one in reversed(missed(every))}
@@ -65,8 +65,8 @@ def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night:
 
 
 def _link(night: Night) -> Looked:
-    """Between ranks on one host's CPUs is nothing but memory, and libraries that are well move it
-    as they like."""
+    """Guidelines between rows of a collective and of sendrecv; hints on one host, where there is
+    nothing but memory between ranks, and healthy libraries move it as they like."""
     advice = "it uses links worse than sendrecv: look at channels and algorithm"
     looked = _hold("link", guidelines.link, advice, night)
     if night.wired:

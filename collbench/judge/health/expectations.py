@@ -132,7 +132,7 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 def load(path: Path = FILE) -> list[Curve]:
     """All curves. Raises UsageError that names line and key of what cannot be, and why."""
-    hint = "each [[curve]] is as those that come with collbench; README shows one"
+    hint = "each [[curve]] is as those that come with collbench; collbench help health shows one"
     try:
         text, whole = files.toml(path, toml.MOST_BYTES)
     except (OSError, ValueError, RecursionError) as e:
@@ -177,7 +177,7 @@ def _impossible(curve: Curve) -> tuple[str, str] | None:
         return "points", error.message
     except re.error as error:
         key = "machine" if error.pattern == curve.machine else "device"
-        return key, f"it is no regular expression: {error}"
+        return key, f"it is not a regular expression: {error}"
     distant = curve.link and curve.nodes > 1 and not curve.domain
     reasons = {
         ("collective", "there is no busbw of such a collective"): not (row and row.moves_data),

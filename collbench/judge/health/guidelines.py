@@ -1,4 +1,4 @@
-"""What must hold on any machine that is well, whatever its rates: guidelines between rows of the
+"""What must hold on any healthy machine, whatever its rates: guidelines between rows of the
 same night.
 
 Monotony: twice the data take no less time. Split: k pieces, one after the other, take no longer
@@ -38,10 +38,10 @@ MONOTONY, SPLIT, COMPOSITION, LIBRARY, LINK = (
     1.05,
     1.1,
     2.0,
-)  # how much longer is still well
+)  # how much longer is still fine
 
 
-# missed by this factor beyond those, it is no matter of tuning: libraries that are well miss some
+# missed by this factor beyond those, it is no matter of tuning: healthy libraries miss some
 # by less
 GROSS = 2.0
 
@@ -299,7 +299,7 @@ def finding(check: str, one: Missed, advice: str) -> Finding:
     allowed = (
         "more than tuning explains"
         if one.ratio > GROSS
-        else "libraries that are well miss some by so much"
+        else f"healthy libraries miss some by up to {GROSS:g}x"
     )
     shown = Evidence(
         what=f"{named(left.case)}: median",

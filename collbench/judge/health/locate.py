@@ -3,7 +3,7 @@ cleared or named.
 
 Few hosts are measured pair by pair. Of many, disjoint groups are *screened* at once. A slow group
 is *halved*: the first half alone, and if that is fine, the second; if both are, the two links
-between them. A host that is left is measured with hosts that are known to be well, and named when
+between them. A host that is left is measured with hosts that are known to be good, and named when
 three such pairs in a row, each with another partner, were slow; a link when it was slow three times
 and both its ends were fine without it. Groups are then made anew, with other neighbours, until
 every host that has not been named was fine in two groups, or the budget is spent: then what is open
@@ -151,7 +151,7 @@ class _State:
         self.fine.update(group)
 
     def partner(self, host: int, had: frozenset[int | None], busy: set[int]) -> int | None:
-        """The nearest host that is well and free, by the order of hosts, which mostly is that of
+        """The nearest good host that is free, by the order of hosts, which mostly is that of
         racks."""
         usable = set(self.fine) - had - busy - self.named - self.suspects - {host}
         usable -= {other for link in self.links if host in link for other in link}
@@ -181,12 +181,12 @@ class _State:
 
 
 def search(n: int, rules: Rules) -> Search:
-    """The whole of it, for hosts numbered from 0. Raises UsageError for two: neither could be told
-    from the other. It ends with what it has found where Spent is thrown in."""
+    """The whole search, for hosts numbered from 0. Raises UsageError for two: neither could be
+    told from the other. It ends with what it has found where Spent is thrown in."""
     if n < 3:
         raise UsageError(
-            f"of {n} hosts none can be told from the other",
-            "three are needed: one to ask for a third view",
+            f"{n} hosts are too few to search",
+            "it takes three, so that a third can show which of two is slow",
         )
     state = _State(n, rules)
     with suppress(Spent):
@@ -266,7 +266,7 @@ def _by_groups(state: _State) -> Generator[list[Group], Sequence[float], None]:
 
 def _screening(state: _State, hosts: list[int], number: int) -> list[Group]:
     """Groups of neighbours first, then of others; none has both ends of a link that is known to be
-    bad. Single ones are joined by hosts that are well."""
+    bad. Single ones are joined by good hosts."""
     if number == 1:
         count = _number(len(hosts)) if len(hosts) > FEW else 1
         hosts = [host for start in range(count) for host in hosts[start::count]]
@@ -289,7 +289,7 @@ def _screening(state: _State, hosts: list[int], number: int) -> list[Group]:
 
 
 class _Ask(NamedTuple):
-    """A test that one line of search waits for; ``partner`` asks for a host that is well, none of
+    """A test that one line of search waits for; ``partner`` asks for a good host, none of
     ``had``."""
 
     group: Group
@@ -306,8 +306,8 @@ Line = Generator[_Ask, _Told, Culprit | None]
 
 
 def _narrowed(state: _State, group: Group) -> Line:
-    """From a slow group to its culprit, if it has one; what is not looked at waits for the next
-    screening. Partners are from elsewhere: a bad link may be within."""
+    """Searches a slow group for its culprit, if it has one; what is not looked at waits for the
+    next screening. Partners are from elsewhere: a bad link may be within."""
     within = frozenset(group)
     while len(group) > 1:
         first, second = group[: (len(group) + 1) // 2], group[(len(group) + 1) // 2 :]
@@ -374,7 +374,7 @@ def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequen
             taken |= set(group)
             round_.append((line, ask, group, other))
         if not round_:
-            return  # nobody is known to be well, and nobody can be told from anybody
+            return  # no host is known to be good, and none can be told from another
         shares = yield from state.measured([group for _, _, group, _ in round_])
         for (line, ask, _, other), share in zip(round_, shares, strict=True):
             try:
@@ -382,7 +382,7 @@ def _together(state: _State, lines: list[Line]) -> Generator[list[Group], Sequen
             except StopIteration as ended:
                 state.suspects -= (
                     set() if ask.partner else set(ask.group)
-                )  # a link's ends are well without it
+                )  # a link's ends are fine without it
                 if ended.value:
                     state.culprits.append(ended.value)
         waiting = later
@@ -434,21 +434,27 @@ def findings(
         )
 
 
-def words(found: Located, hosts: Sequence[str], crowded: bool = False) -> str:
+def words(
+    found: Located,
+    hosts: Sequence[str],
+    kind: Literal["host", "rank"] = "host",
+    crowded: bool = False,
+) -> str:
     """The outcome in a sentence or two."""
     names = [" -> ".join(hosts[host] for host in culprit.members) for culprit in found.culprits]
-    who = f"at fault: {', '.join(names)}" if names else "nobody is at fault"
+    who = f"at fault: {', '.join(names)}" if names else f"no slow {kind} found"
     cost = f"{found.tests} tests in {found.rounds} rounds"
     errs = (
-        f"a test errs with {found.alpha:.1%} at most (well taken for slow) and {found.beta:.1%}"
-        " (slow taken for well), so that anybody well is named has a chance of"
-        f" {1 - found.sure:.2%} at most, and who is cleared is faulty with {found.missed:.2%}"
+        f"a test takes a good {kind} for slow in at most {found.alpha:.1%} of cases, and a slow one"
+        f" for good in {found.beta:.1%}; so a good {kind} is named with a chance of at most"
+        f" {1 - found.sure:.2%}, and one that is cleared is faulty with {found.missed:.2%}"
     )
     if crowded:
-        errs = "ranks share cores, so that tests err together: how sure this is cannot be said"
+        errs = "confidence unknown: ranks share cores, so tests are not independent"
     left = [hosts[host] for host in found.open]
     unknown = (
-        f"; open: {', '.join(left[:8])}{f' and {len(left) - 8} more' if len(left) > 8 else ''}"
+        f"; not ruled out: {', '.join(left[:8])}"
+        f"{f' and {len(left) - 8} more' if len(left) > 8 else ''}"
         if left
         else ""
     )

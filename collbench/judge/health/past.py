@@ -100,8 +100,7 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
     ]
     if judged.total() == judged["learning"]:
         why = (
-            f"of each row's {LEARNING} first nights since something changed nothing is judged;"
-            f" {nights} are known"
+            f"needs {LEARNING} nights of each row since the last change; there are {nights} so far"
         )
         return Looked(missing=why, findings=findings)
     note = f"{counted(judged.total(), 'row')} against up to {PAST} nights"

@@ -79,7 +79,7 @@ def counters(night: Night) -> Looked:
             missing="hosts have no network port that counts errors, or these runs do not tell"
         )
     if max(map(len, seen.values())) < 2:
-        return Looked(missing="one launch alone: what counters rose by, a second one tells")
+        return Looked(missing="needs a second launch, to see whether error counters rose")
     by_port: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     full = []
     for (host, name), values in seen.items():

@@ -127,7 +127,7 @@ def read(path: Path) -> Baseline:
             f"cannot read {path}: {e.strerror}", "collbench history baseline learn writes one"
         ) from e
     except (ValueError, msgspec.DecodeError, RecursionError) as e:
-        raise UsageError(f"{path}: {e}", "it is no baseline, or one of another version") from e
+        raise UsageError(f"{path}: {e}", "it is not a baseline, or one of another version") from e
     if not found.reason.strip() or found.schema != SCHEMA:
         what = "no reason" if found.schema == SCHEMA else f"schema {found.schema}, not {SCHEMA}"
         raise UsageError(

@@ -181,7 +181,7 @@ def day(started: str) -> str:
         return (datetime.fromisoformat(started).astimezone(UTC) - NOON).date().isoformat()
     except ValueError as e:
         raise UsageError(
-            f"'{started}' is no time", "a run says when it began, as 2026-01-02T03:04:05+00:00"
+            f"'{started}' is not a time", "a run says when it began, as 2026-01-02T03:04:05+00:00"
         ) from e
 
 

@@ -38,7 +38,7 @@ class Outlook(NamedTuple):
 
     @property
     def changed(self) -> list[Shift]:
-        """On which neighbours agree."""
+        """Changes on which neighbours agree."""
         return [shift for shift in self.shifts if shift.agreed]
 
 

@@ -240,7 +240,7 @@ class Book:
         return [self._decoded(Baseline, "baselines", *line) for line in lines]
 
     def anchors(self, machine: str, last: str = "") -> dict[str, float]:
-        """By key, the logarithm of the median in the latest baseline that has the row; of those
+        """Logarithms by key: of the median in the latest baseline that has the row; of those
         only that begin by the night ``last``, if it is given."""
         known = [one for one in self.baselines(machine) if not last or one.begins <= last]
         return {key: math.log(row.median) for one in known for key, row in one.rows.items()}

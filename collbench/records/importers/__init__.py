@@ -171,7 +171,7 @@ class Reading:
         told = next(filter(None, (*names, self.asked.collective, _named(self.asked.name))), "")
         if not told:
             raise UsageError(
-                f"{self.asked.name}: nothing says of which collective it is",
+                f"{self.asked.name}: cannot tell which collective this is",
                 "--collective all_reduce",
             )
         return next(
@@ -402,7 +402,8 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
     if not kind:
         looked = ", ".join(f"'{known.words}' ({name})" for name, known in FORMATS.items())
         raise UsageError(
-            f"{asked.name} is no log of a known kind", f"looked for {looked}; --from names the kind"
+            f"{asked.name} is not a log of a known kind",
+            f"looked for {looked}; --from names the kind",
         )
     reading = Reading(asked)
     importlib.import_module(f"collbench.records.importers.{FORMATS[kind].module}").read(

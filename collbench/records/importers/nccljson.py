@@ -218,7 +218,7 @@ def _salvage(text: str) -> dict[str, Any]:
 
 
 def _tables(document: _Document, reading: Reading, mode: Mode, library: str) -> list[Table | str]:
-    """For each result the table it belongs to, or why it belongs to none."""
+    """The table each result belongs to, or why it belongs to none."""
     if document.collbench:
         extras = document.collbench.results
         fields = [
@@ -299,7 +299,7 @@ def _device(first: _Device, behind: int) -> str:
 def _nanoseconds(times: list[float]) -> list[int]:
     """Raises ValueError where one is no time."""
     if not all(0 <= t < 1e12 for t in times):
-        raise ValueError("a time of an iteration is no number of microseconds")
+        raise ValueError("a time of an iteration is not a number of microseconds")
     return [round(t * 1e3) for t in times]
 
 

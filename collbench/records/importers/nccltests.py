@@ -441,7 +441,7 @@ def from_bandwidth(size: int, algbw: str) -> float:
 
 
 def averaged(command: Sequence[str]) -> str:
-    """Whose time is shown (-a)."""
+    """The rank, or the mean over ranks, that a row's time is of (-a)."""
     given = re.search(r" (?:-a ?|--average[ =])([0-3])(?= |$)", " ".join(command))
     return ("rank 0", "mean", "fastest", "slowest")[int(given[1]) if given else 1]
 

@@ -85,7 +85,7 @@ def decode(data: bytes, name: str) -> str:
         raise UsageError(f"{name} is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8")
     if b"\0" in data:
         raise UsageError(
-            f"{name} is no text", "give the log that the tool printed, or its JSON or CSV"
+            f"{name} is not text", "give the log that the tool printed, or its JSON or CSV"
         )
     return data.decode("utf-8-sig", errors="replace")
 

@@ -251,9 +251,7 @@ def why_never(case: Case) -> str:
     scan = case.backend in TORCHS and case.collective == "scan"
     if case.algorithm == "native" and (case.backend in TRANSPORTS or scan):
         lack = (
-            "torch.distributed has no scan"
-            if scan
-            else f"{case.backend} is no library with a choice of its own"
+            "torch.distributed has no scan" if scan else f"{case.backend} has no choice of its own"
         )
         found = [algorithms.find(case.collective, a.name) for a in algorithms.of(case.collective)]
         fit = [variant.name for variant in found if not variant.why_not(case.n)]

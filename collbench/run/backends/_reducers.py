@@ -38,7 +38,7 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
-    """For one reduction and datatype on one kind of device."""
+    """The arithmetic of one reduction and datatype on one kind of device."""
     function = OPS[op].function if op in OPS else "add"  # of "none", nothing is combined
     in_numpy, in_torch = getattr(np, function), getattr(torch, function)
     kind = getattr(torch, dtype.torch)

@@ -165,7 +165,7 @@ class _Wire:
         )
 
     def _parts(self, row: int) -> int:
-        """In how many parts each message travels. Not on a GPU: there the library pipelines by
+        """Parts in which each message travels. Not on a GPU: there the library pipelines by
         itself."""
         cell = row // self._compiled.schedule.width
         return 1 if self._device.type != "cpu" else max(1, min(MAX_PARTS, cell // PART_BYTES))

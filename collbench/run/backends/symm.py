@@ -127,8 +127,8 @@ class Symmetric(Base):
         return allot, INTERPRETED_CHANNELS
 
     def _on_gpus(self, local_rank: int) -> tuple[Allot, int]:
-        """With as many blocks for each rank as are sure to be resident together: one for each
-        multiprocessor."""
+        """How memory is allotted, and as many blocks for each rank as are sure to be resident
+        together: one for each multiprocessor."""
         if not torch.cuda.is_available() or torch.version.hip:
             raise CannotRun(
                 "symm needs an NVIDIA GPU and a CUDA build of torch: its kernel has NVIDIA's"

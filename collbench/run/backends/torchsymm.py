@@ -159,7 +159,7 @@ class TorchSymmetric(TorchDistributed):
         if self._multicast and not _has_multicast(self.device):
             name = torch.cuda.get_device_name(self.device)
             raise CannotRun(
-                f"{self.label} needs NVLink multicast, which {name} has not got here",
+                f"{self.label} needs NVLink multicast, which {name} does not have here",
                 "try torch_two_shot",
             )
         self.library = f"torch {torch.__version__} symmetric memory"

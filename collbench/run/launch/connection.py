@@ -38,8 +38,8 @@ _PAUSE = 0.1
 
 
 class Connection:
-    """To rank 0, which has let this rank in. ``hosts`` are all ranks' in their order; ``address``
-    is this rank's own, if any.
+    """A connection to rank 0, which has let this rank in. ``hosts`` are all ranks' in their order;
+    ``address`` is this rank's own, if any.
 
     Raises RunBroken when ranks do not come together within ``seconds``, CannotRun when they do not
     belong together.
@@ -162,8 +162,8 @@ class Connection:
             self._lock.release()
 
     def lost(self, seconds: float, limit: float) -> str:
-        """Whom rank 0 has lost (Host.lost), which it has ``limit`` seconds to say; else that rank 0
-        is. "" too where another thread waits for rank 0 on others' behalf."""
+        """The ranks that rank 0 has lost (Host.lost), which it has ``limit`` seconds to say; else
+        that rank 0 is. "" too where another thread waits for rank 0 on others' behalf."""
         if not self._lock.acquire(timeout=limit):
             return ""
         try:

@@ -125,7 +125,7 @@ def blamed(side: str) -> Iterator[None]:
 
 
 def _until_they_wait(seats: Sequence[Seat]) -> None:
-    """Until each world waits for its turn, or has measured all."""
+    """Waits until each world waits for its turn, or has measured all."""
     while not all(w.waiting or w.finished or not w.busy() for _, w in seats):
         _hear(seats)
 

@@ -310,7 +310,8 @@ def _split(text: str) -> list[str]:
     words = re.findall(r"(?:[^\[\],\s]|\[[^\[\]\s]*\])+", text)
     if ",".join(words) != text:
         raise UsageError(
-            f"'{text[:200]}' is no list of hosts as Slurm writes it", "as in node[01-03,7],login1"
+            f"'{text[:200]}' is not a list of hosts as Slurm writes it",
+            "as in node[01-03,7],login1",
         )
     return words
 
@@ -331,7 +332,7 @@ def _numbers(text: str) -> list[str]:
             or not 0 <= (last := int(found[2] or found[1])) - int(found[1]) < HOSTS_MAX
         ):
             raise UsageError(
-                f"'[{text[:200]}]' is no range of hosts as Slurm writes it", "as in [01-03,7]"
+                f"'[{text[:200]}]' is not a range of hosts as Slurm writes it", "as in [01-03,7]"
             )
         numbers += [f"{number:0{len(found[1])}}" for number in range(int(found[1]), last + 1)]
     return numbers

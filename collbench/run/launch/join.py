@@ -117,8 +117,8 @@ class Meeting(NamedTuple):
         return ", ".join(map(who, self.host.gone if self.host else []))
 
     def lost(self, seconds: float) -> str:
-        """Whom rank 0 has lost, silent for so long or stopped, and their hosts; at others rank 0
-        itself, where it does not say."""
+        """The ranks that rank 0 has lost, silent for so long or stopped, and their hosts; at others
+        rank 0 itself, where it does not say."""
         if self.host:
             return self.host.lost(seconds)
         return self.connection.lost(seconds, max(1.0, seconds / 3))

@@ -69,7 +69,7 @@ T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who comes. ``nonce`` is its half of the connection's key."""
+    """The greeting of one who comes. ``nonce`` is its half of the connection's key."""
 
     rank: int
     n: int
@@ -85,8 +85,8 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """On a hello: first that it was understood, then every rank's host, or why there is no
-    world."""
+    """The answer to a hello: first that it was understood, then every rank's host, or why there is
+    no world."""
 
     refused: str = ""
     late: bool = False
@@ -249,8 +249,8 @@ class Host(threading.Thread):
         return [self._came[rank] for rank, pid in known if doing(pid) == "stopped"]
 
     def lost(self, seconds: float) -> str:
-        """Who is stopped, else who has been silent for so long where not all are surely on this
-        host, and in words what is wrong with them; "" where nothing is."""
+        """The ranks that are stopped, else those that have been silent for so long where not all
+        are surely on this host, and in words what is wrong with them; "" where nothing is."""
         if stopped := self.stopped():
             return f"{', '.join(map(who, stopped))} is stopped (SIGSTOP)"
         silent = self.silent(seconds) if len(self._pids) < self._n else []
@@ -436,7 +436,7 @@ def mismatch(hello: Hello, came: Mapping[int, Hello]) -> str:
 
 
 def missing(came: Iterable[Hello], n: int, seconds: float, strays: int) -> str:
-    """Who never came, and where the others are."""
+    """The ranks that never came, and where the others are, in words."""
     ranks = sorted(set(range(n)) - {hello.rank for hello in came})
     hosts: dict[str, list[int]] = {}
     for hello in sorted(came, key=lambda hello: hello.rank):

@@ -100,7 +100,7 @@ class Places(FreshRanks):
         return self.seats[:n]
 
     def lost(self) -> str:
-        """Whom nothing is heard of, in words; "" where all is well."""
+        """The ranks that nothing is heard of, in words; "" where there are none."""
         return ""
 
     def broken(self, error: BaseException) -> None:
@@ -200,8 +200,8 @@ def instructions(
     passed: re.Pattern[str] | None,
     side: Side | None = None,
 ) -> list[Told]:
-    """For each rank of a world. Where a place has GPUs of its own, the rank sees those of all ranks
-    beside it, so that they can reach each other's memory."""
+    """Instructions for each rank of a world. Where a place has GPUs of its own, the rank sees those
+    of all ranks beside it, so that they can reach each other's memory."""
     world, key = secrets.token_hex(8), secrets.token_hex(16)
     common = {k: v for k, v in os.environ.items() if passed and passed.fullmatch(k)}
     found = []
@@ -311,7 +311,8 @@ class Watch(RankWatch):
         return said
 
     def check(self, last: bool = False) -> None:
-        """Once a rank is done all is measured, and how others end is no trouble any more."""
+        """Looks for trouble. Once a rank is done all is measured, and how others end is none any
+        more."""
         if self.done:
             self.deaths.clear()
         super().check(last)

@@ -295,7 +295,8 @@ class RankWatch:
 
     @abstractmethod
     def busy(self) -> bool:
-        """Until every rank has ended, or has had LEAVE_SECONDS to do so after the last was done."""
+        """Whether to go on listening: until every rank has ended, or has had LEAVE_SECONDS to do so
+        after the last was done."""
 
     @abstractmethod
     def move(self, seconds: float) -> None:

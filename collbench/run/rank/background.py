@@ -158,7 +158,7 @@ class Behind:
         self._thread.start()
 
     def _rest(self) -> None:
-        """Until all ranks' have stopped. Raises what ended the task."""
+        """Waits until all ranks' have stopped. Raises what ended the task."""
         assert self._thread is not None, "what rests has gone"
         self._stop.set()
         seen = -1

@@ -115,8 +115,8 @@ class Links:
         return listener, (at, listener.getsockname()[1], said), ""
 
     def _accept(self, listener: socket.socket, tokens: dict[int, bytes]) -> None:
-        """Take the children in; whoever says anything else is sent away, and whoever says nothing
-        waits for nothing."""
+        """Take the children in. A connection that shows another token is closed; one that says
+        nothing holds nobody up."""
         until = time.monotonic() + CONNECT_S
         with selectors.DefaultSelector() as ready:
             ready.register(listener, selectors.EVENT_READ)

@@ -133,7 +133,7 @@ class Listener:
 
 
 def listen() -> Listener:
-    """To be called before the process has NCCL do anything."""
+    """Has NCCL write its log where it is read; to be called before NCCL does anything."""
     theirs = _settings()
     level, path = (theirs["NCCL_DEBUG"] or "").upper(), theirs["NCCL_DEBUG_FILE"]
     if level in ("INFO", "ABORT", "TRACE") and path:
@@ -202,8 +202,8 @@ class _Log:
         return said
 
     def _set(self, values: Mapping[str, str | None], fd: int) -> None:
-        """In the C library's environment, which is what NCCL reads; os.environ stays as the user
-        has it. ``fd`` is where NCCL then writes."""
+        """Sets these values in the C library's environment, which is what NCCL reads; os.environ
+        stays as the user has it. ``fd`` is where NCCL then writes."""
         for name, value in values.items():
             if value is None:
                 os.unsetenv(name)

@@ -384,7 +384,7 @@ class Trial:
         return self._control.gather(np.array(times))
 
     def _bits(self) -> list[list[str]]:
-        """By group, digests of what two calls made of the same data, which must be rounded: one if
+        """Digests by group of what two calls made of the same data, which must be rounded: one if
         they agree."""
         if not self._policy.bitwise or not check.rounds(self._case):
             return [[]] * len(self._own.groups)

@@ -329,7 +329,7 @@ class Worker:
         ]
 
     def _wait_for_turn(self) -> None:
-        """Until it is this world's, all its ranks asleep."""
+        """Waits until it is this world's turn, all its ranks asleep."""
         if not self._plan.in_turns:
             return
         self._control.barrier()  # before the other world begins, all have ended

@@ -104,7 +104,7 @@ class Block(Writer):
         self._after: tuple[int, ...] = ()
 
     def work(self, flops: float, *after: int) -> None:
-        """So much computation, once these operations are finished."""
+        """Adds so much computation, once these operations are finished."""
         if after:
             self.flush()
         self._flops, self._after = self._flops + flops, self._after + after
@@ -430,7 +430,7 @@ def refuse_shape(model: Model, layout: Layout, options: Megatron) -> None:
     pp, chunks, batches = layout.pp, layout.chunks, layout.micro_batches
     instances = options.num_distributed_optimizer_instances
     if not model.heads:
-        raise UsageError(f"{model.name} is no transformer", "llama3-8b, for example")
+        raise UsageError(f"{model.name} is not a transformer", "llama3-8b, for example")
     ulysses = cp if options.cp == "a2a" else 1
     for what, number, by, name in (
         ("heads", model.heads, tp * ulysses, "tp x cp" if ulysses > 1 else "tp"),

@@ -77,7 +77,7 @@ class Exchange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def expected(experts: int, top: int, ranks: int) -> float:
-    """On how many of these ranks a token has an expert, if all experts are equally likely."""
+    """How many of these ranks a token has an expert, if all experts are equally likely."""
     each = experts / ranks
     none = math.prod(max(experts - each - i, 0) / (experts - i) for i in range(top))
     return ranks * (1 - none)

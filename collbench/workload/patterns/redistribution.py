@@ -226,7 +226,9 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
     shape = options.shape or (layout.tokens(model), model.hidden)
     if len(shape) > MOST_AXES or not 0 < math.prod(shape) < MOST_ELEMENTS:
         text = "/".join(map(str, shape))
-        raise UsageError(f"shape={text[:60]} is no tensor", f"up to {MOST_AXES} axes, none empty")
+        raise UsageError(
+            f"shape={text[:60]} is not a tensor", f"up to {MOST_AXES} axes, none empty"
+        )
     type_ = dtype(options.dtype or model.dtype)
     sizes = layout.grid.sizes
     first, second = ends(options.move)

@@ -97,7 +97,7 @@ def test_spellings(text: str, rule: str) -> None:
     ["", "mod", "8", "xor:1", "mod:-1", "mod:8x", "div:4.0", "mod:8,div:2", "&0b12", "node:x"],
 )
 def test_what_is_no_rule(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--split: '.*' is no rule for groups"):
+    with pytest.raises(UsageError, match=r"--split: unknown grouping '.*'"):
         groups.spelled(text)
 
 

@@ -440,7 +440,7 @@ def test_predict_shows_winners_crossovers_and_what_is_left_out() -> None:
     text = run("all_reduce", "-n", "6", "--link", "ib200,adding=2TB", "-f", "4")
     assert "predicted" in text.splitlines()[0]
     assert "recursive_doubling beats" in text
-    assert "left out: swing: needs a power of two, and 6 ranks are none" in text
+    assert "left out: swing: needs a power of two, not 6 ranks" in text
     assert "40.0 s" in run("sendrecv", "-n", "2", "-b", "1000000000000")
     assert "n/a" in run("barrier", "-n", "5")
     assert "5/3" in run("all_reduce", "-n", "6", "--algo", "ring", "--counts")

@@ -499,7 +499,7 @@ def test_a_python_dict_before_a_log_makes_it_no_json() -> None:
 
 @pytest.mark.parametrize("name", ["reduced-run.log", "weak_scattered.log", "gathering.txt"])
 def test_parts_of_words_in_a_files_name_mean_nothing(name: str) -> None:
-    with pytest.raises(UsageError, match="of which collective"):
+    with pytest.raises(UsageError, match="which collective this is"):
         read(
             "\n".join(
                 line for line in log([row(1 << 20, 50.0)]).split("\n") if "_perf" not in line
@@ -1070,9 +1070,9 @@ def test_blocks_too_uneven_to_be_the_same_case_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no log of a known kind"),
-        (b"hello\nworld\n", "no log of a known kind"),
-        (b"\x7fELF\0\0\1", "no text"),
+        (b"", "not a log of a known kind"),
+        (b"hello\nworld\n", "not a log of a known kind"),
+        (b"\x7fELF\0\0\1", "not text"),
         ("# nThread 1 nGpus 8".encode("utf-16"), "UTF-16"),
         (b"\x1f\x8bnonsense", "cannot unpack"),
         (b'{"line":"run","id":"x"}', "already"),

@@ -155,7 +155,7 @@ def test_a_table_is_written_out_in_bytes_and_read_back() -> None:
 def test_splits_read_files_only_and_of_bearable_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="it is no file"):
+    with pytest.raises(UsageError, match="it is not a file"):
         splits.matrix("matrix:/dev/zero", 2, 64, 4)
     (tmp_path / "m").write_text("1 1\n1 1\n")
     monkeypatch.setattr(splits, "MOST_BYTES", 7)

@@ -13,7 +13,7 @@ from collbench.cli import options
 from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.errors import UsageError
 from collbench.machine import environment
-from collbench.suite import toml
+from collbench.suite import shipped, toml
 from collbench.suite.case import Case, Limit
 from collbench.suite.sweep import Axes, Suite, expand
 
@@ -195,7 +195,7 @@ def test_an_exclude_leaves_out_in_silence_or_as_a_skip_with_its_reason(tmp_path:
     assert [(s.case.collective, s.case.n, s.case.nbytes, s.reason) for s in skips] == [
         ("all_to_all", 2, 1 << 20, "known to take an hour")
     ]
-    with pytest.raises(UsageError, match="mine is empty"):
+    with pytest.raises(UsageError, match="mine: nothing to measure"):
         load(tmp_path, SMALL + "[[exclude]]\nmax_size = '1G'").expand()
 
 
@@ -493,7 +493,7 @@ def test_suites_beside_the_package_are_taken_in_a_checkout_only(
 ) -> None:
     (tmp_path / "suites").mkdir()
     (tmp_path / "suites" / "foreign.toml").write_text(SMALL)
-    monkeypatch.setattr(toml, "PACKAGE", tmp_path / "collbench")
+    monkeypatch.setattr(shipped, "PACKAGE", tmp_path / "collbench")
     assert toml.built_in() == {}
     (tmp_path / "pyproject.toml").touch()
     assert list(toml.built_in()) == ["foreign"]

@@ -170,7 +170,7 @@ def test_a_walk_by_kinds_takes_as_long_as_one_of_every_rank(
         (Op(kind="all_reduse"), "there is no kind 'all_reduse'"),
         (all_reduce(dtype="float7"), "there is no datatype 'float7'"),
         (all_reduce(group="tp"), "there is no group 'tp'"),
-        (all_reduce(nbytes=6), "6 B are no whole number of elements of float"),
+        (all_reduce(nbytes=6), "6 B are not a whole number of elements of float"),
         (send(2), "peer 2 is none of 2 members"),
         (send(0), "it is with itself"),
         (Op(kind="broadcast", root=2, **CALL), "root 2 is none of 2 members"),
@@ -203,5 +203,5 @@ def test_groups_of_a_grid_are_megatrons() -> None:
     assert parse_order("order:tp2-dp4/dp", 8) == ((0, 2, 4, 6), (1, 3, 5, 7))
     assert parse_order("order:tp2-cp2-dp2/tp-dp", 8) == ((0, 1, 4, 5), (2, 3, 6, 7))
     for wrong in ("order:tp2-dp4/pp", "order:tp2/tp", "tp2-dp4/tp", "order:/"):
-        with pytest.raises(UsageError, match="is no grid of 8 ranks"):
+        with pytest.raises(UsageError, match="is not a grid of 8 ranks"):
             parse_order(wrong, 8)

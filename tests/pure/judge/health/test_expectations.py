@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from factories import hosted, night
 
+import collbench
 from collbench.core.errors import UsageError
 from collbench.judge.health import expectations
 from collbench.judge.health.expectations import Curve
@@ -216,7 +217,7 @@ def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None
         (('"critical"', '"fatal"'), "line 7, severity", "Invalid enum value 'fatal'"),
         (('"64M" = 5', '"64M" = "x"'), "line 6, points", "Expected `float`"),
         (('"64M"', '"lots"'), "line 6, points", "'lots' is not a size"),
-        (('"^node"', '"("'), "line 3, machine", "no regular expression"),
+        (('"^node"', '"("'), "line 3, machine", "not a regular expression"),
         (('machine = "^node"', ""), "line 2, device", "neither device nor machine"),
         (('"all_reduce"', '"all_produce"'), "line 5, collective", "no busbw"),
         (("source", "sauce"), "line 8, sauce", "unknown field"),
@@ -237,8 +238,8 @@ def test_the_line_is_that_of_the_second_table(tmp_path: Path) -> None:
         load(tmp_path, EXPECT + "\n" + EXPECT.replace("gpus = 4", "gpus = -4").lstrip())
 
 
-def test_the_example_of_the_readme_is_one(tmp_path: Path) -> None:
-    readme = Path(__file__).parents[4] / "README.md"
-    (block,) = (text for text in readme.read_text().split("```toml\n") if "[[curve]]" in text)
+def test_the_example_of_the_manual_is_one(tmp_path: Path) -> None:
+    page = Path(collbench.__file__).parent / "cli" / "pages" / "health.md"
+    (block,) = (text for text in page.read_text().split("```toml\n") if "[[curve]]" in text)
     (curve,) = load(tmp_path, block.split("```")[0])
     assert (curve.n, curve.severity, curve.at(1 << 30)) == (8, "critical", 460)

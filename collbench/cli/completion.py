@@ -1,0 +1,97 @@
+"""What a shell completes after an option or in place of an argument: names that are known without
+measuring anything. Nothing here imports torch; only names of algorithms need numpy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
+
+if TYPE_CHECKING:
+    from typer.models import ParameterInfo
+
+    from collbench.suite.fields import Field
+
+Completion = Callable[[str], list[str]]
+
+
+def completed(row: ParameterInfo) -> ParameterInfo:
+    """The row of an option or an argument with what completes it, where KINDS has that."""
+    words = row.metavar or str(row.default)  # where a row has no default its first name stands
+    if (kind := KINDS.get(words)) is None:
+        return row
+    row = copy.copy(row)
+    row.autocompletion = _complete(names(kind), many=kind == "algorithm")
+    return row
+
+
+def of_field(row: Field) -> Completion:
+    """What completes the option of a row of suite/fields.py."""
+    kind = {"backends": "backend", "algorithms": "algorithm"}.get(row.name, row.kind)
+    choices = [choice for choice in row.choices if isinstance(choice, str)]
+    return _complete(lambda: [*choices, *names(kind)()], row.many)
+
+
+def names(kind: str) -> Callable[[], Iterable[str]]:
+    """What gives the names of a kind: algorithm, backend, collective, dtype, op, run or suite.
+    There are none of any other kind."""
+    return NAMES.get(kind, tuple)
+
+
+def _complete(known: Callable[[], Iterable[str]], many: bool = False) -> Completion:
+    """What typer calls with the word begun so far; of a list (``many``) the last item counts."""
+
+    def found(incomplete: str) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",") if many else ("", "", "")
+        return [f"{before}{comma}{name}" for name in known()]
+
+    return found
+
+
+def _algorithms() -> list[str]:
+    from collbench.core import algorithms
+
+    found = [row.name for name in COLLECTIVES for row in algorithms.of(name)]
+    return ["native", *dict.fromkeys(found)]
+
+
+def _backends() -> list[str]:
+    from collbench.cli.list_ import BACKENDS
+
+    found = [name for words, _ in BACKENDS for name in words.split(", ")]
+    return [name for name in found if name.islower()]
+
+
+def _suites() -> list[str]:
+    from collbench.suite import shipped
+
+    return list(shipped.suites())
+
+
+NAMES: dict[str, Callable[[], Iterable[str]]] = {
+    "algorithm": _algorithms,
+    "backend": _backends,
+    "collective": lambda: COLLECTIVES,
+    "dtype": lambda: DTYPES,
+    "op": lambda: OPS,
+    "run": lambda: ("@last", "@last~1"),
+    "suite": _suites,
+}
+
+KINDS = {  # by what an argument is called in help, or an option
+    "COLLECTIVE": "collective",
+    "[COLLECTIVE]": "collective",
+    "COLLECTIVE|RUN": "collective",
+    "ALGORITHM": "algorithm",
+    "[ALGORITHM]": "algorithm",
+    "--algo": "algorithm",
+    "SUITE": "suite",
+    "--suite": "suite",
+    "RUN": "run",
+    "RUN…": "run",
+    "[RUN]": "run",
+    "BASE": "run",
+    "HEAD": "run",
+}
