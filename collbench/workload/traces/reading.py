@@ -245,6 +245,8 @@ def _ranks(
     if any(
         call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
     ):
-        assumptions[f"the group of all has {world} ranks, as far as these files tell"] = None
+        assumptions[
+            f"the group of all has {counted(world, 'rank')}, as far as these files tell"
+        ] = None
     everyone = {WORLD: tuple(range(world))}
     return tuple(replace(each, groups=everyone | each.groups) for each in ranks), assumptions
