@@ -168,12 +168,10 @@ class Calls:
         """Whether nothing was there, or lost."""
         return not self.made and not self._lost
 
-    def name_world(self, name: str, world: int) -> None:
-        """Gives the group of all the empty name."""
-        found = self.groups.pop(name, ())
-        self.groups[WORLD] = found or tuple(range(world))
-        if name in self.described:
-            self.described[WORLD] = self.described.pop(name)
+    def name_world(self, name: str) -> None:
+        """Gives a group that is there, that of all, the empty name."""
+        self.groups[WORLD] = self.groups.pop(name)
+        self.described[WORLD] = self.described.pop(name, "")
 
     def trace(
         self,

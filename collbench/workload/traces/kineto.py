@@ -160,7 +160,7 @@ class _Found:
                 "traces of Gloo have none: record with collbench.record",
             )
         if default in made.groups:
-            made.name_world(default, 0)
+            made.name_world(default)
         rank = rank_in(made.path) if world.rank is None else world.rank
         steps, busy = (
             [(base + begins, base + ends) for begins, ends in each]
