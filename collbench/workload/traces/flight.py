@@ -69,7 +69,7 @@ def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
     named += [entry.process_group for entry in entries]
     world = next((name for name, desc in named if desc == DEFAULT), WORLD)
     if world in made.groups:
-        made.name_world(world, 0)
+        made.name_world(world)
     entries.sort(key=lambda entry: entry.record_id)
     if entries and entries[0].record_id > 0:
         first = entries[0].record_id

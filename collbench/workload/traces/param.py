@@ -60,7 +60,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
         raise UsageError(f"{stream.path}: it has no calls", HINT)
     made = found.made
     if found.whole in made.groups:
-        made.name_world(found.whole, 0)
+        made.name_world(found.whole)
         made.made = [
             msgspec.structs.replace(call, group=WORLD) if call.group == found.whole else call
             for call in made.made

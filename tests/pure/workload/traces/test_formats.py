@@ -120,11 +120,30 @@ def test_members_of_a_coalesced_call_have_its_end(tmp_path: Path) -> None:
     assert [(c.kind, c.state) for c in rank.calls] == [("send", "completed"), ("recv", "completed")]
 
 
-def test_without_groups_all_ranks_are_one(tmp_path: Path) -> None:
-    entries = [traced.entry("gloo:all_reduce", 0, [4], process_group=("0", ""))]
-    bare = {"version": "2.10", "pg_config": {}, "entries": entries}
-    trace = read(tmp_path, "trace1", bare)
-    assert (trace.world, trace.ranks[0].backend, len(trace.assumptions)) == (2, "gloo", 2)
+def gloo(folder: Path, rank: int = 1) -> Trace:
+    """As Gloo's, whose groups are not told: one of all, and another."""
+    unknown = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    entries = [
+        traced.entry("gloo:all_reduce", 0, [4]),
+        traced.entry("gloo:all_gather", 1, [4], output_sizes=[[2, 4]]),
+        traced.entry("gloo:all_reduce", 2, [4], process_group=("1", "undefined")),
+    ]
+    return read(folder, f"trace{rank}", traced.FLIGHT | {"pg_config": unknown, "entries": entries})
+
+
+def test_without_groups_all_ranks_are_as_many_as_files_tell(tmp_path: Path) -> None:
+    trace = gloo(tmp_path)
+    assert (trace.world, trace.ranks[0].groups) == (2, {"": (0, 1)})
+    assert "the group of all has 2 ranks, as far as these files tell" in trace.assumptions
+
+
+def test_calls_of_unknown_members_are_lost(tmp_path: Path) -> None:
+    (rank,) = gloo(tmp_path).ranks
+    assert [said(call) for call in rank.calls] == [
+        ("all_reduce", "", 16, "float"),
+        ("all_gather", "", 32, "float"),
+    ]
+    assert [(lost.calls, lost.nbytes) for lost in rank.lost] == [(1, 16)]
 
 
 # PyTorch's execution trace
@@ -153,6 +172,21 @@ def test_waits_are_for_the_calls_of_their_number(tmp_path: Path) -> None:
 
 def test_marked_steps_are_known_by_their_calls(tmp_path: Path) -> None:
     assert one(tmp_path, "et.json", traced.EXECUTION).marked == ((0, 9), (9, 18))
+
+
+def test_marks_and_waits_move_with_calls_that_are_lost(tmp_path: Path) -> None:
+    bare = {"pg_name": "9", "pg_desc": "x", "global_rank_stride": -1}
+    nodes = [
+        {"name": "ProfilerStep#1"},
+        traced.comms(1, "allreduce", 4, **bare),
+        traced.comms(1, "wait", 0),
+        {"name": "ProfilerStep#2"},
+        traced.comms(2, "allreduce", 4),
+        traced.comms(2, "wait", 0),
+    ]
+    rank = one(tmp_path, "et0.json", traced.numbered(nodes))
+    assert [(c.kind, c.after) for c in rank.calls] == [("all_reduce", ()), ("wait", (0,))]
+    assert rank.marked == ((0, 0), (0, 2))
 
 
 def test_a_broadcast_has_its_root(tmp_path: Path) -> None:
@@ -343,7 +377,7 @@ def test_shapes_of_aicb_are_flops(tmp_path: Path) -> None:
 
 def test_members_that_aicb_does_not_tell_are_lost(tmp_path: Path) -> None:
     (lost,) = one(tmp_path, "w.csv", traced.AICB).lost
-    assert ("'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)
+    assert ("group 'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)
 
 
 def test_layers_of_simai_go_forward_and_back(tmp_path: Path) -> None:
