@@ -116,30 +116,33 @@ def said(row: Row, given: Arguments) -> Said | None:
     nbytes = sum(part.numel() * part.itemsize for part in parts)
     nbytes *= group.size() if row.times_members else 1
     fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
-    types = {part.dtype for part in parts} or {torch.uint8}
-    (dtype,) = types if len(types) == 1 else (None,)
-    fields["dtype"] = TYPES.get(dtype) if dtype else None
     if reduces:
         fields["op"] = REDUCTIONS[given["reduce_op"].op()]
-    why = ""
+    why = _typed(fields, parts, reduces)
     if any(part.layout is not torch.strided for part in parts):
         why = f"{row.kind} of sparse tensors"
-    elif fields["dtype"] is None:
-        fields["dtype"] = "uint8"  # which moves the same bytes
-        told = str(dtype or "several types").removeprefix("torch.")
-        why = f"{row.kind} that reduces {told}" if reduces else ""
-        scale = next(iter(types)).itemsize if len(types) == 1 else 1
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(scale * count for count in fields[blocks])
-    elif dtype is not None and dtype.is_complex:
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(2 * count for count in fields[blocks])
     return Said(fields, group, device, waits, why)
+
+
+def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
+    """Gives a call its datatype, and its blocks elements of that; why there is none, else
+    nothing."""
+    types = {part.dtype for part in parts} or {torch.uint8}
+    dtype = next(iter(types))
+    name = TYPES.get(dtype) if len(types) == 1 else None
+    if name is None and reduces:
+        told = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        return f"{fields['kind']} that reduces {told}"
+    fields["dtype"] = name or "uint8"  # which moves the same bytes
+    scale = dtype.itemsize // DTYPES[fields["dtype"]].size
+    for blocks in {"sends", "receives"} & {*fields}:
+        fields[blocks] = tuple(scale * count for count in fields[blocks])
+    return ""
 
 
 def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
     """Root, peer, tag, and blocks of an exchange."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"peer": -1} if row.kind == "recv" else {}  # from anybody
     for name, field in (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag")):
         if name in given:
             found[field] = given[name]
