@@ -10,11 +10,11 @@ as Gloo's threads may need it.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,6 +36,7 @@ TYPES = {
     torch.complex64: "float",
     torch.complex128: "double",
 }
+REDUCING = {name for name, row in COLLECTIVES.items() if row.reduces}
 # that return when what they started in C++ has ended
 BLOCKING = ("nn/parallel/distributed.py", "torch/distributed/utils.py")
 
@@ -112,12 +113,12 @@ def said(row: Row, given: Arguments) -> Said | None:
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
         return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
-    reduces = COLLECTIVES[row.kind].reduces if row.kind in COLLECTIVES else False
+    reduces = row.kind in REDUCING
     nbytes = sum(part.numel() * part.itemsize for part in parts)
     nbytes *= group.size() if row.times_members else 1
     fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
     if reduces:
-        fields["op"] = REDUCTIONS[given["reduce_op"].op()]
+        fields["op"] = given["reduce_op"]
     why = _typed(fields, parts, reduces)
     if any(part.layout is not torch.strided for part in parts):
         why = f"{row.kind} of sparse tensors"
@@ -138,6 +139,11 @@ def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
     for blocks in {"sends", "receives"} & {*fields}:
         fields[blocks] = tuple(scale * count for count in fields[blocks])
     return ""
+
+
+def reduction(op: Any) -> str:
+    """collbench's name of a reduction, of which the dispatcher takes long to tell."""
+    return op if isinstance(op, str) else REDUCTIONS[op.op()]
 
 
 def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
@@ -174,16 +180,26 @@ def blocks_until_done(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.endswith(BLOCKING)
 
 
-def line_of(frame: FrameType | None) -> str:
-    """The line of the program that made a call: the innermost that is not torch's."""
-    for _ in range(100):
-        if frame is None:
-            return ""
-        path = frame.f_code.co_filename
-        if not path.startswith((TORCH, "<")) and not path.endswith(WRAPPERS):
-            return f"{path.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"[:200]
-        frame = frame.f_back
-    return ""
+class Lines:
+    """Lines of the program, by frames: what is known of their code is kept."""
+
+    def __init__(self) -> None:
+        self._torchs: dict[CodeType, bool] = {}
+
+    def line_of(self, frame: FrameType | None) -> str:
+        """The line of the program that made a call: the innermost that is not torch's."""
+        while frame is not None:
+            code = frame.f_code
+            torchs = self._torchs.get(code)
+            if torchs is None:
+                path = code.co_filename
+                torchs = path.startswith((TORCH, "<")) or path.endswith(WRAPPERS)
+                self._torchs[code] = torchs
+            if not torchs:
+                name = code.co_filename.rpartition("/")[2]
+                return f"{name}:{frame.f_lineno} {code.co_name}"[:200]
+            frame = frame.f_back
+        return ""
 
 
 class Told(Protocol):
@@ -204,8 +220,7 @@ class Interception:
 
     def __init__(self, told: Told) -> None:
         self._told = told
-        self._lock = threading.RLock()  # a signal's handler may come within
-        self._inside = 0  # calls that are being handed on
+        self._inside: deque[None] = deque()  # one for each call that is being handed on
         self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
 
@@ -255,10 +270,6 @@ class Interception:
         setattr(owner, name, make(original))
         self._replaced.append((owner, name, original))
 
-    def _handed_on(self, by: int) -> None:
-        with self._lock:
-            self._inside += by
-
     def _function(self, operator: Any, row: Row) -> Callable[..., Any]:
         arguments = operator._schema.arguments
         names = [each.name for each in arguments]
@@ -266,7 +277,7 @@ class Interception:
         onward = _Onward(operator)
 
         def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
                 began = self._told.call_begins(row, given, sys._getframe(1))
@@ -275,7 +286,7 @@ class Interception:
                     self._told.call_returns(began, _work(result), row, given)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return called
 
@@ -283,7 +294,7 @@ class Interception:
         onward = _Onward(torch.ops._c10d_functional.wait_tensor.default)
 
         def waited(keys: Any, tensor: Tensor) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 began = self._told.tensor_wait_begins(tensor)
                 result = onward(keys, tensor)
@@ -291,7 +302,7 @@ class Interception:
                     self._told.wait_returns(began)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return waited
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from collbench.run.dispatched import reduction
 from collbench.workload.step import POINT_TO_POINT, WORLD
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Interval, Lost
@@ -68,8 +69,11 @@ class Seen:
 
     @property
     def call(self) -> Call:
+        fields = self.fields
+        if "op" in fields:
+            fields = {**fields, "op": reduction(fields["op"])}
         return Call(
-            **self.fields,
+            **fields,
             issued_ns=self.issued,
             begins_ns=self.begins,
             ends_ns=self.ends,

@@ -54,10 +54,10 @@ from collbench.core.errors import first_line
 from collbench.run.dispatched import (
     Arguments,
     Interception,
+    Lines,
     Row,
     blocks_until_done,
     is_real,
-    line_of,
     said,
     tensors,
 )
@@ -108,7 +108,7 @@ class Recorder:
         self._of_optimizer = optimizer
         self._now = clock()
         self._program = Program(self._now)
-        self._interception = Interception(self)
+        self._interception, self._lines = Interception(self), Lines()
         self._began = -1  # this iteration, while recording
         self._passed, self._by_hand = 0, False
         self._optimizer: int | None = None
@@ -227,7 +227,7 @@ class Recorder:
             self._about = _about()
         task = torch._C._current_graph_task_id()
         backward = {"phase": "backward"} if task != -1 else {}
-        fields = {**what.fields, **backward, "source": line_of(frame)}
+        fields = {**what.fields, **backward, "source": self._lines.line_of(frame)}
         seen = self._local.last = self._program.add(fields, what.group, what.why)
         if seen is None:
             return None

@@ -33,7 +33,7 @@ from collbench.machine import environment
 from collbench.records.paired import shift
 from collbench.workload.traces import own
 
-RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 2, 768, 8, 6, 0.02
+RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 2, 1024, 8, 6, 0.02
 BLOCKS = ("plain", "control", "recorded")
 
 
@@ -53,7 +53,7 @@ JOBS = {
 PAGE = f"""# What recording costs
 
 `collbench.record` around steps of torch's own data parallelism on {RANKS} ranks of Gloo, {LAYERS}
-linear layers of {WIDTH} x {WIDTH} (18 MiB of gradients), each rank on a core of its own with all
+linear layers of {WIDTH} x {WIDTH} (32 MiB of gradients), each rank on a core of its own with all
 its threads; {{machine}}. Made by
 `python tests/perf/recording.py`. In each of {{rounds}} rounds three blocks of {STEPS} steps take
 turns in an order that is shuffled: one is recorded, two are not. *calls* are of
