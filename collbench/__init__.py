@@ -61,7 +61,8 @@ def record(
 
         with collbench.record("trace/", steps=3, after=2) as recorder:
 
-    It costs less than 2 % of a step. Whatever fails in it is a warning, once; the job goes on.
+    A call takes a fraction of a millisecond longer (reports/recording.md), which jobs of many calls
+    in short steps feel. Whatever fails in it is a warning, once; the job goes on.
     """
     from collbench.run.recording import Recorder
 
