@@ -36,7 +36,7 @@ def clock() -> Clock:
 
 class Seen:
     """A call or a wait at its place in the trace, from when it was issued until it is written.
-    ``work`` is kept until it is waited for, ``task`` the backward pass that it was made in."""
+    ``work`` is kept until it is waited for."""
 
     __slots__ = (
         "begins",
@@ -47,14 +47,13 @@ class Seen:
         "future",
         "issued",
         "place",
-        "task",
         "waits",
         "work",
     )
 
     def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
         self.fields, self.place, self.issued = fields, place, issued
-        self.begins = self.ends = self.task = -1
+        self.begins = self.ends = -1
         self.waits = self.done = False
         self.device = "cpu"
         self.work: Work | None = None
@@ -179,7 +178,6 @@ class Program:
         with self._lock:
             first = task not in self._tasks
             self._tasks.setdefault(task, []).append(call)
-            call.task = task
             return first
 
     def under_way(self, work: Work, calls: list[Seen]) -> None:
