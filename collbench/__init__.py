@@ -61,7 +61,9 @@ def record(
 
         with collbench.record("trace/", steps=3, after=2) as recorder:
 
-    It costs less than 2 % of a step. Whatever fails in it is a warning, once; the job goes on.
+    Steps take longer while it records, on CPUs that are full by 10 to 34 % (reports/recording.md):
+    the times in a trace are those of recorded steps. Whatever fails in it is a warning, once; the
+    job goes on.
     """
     from collbench.run.recording import Recorder
 

@@ -10,11 +10,11 @@ as Gloo's threads may need it.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,7 +26,6 @@ from collbench.core.collectives import COLLECTIVES, DTYPES
 Arguments = Mapping[str, Any]
 KEY = "BackendSelect"
 TORCH = torch.__path__[0]
-DEVICES = ("cpu", "cuda", "xpu", "hpu", "npu", "privateuseone")  # whose calls move data
 # how ReduceOp numbers them
 REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
 WRAPPERS = ("typing_extensions.py", "contextlib.py")
@@ -36,6 +35,7 @@ TYPES = {
     torch.complex64: "float",
     torch.complex128: "double",
 }
+REDUCING = {name for name, row in COLLECTIVES.items() if row.reduces}
 # that return when what they started in C++ has ended
 BLOCKING = ("nn/parallel/distributed.py", "torch/distributed/utils.py")
 
@@ -98,7 +98,7 @@ def tensors(given: Any) -> Iterator[Tensor]:
 def is_real(tensor: Tensor) -> bool:
     """Whether it has data: those that compilers trace with have none."""
     plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type in DEVICES
+    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type != "meta"
 
 
 def said(row: Row, given: Arguments) -> Said | None:
@@ -112,34 +112,42 @@ def said(row: Row, given: Arguments) -> Said | None:
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
         return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
-    reduces = COLLECTIVES[row.kind].reduces if row.kind in COLLECTIVES else False
+    reduces = row.kind in REDUCING
     nbytes = sum(part.numel() * part.itemsize for part in parts)
     nbytes *= group.size() if row.times_members else 1
     fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
-    types = {part.dtype for part in parts} or {torch.uint8}
-    (dtype,) = types if len(types) == 1 else (None,)
-    fields["dtype"] = TYPES.get(dtype) if dtype else None
     if reduces:
-        fields["op"] = REDUCTIONS[given["reduce_op"].op()]
-    why = ""
+        fields["op"] = given["reduce_op"]
+    why = _typed(fields, parts, reduces)
     if any(part.layout is not torch.strided for part in parts):
         why = f"{row.kind} of sparse tensors"
-    elif fields["dtype"] is None:
-        fields["dtype"] = "uint8"  # which moves the same bytes
-        told = str(dtype or "several types").removeprefix("torch.")
-        why = f"{row.kind} that reduces {told}" if reduces else ""
-        scale = next(iter(types)).itemsize if len(types) == 1 else 1
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(scale * count for count in fields[blocks])
-    elif dtype is not None and dtype.is_complex:
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(2 * count for count in fields[blocks])
     return Said(fields, group, device, waits, why)
+
+
+def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
+    """Gives a call its datatype, and its blocks elements of that; why there is none, else
+    nothing."""
+    types = {part.dtype for part in parts} or {torch.uint8}
+    dtype = next(iter(types))
+    name = TYPES.get(dtype) if len(types) == 1 else None
+    if name is None and reduces:
+        told = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        return f"{fields['kind']} that reduces {told}"
+    fields["dtype"] = name or "uint8"  # which moves the same bytes
+    scale = dtype.itemsize // DTYPES[fields["dtype"]].size
+    for blocks in {"sends", "receives"} & {*fields}:
+        fields[blocks] = tuple(scale * count for count in fields[blocks])
+    return ""
+
+
+def reduction(op: Any) -> str:
+    """collbench's name of a reduction, of which the dispatcher takes long to tell."""
+    return op if isinstance(op, str) else REDUCTIONS[op.op()]
 
 
 def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
     """Root, peer, tag, and blocks of an exchange."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"peer": -1} if row.kind == "recv" else {}  # from anybody
     for name, field in (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag")):
         if name in given:
             found[field] = given[name]
@@ -171,23 +179,33 @@ def blocks_until_done(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.endswith(BLOCKING)
 
 
-def line_of(frame: FrameType | None) -> str:
-    """The line of the program that made a call: the innermost that is not torch's."""
-    for _ in range(100):
-        if frame is None:
-            return ""
-        path = frame.f_code.co_filename
-        if not path.startswith((TORCH, "<")) and not path.endswith(WRAPPERS):
-            return f"{path.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"[:200]
-        frame = frame.f_back
-    return ""
+class Lines:
+    """Lines of the program, by frames: what is known of their code is kept."""
+
+    def __init__(self) -> None:
+        self._torchs: dict[CodeType, bool] = {}
+
+    def line_of(self, frame: FrameType | None) -> str:
+        """The line of the program that made a call: the innermost that is not torch's."""
+        while frame is not None:
+            code = frame.f_code
+            torchs = self._torchs.get(code)
+            if torchs is None:
+                path = code.co_filename
+                torchs = path.startswith((TORCH, "<")) or path.endswith(WRAPPERS)
+                self._torchs[code] = torchs
+            if not torchs:
+                name = code.co_filename.rpartition("/")[2]
+                return f"{name}:{frame.f_lineno} {code.co_name}"[:200]
+            frame = frame.f_back
+        return ""
 
 
 class Told(Protocol):
     """Who is told of calls and waits. What ``begins`` returns is given back when the call or the
     wait returns; none of it may raise."""
 
-    def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Any: ...
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any: ...
     def call_returns(self, began: Any, work: Work | None, row: Row, given: Arguments) -> None: ...
     def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
     def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
@@ -201,8 +219,7 @@ class Interception:
 
     def __init__(self, told: Told) -> None:
         self._told = told
-        self._lock = threading.RLock()  # a signal's handler may come within
-        self._inside = 0  # calls that are being handed on
+        self._inside: deque[None] = deque()  # one for each call that is being handed on
         self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
 
@@ -252,10 +269,6 @@ class Interception:
         setattr(owner, name, make(original))
         self._replaced.append((owner, name, original))
 
-    def _handed_on(self, by: int) -> None:
-        with self._lock:
-            self._inside += by
-
     def _function(self, operator: Any, row: Row) -> Callable[..., Any]:
         arguments = operator._schema.arguments
         names = [each.name for each in arguments]
@@ -263,16 +276,16 @@ class Interception:
         onward = _Onward(operator)
 
         def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
-                began = self._told.call_begins(row, given, sys._getframe(1))
+                began = self._told.call_begins(row, given, sys._getframe().f_back)
                 result = onward(keys, *args, **kwargs)
                 if began is not None:
                     self._told.call_returns(began, _work(result), row, given)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return called
 
@@ -280,7 +293,7 @@ class Interception:
         onward = _Onward(torch.ops._c10d_functional.wait_tensor.default)
 
         def waited(keys: Any, tensor: Tensor) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 began = self._told.tensor_wait_begins(tensor)
                 result = onward(keys, tensor)
@@ -288,7 +301,7 @@ class Interception:
                     self._told.wait_returns(began)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return waited
 
@@ -296,8 +309,9 @@ class Interception:
         ours = distributed_c10d.__file__
 
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-            caller = sys._getframe(1).f_code
-            by_torch = caller.co_filename == ours and caller.co_name != "wait"
+            caller = sys._getframe().f_back  # none in a thread of C++
+            code = caller.f_code if caller else None
+            by_torch = code is not None and code.co_filename == ours and code.co_name != "wait"
             began = self._told.wait_begins(work, by_torch)
             result = original(work, *args, **kwargs)
             if began is not None:
@@ -335,19 +349,25 @@ class _Onward:
     """The way to the kernel that an operator has for the device of its tensors."""
 
     def __init__(self, operator: Any) -> None:
-        self._operator = operator
+        self._operator, self._call = operator, operator._op_dk
         self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        self._exclude = torch._C._ExcludeDispatchKeyGuard
         self._known: dict[Any, Any] = {}  # what the dispatcher would take, by key
+        self._key(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))  # a torch without it is told
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        taken = self._key(keys)
+        if taken is not None:
+            return self._call(taken, *args, **kwargs)
+        with self._exclude(self._mine):  # as without us, errors and all
+            return self._operator(*args, **kwargs)
+
+    def _key(self, keys: Any) -> Any:
+        """The dispatcher's next key after ours, for which there is a kernel; None without."""
         key = keys.remove(torch._C.DispatchKey.BackendSelect).highestPriorityTypeId()
         if key not in self._known:
             self._known[key] = self._taken(key)
-        taken = self._known[key]
-        if taken is not None:
-            return self._operator._op_dk(taken, *args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(self._mine):  # as without us, errors and all
-            return self._operator(*args, **kwargs)
+        return self._known[key]
 
     def _taken(self, key: Any) -> Any:
         has = torch._C._dispatch_has_kernel_for_dispatch_key

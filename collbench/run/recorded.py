@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from collbench.run.dispatched import reduction
 from collbench.workload.step import POINT_TO_POINT, WORLD
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Interval, Lost
@@ -35,7 +36,7 @@ def clock() -> Clock:
 
 class Seen:
     """A call or a wait at its place in the trace, from when it was issued until it is written.
-    ``work`` is kept until it is waited for, ``task`` the backward pass that it was made in."""
+    ``work`` is kept until it is waited for."""
 
     __slots__ = (
         "begins",
@@ -46,14 +47,13 @@ class Seen:
         "future",
         "issued",
         "place",
-        "task",
         "waits",
         "work",
     )
 
     def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
         self.fields, self.place, self.issued = fields, place, issued
-        self.begins = self.ends = self.task = -1
+        self.begins = self.ends = -1
         self.waits = self.done = False
         self.device = "cpu"
         self.work: Work | None = None
@@ -68,8 +68,11 @@ class Seen:
 
     @property
     def call(self) -> Call:
+        fields = self.fields
+        if "op" in fields:
+            fields = {**fields, "op": reduction(fields["op"])}
         return Call(
-            **self.fields,
+            **fields,
             issued_ns=self.issued,
             begins_ns=self.begins,
             ends_ns=self.ends,
@@ -175,7 +178,6 @@ class Program:
         with self._lock:
             first = task not in self._tasks
             self._tasks.setdefault(task, []).append(call)
-            call.task = task
             return first
 
     def under_way(self, work: Work, calls: list[Seen]) -> None:
@@ -205,6 +207,8 @@ class Program:
         with self._lock:
             for tensor in given:
                 self._filled[tensor.data_ptr()] = call
+            while len(self._filled) > MOST_HELD:
+                del self._filled[next(iter(self._filled))]
 
     def filled(self, tensor: Tensor) -> Seen | None:
         """The call whose outcome a tensor is, which is waited for now."""

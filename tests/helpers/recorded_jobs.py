@@ -119,8 +119,10 @@ def calls(folder: str) -> Any:
         dist.all_to_all_single(torch.empty(4), torch.ones(4))
         if rank == 0:
             dist.send(torch.ones(9), 1, tag=5)
+            dist.send(torch.ones(10), 1, tag=6)
         else:
             dist.recv(torch.empty(9), 0, tag=5)
+            dist.recv(torch.empty(10), tag=6)  # from anybody
         ops = [dist.P2POp(dist.isend, torch.ones(2), other)]
         ops += [dist.P2POp(dist.irecv, torch.empty(2), other)]
         for work in dist.batch_isend_irecv(ops):

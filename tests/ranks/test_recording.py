@@ -134,6 +134,7 @@ def test_messages_have_peers_and_tags(all_jobs: Jobs) -> None:
         found = [(c.kind, c.peer, c.tag, c.nbytes, c.waits) for c in messages]
         assert found == [
             (first, other, 5, 36, True),
+            (first, other, 6, 40, True),
             ("send", other, 0, 8, False),
             ("recv", other, 0, 8, False),
         ]
