@@ -207,18 +207,18 @@ def write(step: Step) -> str:
     for assumption in step.assumptions:
         out.write(f"#assumption {text.printable(assumption)}\n")
     for name, family in step.groups.items():
-        spelled = ";".join(map(_spelled, family))
-        out.write(f"#group {text.printable(name)} {spelled}\n" if family else "")
+        ranks = ";".join(map(spelled, family))
+        out.write(f"#group {text.printable(name)} {ranks}\n" if family else "")
     for program in step.programs:
         for name, nbytes in program.holds.items():
-            out.write(f"#holds {_spelled(program.ranks)} {text.printable(name)} {nbytes}\n")
+            out.write(f"#holds {spelled(program.ranks)} {text.printable(name)} {nbytes}\n")
     rows = [_to_cells(op) for program in step.programs for op in program.ops]
     used = [name for name in (*FURTHER, *OURS) if any(row.get(name) for row in rows)]
     writer = csv.DictWriter(out, (*COLUMNS, *used), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     of = iter(rows)
     for program in step.programs:
-        ranks = _spelled(program.ranks, ";")
+        ranks = spelled(program.ranks, ";")
         writer.writerows({"ranks": ranks, **next(of)} for _ in program.ops)
     return out.getvalue()
 
@@ -249,7 +249,7 @@ def _to_cells(op: Op) -> dict[str, str]:
     return {name: str(text.inert(text.printable(cell))) for name, cell in cells.items()}
 
 
-def _spelled(ranks: Sequence[int], between: str = ",") -> str:
+def spelled(ranks: Sequence[int], between: str = ",") -> str:
     """Ranks as ``0-3,8-14:2``, in their order."""
     found = []
     at = 0

@@ -1,0 +1,298 @@
+"""A trace as a step that can be counted, run and predicted: one iteration of the job, with the
+calls, the waits and the computing between them that its ranks had.
+
+What a rank waited for others in the trace is no computing: it waits anew where it is replayed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from collbench.core.errors import UsageError
+from collbench.core.text import counted, printable, size
+from collbench.workload.files import spelled
+from collbench.workload.lines import MOST_OPS, Names
+from collbench.workload.step import LOCAL, Op, Program, Step, refuse
+from collbench.workload.traces.groups import Families, Place, completed, group_of, unknown
+from collbench.workload.traces.iterations import take, when
+from collbench.workload.traces.joining import Uneven, join
+from collbench.workload.traces.types import Call, Interval, Lost, RankTrace, Trace
+
+LEAST_NS = 1000  # of a gap: less is what a call itself takes
+MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
+MOST_TOLD = 5  # reasons for which calls are lost
+GAPS = "keep, none, or x0.5 for half of each"
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a trace is taken: what becomes of the computing between calls (``gaps``), on which
+    ``ranks``, which ``iteration``, and what may be assumed of what the trace lacks."""
+
+    gaps: str = "keep"
+    ranks: str = ""
+    iteration: str = ""
+    assume_symmetric: bool = False
+    assume_even: bool = False
+    rebalance: Literal["", "mean"] = ""
+    partial: bool = False
+
+    @property
+    def factor(self) -> float:
+        """What gaps are multiplied by. Raises UsageError."""
+        match = re.fullmatch(r"x(\d{1,4}(?:\.\d{1,6})?|\.\d{1,6})", self.gaps)
+        if self.gaps not in ("keep", "none") and not match:
+            raise UsageError(f"--gaps {self.gaps[:40]}: that is no share of them", GAPS)
+        return float(match[1]) if match else float(self.gaps == "keep")
+
+    @property
+    def words(self) -> str:
+        """What of it makes another step, as the step's name has it."""
+        fields = {"gaps": self.gaps} if self.gaps != "keep" else {}
+        fields |= {"ranks": self.ranks, "iteration": self.iteration, "rebalance": self.rebalance}
+        return "".join(f" {name}={said}" for name, said in fields.items() if said)
+
+
+AS_IT_WAS = Asked()
+
+
+def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step:
+    """The step that a trace holds. Raises UsageError where it lacks or contradicts what a step
+    needs."""
+    factor = asked.factor
+    kept = _kept(trace, asked.ranks)
+    inside = {*kept}
+    ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
+    if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
+        raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
+    lost = _lost(ranks, asked.partial)
+    _refuse_missing(trace, kept, asked.assume_symmetric)
+    taken = take(replace(trace, ranks=ranks), asked.iteration)
+    spans = taken.iteration.places
+    joined = join(ranks, spans, inside, Uneven(asked.assume_even, bool(asked.rebalance)))
+    families = Families(ranks, joined.calls)
+    written = [
+        _Writer(rank, joined.calls, families, factor).write(span, times)
+        for rank, span, times in zip(ranks, spans, taken.iteration.times, strict=True)
+    ]
+    if sum(len(ops) for ops in written) > MOST_OPS:
+        raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
+    programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
+    assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions, *_unwaited(written)]
+    if missing := sorted(inside - {*programs}):
+        programs |= completed(families, programs, missing)
+        assumptions.append(
+            f"ranks {spelled(missing)} are not in the trace: they do what the others do"
+        )
+    as_it_was = factor == 1 and len(kept) == trace.world and not lost
+    made = Step(
+        name=f"{printable(name)}{asked.words}",
+        world=len(kept),
+        programs=_merged(programs, kept),
+        groups=families.on(kept),
+        assumptions=tuple(assumptions),
+        recorded=taken.recorded if as_it_was else None,
+    )
+    refuse(made)
+    return made
+
+
+def _kept(trace: Trace, said: str) -> tuple[int, ...]:
+    """The ranks that are replayed, in order. Raises UsageError."""
+    worlds = {rank.world: rank.rank for rank in trace.ranks}
+    if len(worlds) > 1:
+        told = [f"rank {rank} of {world}" for world, rank in sorted(worlds.items())]
+        raise UsageError(f"ranks of several jobs: {', '.join(told)}", "the trace of one job")
+    if not said:
+        return tuple(range(trace.world))
+    kept = tuple(sorted(Names().ranks(said, "--ranks")))
+    if kept[-1] >= trace.world:
+        raise UsageError(
+            f"--ranks {said[:40]}: there is no rank {kept[-1]}", f"0 to {trace.world - 1}"
+        )
+    return kept
+
+
+def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:
+    """Raises UsageError where ranks are missing and nobody says that they do as the others."""
+    there = [rank.rank for rank in trace.ranks]
+    missing = [rank for rank in kept if rank not in {*there}]
+    if missing and not assumed:
+        raise UsageError(
+            f"of {counted(trace.world, 'rank')} the trace lacks {spelled(missing)[:200]}",
+            f"the files of all ranks, --ranks {spelled(there)[:200]} for what these do among"
+            " themselves, or --assume-symmetric if all ranks do the same",
+        )
+
+
+def _lost(ranks: Sequence[RankTrace], partial: bool) -> list[str]:
+    """What is left out, in words. Raises UsageError where that is too much."""
+    lost = [each for rank in ranks for each in rank.lost]
+    nbytes, calls = 0, 0
+    for rank in ranks:
+        for at, call in enumerate(rank.calls):
+            nbytes, calls = nbytes + call.nbytes, calls + (call.kind not in LOCAL)
+            if why := unknown(rank, call):
+                where = call.source or f"rank {rank.rank}, call {at}"
+                lost.append(Lost(f"{where}: {why}", 1, call.nbytes))
+                nbytes, calls = nbytes - call.nbytes, calls - 1
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for each in lost:
+        sums[each.why][0] += each.calls
+        sums[each.why][1] += each.nbytes
+    gone = sum(each.nbytes for each in lost)
+    bare = sum(each.calls for each in lost if not each.nbytes)
+    share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
+    told = [
+        f"left out: {printable(why)} ({counted(n, 'call')}{f', {size(b)}' if b else ''})"
+        for why, (n, b) in sorted(sums.items(), key=lambda one: -one[1][1])
+    ]
+    if len(told) > MOST_TOLD:
+        told[MOST_TOLD:] = [f"left out: {len(told) - MOST_TOLD} kinds of calls more"]
+    if share > MOST_LOST and not partial:
+        what = "calls" if bare / max(1, bare + calls) == share else "bytes"
+        raise UsageError(
+            f"{share:.1%} of the trace's {what} cannot be replayed: {'; '.join(told)}",
+            "--partial replays the rest",
+        )
+    return told
+
+
+def _unwaited(written: Sequence[Sequence[Op]]) -> list[str]:
+    """That some calls are waited for nowhere."""
+    number = 0
+    for ops in written:
+        waited = {each for op in ops if op.kind == "wait" for each in op.after}
+        last = max(
+            (at for at, op in enumerate(ops) if op.kind == "wait" and not op.after), default=0
+        )
+        number += sum(
+            op.communicates and op.wait == "later" and at not in waited and at >= last
+            for at, op in enumerate(ops)
+        )
+    told = "the trace has no wait for some operations, which are waited for at the step's end"
+    return [f"{told} ({counted(number, 'call')})"] if number else []
+
+
+class _Hold(NamedTuple):
+    """What the program stands still for: until when, -1 where that is unknown, and the operations
+    that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
+    holds it up, not a wait."""
+
+    ends: int
+    after: tuple[int, ...] | None
+    phase: str
+    itself: bool = False
+
+
+class _Writer:
+    """One rank's calls as they become its program: computing in the time between them, and waits
+    where the program stood still. Where another thread went on meanwhile, what a call or a wait
+    holds up is the program after its end."""
+
+    def __init__(
+        self, rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
+    ) -> None:
+        self._rank, self._calls, self._families, self._factor = rank, calls, families, factor
+        self._ops: list[Op] = []
+        self._ids: dict[int, int] = {}  # of operations, by the places of their calls
+        self._clock = -1  # since when the program computes, -1 where that is unknown
+        self._holds: list[_Hold] = []
+        talks = (call for call in rank.calls if call.kind not in LOCAL)
+        self._on_device = bool(rank.busy) and all(call.issued_ns < 0 for call in talks)
+
+    def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
+        """The program from the first call of the span to that before the second; from its begin to
+        its end, as far as they are known."""
+        self._clock, end = times
+        for at in range(*span):
+            call = self._rank.calls[at]
+            phase = printable(call.phase)[:40]
+            self._come_to(when(call), phase)
+            if call.kind == "compute":
+                self._compute(call, phase)
+            elif call.kind == "wait":
+                known = tuple(self._ids[each] for each in call.after if each in self._ids)
+                none = None if call.after else ()  # of those it names, if it names any
+                self._holds.append(_Hold(call.ends_ns, known or none, phase))
+            elif call.kind not in LOCAL:
+                self._talk(at, call, phase)
+        self._come_to(end, "")
+        self._release(self._holds)
+        return self._ops
+
+    def _come_to(self, now: int, phase: str) -> None:
+        """What has held the program up until then, and what it computed in the rest of the time."""
+        open_ = [hold for hold in self._holds if 0 <= now < hold.ends]
+        self._release([hold for hold in self._holds if hold not in open_])
+        self._holds = open_
+        if 0 <= self._clock <= now - LEAST_NS:
+            ns = round(self._computed(self._clock, now) * self._factor)
+            if ns:
+                self._ops.append(Op("compute", phase, lane="compute", compute_ns=ns))
+        if now >= 0:
+            self._clock = max(self._clock, now)
+
+    def _release(self, holds: Sequence[_Hold]) -> None:
+        for hold in sorted(holds, key=lambda hold: hold.ends):
+            last = len(self._ops) - 1
+            if hold.itself and hold.after == (last,):
+                self._ops[last] = replace(self._ops[last], wait="call")
+            elif hold.after is not None:
+                self._ops.append(Op("wait", hold.phase, after=hold.after))
+            self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
+
+    def _computed(self, since: int, until: int) -> int:
+        """How long it computed then. Where all times are a device's, the program's are unknown, and
+        what counts is when the device was busy."""
+        if not self._on_device:
+            return until - since
+        return sum(max(0, min(until, end) - max(since, begin)) for begin, end in self._rank.busy)
+
+    def _compute(self, call: Call, phase: str) -> None:
+        ns, flops = round(max(0, call.took_ns) * self._factor), call.flops * self._factor
+        if ns or flops:
+            source = printable(call.source)[:1000]
+            self._ops.append(
+                Op("compute", phase, lane="compute", compute_ns=ns, flops=flops, source=source)
+            )
+        self._clock = max(self._clock, call.ends_ns)
+
+    def _talk(self, at: int, call: Call, phase: str) -> None:
+        replayed = self._calls.get(Place(self._rank.rank, at))
+        after = None
+        if replayed:
+            self._ids[at] = len(self._ops)
+            after = (len(self._ops),)
+            group = self._families.name(group_of(self._rank, call))
+            self._ops.append(
+                Op(
+                    kind=call.kind,
+                    phase=phase,
+                    group=group,
+                    nbytes=replayed.nbytes,
+                    dtype=call.dtype,
+                    op=replayed.op,
+                    root=replayed.root,
+                    peer=call.peer,
+                    tag=call.tag,
+                    sends=replayed.sends,
+                    source=printable(call.source)[:1000],
+                )
+            )
+        if call.waits:
+            self._holds.append(_Hold(call.ends_ns, after, phase, itself=True))
+
+
+def _merged(programs: Mapping[int, Sequence[Op]], kept: Sequence[int]) -> tuple[Program, ...]:
+    """Programs by the new numbers of their ranks; of those that differ by their sources only, the
+    first."""
+    alike: dict[tuple[Op, ...], list[int]] = defaultdict(list)
+    for number, rank in enumerate(kept):
+        alike[tuple(replace(op, source="") for op in programs[rank])].append(number)
+    return tuple(Program(tuple(of), tuple(programs[kept[of[0]]])) for of in alike.values())
