@@ -47,6 +47,11 @@ COMMANDS = {
         "collbench.cli.workload:workload",
         "Run a training step's communication and computation; or count it, and predict it.",
     ),
+    "replay": (
+        "collbench.cli.replay:replay",
+        "Run what a recorded job asked of the network again: one of its iterations, from its"
+        " trace.",
+    ),
     "fit": (
         "collbench.cli.fit:fit",
         "Fit latency and bandwidth of the model to recorded runs.",

@@ -133,25 +133,37 @@ def when(call: Call) -> int:
 
 
 def _marked(trace: Trace) -> Found | None:
-    """The iterations that are marked. Raises UsageError where some ranks have more marks."""
-    numbers = {len(rank.steps): rank.rank for rank in trace.ranks}
+    """The iterations that are marked, by their times or else by the places of their calls. Raises
+    UsageError where some ranks have more marks."""
+    clocks = [[*accumulate(map(when, rank.calls), max)] for rank in trace.ranks]
+    timed = all(clock[-1] >= 0 for clock in clocks if clock)
+    marks = [rank.steps if timed and rank.steps else rank.marked for rank in trace.ranks]
+    numbers = {len(each): rank.rank for each, rank in zip(marks, trace.ranks, strict=True)}
     if len(numbers) > 1:
         told = [f"rank {rank} has {number}" for number, rank in sorted(numbers.items())]
         raise UsageError(
             f"ranks do not have as many marked iterations: {', '.join(told)}",
             "a trace in which all ranks mark each of their iterations",
         )
-    clocks = [[*accumulate(map(when, rank.calls), max)] for rank in trace.ranks]
-    if not any(numbers) or any(clock and clock[-1] < 0 for clock in clocks):
-        return None
-    every = []
-    for times in zip(*(rank.steps for rank in trace.ranks), strict=True):
-        places = tuple(
-            (bisect_left(clock, begin), bisect_left(clock, end))
-            for clock, (begin, end) in zip(clocks, times, strict=True)
-        )
-        every.append(Iteration(places, times))
-    return Found(tuple(every), "marked in the trace", "from a mark's begin to its end")
+    every = [_cut(trace.ranks, timed, clocks, each) for each in zip(*marks, strict=True)]
+    meaning = "from a mark's begin to its end"
+    return Found(tuple(every), "marked in the trace", meaning) if every else None
+
+
+def _cut(
+    ranks: Sequence[RankTrace],
+    timed: bool,
+    clocks: Sequence[Sequence[int]],
+    marks: Sequence[Interval],
+) -> Iteration:
+    """What each rank has between its marks, which are times or places of calls."""
+    places, times = [], []
+    for rank, clock, mark in zip(ranks, clocks, marks, strict=True):
+        by_time = timed and bool(rank.steps)
+        first, stop = (bisect_left(clock, ns) for ns in mark) if by_time else mark
+        places.append((min(first, len(clock)), min(stop, len(clock))))
+        times.append(mark if by_time else UNKNOWN)
+    return Iteration(tuple(places), tuple(times))
 
 
 def _repeated(trace: Trace) -> Found | None:

@@ -48,8 +48,8 @@ def join(
         for at in range(*span):
             call = rank.calls[at]
             if call.kind not in LOCAL and not unknown(rank, call):
-                of = by_group[group_of(rank, call)].setdefault(rank.rank, [])
-                of.append((Place(rank.rank, at), call))
+                mine = by_group[group_of(rank, call)].setdefault(rank.rank, [])
+                mine.append((Place(rank.rank, at), call))
     outside = [group for group in by_group if not {*group.members} <= inside]
     left = [call for group in outside for each in by_group.pop(group).values() for _, call in each]
     _refuse_groups([*by_group])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from collbench.core.errors import UsageError
 from collbench.core.text import counted, printable, size
 from collbench.workload.files import spelled
 from collbench.workload.lines import MOST_OPS, Names
-from collbench.workload.step import LOCAL, Op, Program, Step, refuse
+from collbench.workload.step import LOCAL, Op, Program, Recorded, Step, refuse
 from collbench.workload.traces.groups import Families, Place, completed, group_of, unknown
 from collbench.workload.traces.iterations import take, when
 from collbench.workload.traces.joining import Uneven, join
@@ -27,12 +28,14 @@ from collbench.workload.traces.types import Call, Interval, Lost, RankTrace, Tra
 LEAST_NS = 1000  # of a gap: less is what a call itself takes
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
 MOST_TOLD = 5  # reasons for which calls are lost
+HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 GAPS = "keep, none, or x0.5 for half of each"
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a trace is taken: what becomes of the computing between calls (``gaps``), on which
-    ``ranks``, which ``iteration``, and what may be assumed of what the trace lacks."""
+    ``ranks``, which ``iteration``, what may be assumed of what the trace lacks, and how it is
+    read."""
 
     gaps: str = "keep"
     ranks: str = ""
@@ -41,6 +44,8 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     assume_even: bool = False
     rebalance: Literal["", "mean"] = ""
     partial: bool = False
+    from_ops: bool = False
+    form: str = ""
 
     @property
     def factor(self) -> float:
@@ -61,6 +66,16 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 AS_IT_WAS = Asked()
 
 
+def replayed(paths: Sequence[Path], asked: Asked = AS_IT_WAS) -> Step:
+    """The step that the trace in these files or folders holds. Raises UsageError."""
+    from collbench.workload.traces import reading  # whose formats take time to load
+
+    asked.factor  # noqa: B018 refused before anything is read
+    trace = reading.read(paths, asked.form, from_ops=asked.from_ops)
+    path = paths[0].resolve()
+    return step_of(trace, asked, f"replay:{(path if len(paths) == 1 else path.parent).name}")
+
+
 def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step:
     """The step that a trace holds. Raises UsageError where it lacks or contradicts what a step
     needs."""
@@ -68,28 +83,34 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     kept = _kept(trace, asked.ranks)
     inside = {*kept}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
+    lost = _lost(ranks, asked.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
-    lost = _lost(ranks, asked.partial)
     _refuse_missing(trace, kept, asked.assume_symmetric)
     taken = take(replace(trace, ranks=ranks), asked.iteration)
     spans = taken.iteration.places
     joined = join(ranks, spans, inside, Uneven(asked.assume_even, bool(asked.rebalance)))
+    if not joined.calls:
+        hint = "ranks that form whole groups, or another --iteration"
+        raise UsageError(f"{name}{asked.words}: nothing is left of the trace", hint)
     families = Families(ranks, joined.calls)
+    writers = [_Writer(rank, joined.calls, families, factor) for rank in ranks]
     written = [
-        _Writer(rank, joined.calls, families, factor).write(span, times)
-        for rank, span, times in zip(ranks, spans, taken.iteration.times, strict=True)
+        writer.write(*each)
+        for writer, *each in zip(writers, spans, taken.iteration.times, strict=True)
     ]
     if sum(len(ops) for ops in written) > MOST_OPS:
         raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
-    assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions, *_unwaited(written)]
+    untold = sum(writer.untold for writer in writers)
+    assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
+    assumptions += [*_unwaited(written), *_untold(untold, taken.recorded)]
     if missing := sorted(inside - {*programs}):
         programs |= completed(families, programs, missing)
         assumptions.append(
             f"ranks {spelled(missing)} are not in the trace: they do what the others do"
         )
-    as_it_was = factor == 1 and len(kept) == trace.world and not lost
+    as_it_was = factor == 1 and len(kept) == trace.world and not lost and not untold
     made = Step(
         name=f"{printable(name)}{asked.words}",
         world=len(kept),
@@ -179,6 +200,14 @@ def _unwaited(written: Sequence[Sequence[Op]]) -> list[str]:
     return [f"{told} ({counted(number, 'call')})"] if number else []
 
 
+def _untold(number: int, recorded: Recorded | None) -> list[str]:
+    """That the trace does not tell all that was computed."""
+    if number:
+        what = counted(number, "call")
+        return [f"what was computed after {what} is left out: the trace has no time of their end"]
+    return [] if recorded else ["the trace has no times of a whole iteration"]
+
+
 class _Hold(NamedTuple):
     """What the program stands still for: until when, -1 where that is unknown, and the operations
     that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
@@ -199,12 +228,12 @@ class _Writer:
         self, rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
     ) -> None:
         self._rank, self._calls, self._families, self._factor = rank, calls, families, factor
+        self.untold = 0  # times that cannot be told
         self._ops: list[Op] = []
         self._ids: dict[int, int] = {}  # of operations, by the places of their calls
         self._clock = -1  # since when the program computes, -1 where that is unknown
         self._holds: list[_Hold] = []
-        talks = (call for call in rank.calls if call.kind not in LOCAL)
-        self._on_device = bool(rank.busy) and all(call.issued_ns < 0 for call in talks)
+        self._on_device = bool(rank.busy) and rank.backend not in HOST
 
     def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
         """The program from the first call of the span to that before the second; from its begin to
@@ -213,7 +242,7 @@ class _Writer:
         for at in range(*span):
             call = self._rank.calls[at]
             phase = printable(call.phase)[:40]
-            self._come_to(when(call), phase)
+            self._come_to(self._when(call), phase)
             if call.kind == "compute":
                 self._compute(call, phase)
             elif call.kind == "wait":
@@ -236,6 +265,7 @@ class _Writer:
             if ns:
                 self._ops.append(Op("compute", phase, lane="compute", compute_ns=ns))
         if now >= 0:
+            self.untold += self._clock < 0 and bool(self._ops)
             self._clock = max(self._clock, now)
 
     def _release(self, holds: Sequence[_Hold]) -> None:
@@ -247,9 +277,12 @@ class _Writer:
                 self._ops.append(Op("wait", hold.phase, after=hold.after))
             self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
 
+    def _when(self, call: Call) -> int:
+        """When the program, or on a device its stream, came to a call."""
+        return call.begins_ns if self._on_device and call.begins_ns >= 0 else when(call)
+
     def _computed(self, since: int, until: int) -> int:
-        """How long it computed then. Where all times are a device's, the program's are unknown, and
-        what counts is when the device was busy."""
+        """How long it computed then: on a device, while that was busy."""
         if not self._on_device:
             return until - since
         return sum(max(0, min(until, end) - max(since, begin)) for begin, end in self._rank.busy)

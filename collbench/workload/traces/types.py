@@ -70,7 +70,9 @@ class Lost(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What one rank did. ``groups`` are those it is in, by their name in the trace, with the ranks
     of their members in order; the group of all has the empty name. ``described`` are names that
-    people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed."""
+    people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed;
+    where there are no times, ``marked`` are the iterations' first call and the one after their
+    last."""
 
     rank: Whole
     world: Whole
@@ -79,6 +81,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     described: dict[str, str] = {}
     steps: tuple[Interval, ...] = ()
     busy: tuple[Interval, ...] = ()
+    marked: tuple[Interval, ...] = ()
     lost: tuple[Lost, ...] = ()
     host: str = ""
     backend: str = ""

@@ -100,6 +100,12 @@ def test_marks_without_times_of_calls_tell_nothing() -> None:
     assert step.recorded is None
 
 
+def test_iterations_may_be_marked_by_their_calls() -> None:
+    given = trace([all_reduce(n) for n in (4, 8, 4, 12, 4, 8)], marked=((0, 2), (2, 4), (4, 6)))
+    assert sizes(step_of(given)) == [4, 8]
+    assert sizes(step_of(given, Asked(iteration="1"))) == [4, 12]
+
+
 @pytest.mark.parametrize(
     ("before", "block", "times", "after"),
     [
@@ -431,13 +437,18 @@ def test_times_that_are_unknown_make_no_gap() -> None:
         all_reduce(12),
         all_reduce(16),
     ]
-    assert [op.kind for op in ops(step_of(trace(calls)))] == [
+    step = step_of(trace(calls))
+    assert [op.kind for op in ops(step)] == [
         "all_reduce",
         "all_reduce",
         "wait",
         "all_reduce",
         "all_reduce",
     ]
+    assert step.recorded is None
+    assert any("computed after 2 calls is left out" in each for each in step.assumptions)
+    bare = step_of(trace([all_reduce(4), all_reduce(8)]))
+    assert "the trace has no times of a whole iteration" in bare.assumptions
 
 
 def test_a_wait_for_what_is_not_replayed_is_none() -> None:
