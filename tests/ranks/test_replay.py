@@ -60,9 +60,10 @@ def test_the_data_of_a_replay_is_right(backend: str, play: Play) -> None:
 
 def test_an_operation_of_a_replay_with_wrong_data_is_named(play: Play) -> None:
     step = step_of(trace(), Asked(gaps="none"))
-    whole = play(step, "muddler", sabotage="swap:1:1")[-1]
+    whole = play(step, "muddler", sabotage="stale:0:0")[-1]
     assert whole.status == "wrong"
-    assert "all_reduce of 4096 B float on dp" in whole.note
+    assert "first in op 3 (all_to_allv of 2000 B float)" in whole.note
+    assert "on rank 0" in whole.note
 
 
 def test_computing_between_calls_takes_as_long_as_it_did(play: Play) -> None:

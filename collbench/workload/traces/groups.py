@@ -5,7 +5,7 @@ lacks, if they do what the others do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -42,8 +42,8 @@ class Families:
     description and size that come at the same place among those a rank uses, and share no rank."""
 
     def __init__(self, ranks: Sequence[RankTrace], calls: Mapping[Place, Call]) -> None:
-        self.world = max(rank.world for rank in ranks)
-        self.groups: dict[str, list[tuple[int, ...]]] = {WORLD: [tuple(range(self.world))]}
+        everyone = tuple(range(max(rank.world for rank in ranks)))
+        self.groups: dict[str, list[tuple[int, ...]]] = {WORLD: [everyone]}
         self._names: dict[Group, str] = {}
         alike: dict[tuple[str, int, int], list[str]] = defaultdict(list)
         called: dict[int, list[Call]] = defaultdict(list)
@@ -90,7 +90,7 @@ class Families:
 
 
 def completed(
-    families: Families, programs: Mapping[int, Sequence[Op]], missing: Iterable[int]
+    families: Families, programs: Mapping[int, Sequence[Op]], missing: Sequence[int]
 ) -> dict[int, list[Op]]:
     """The programs of ``missing`` ranks, in order: what all others do, with the ends of messages
     moved with the rank. Their groups join ``families``. Raises UsageError where the others do not
@@ -111,7 +111,7 @@ def completed(
     found = {}
     for rank in missing:
         for name in {op.group for op in like if op.communicates}:
-            _cover(families, name, rank)
+            _cover(families, name, rank, {*programs, *missing})
         found[rank] = _moved(families, rank, like, 1)
     return found
 
@@ -139,7 +139,7 @@ def _differs(some: Sequence[Op], others: Sequence[Op]) -> str:
     return "" if numbers[0] == numbers[1] else f"the number of operations, {numbers}"
 
 
-def _cover(families: Families, name: str, rank: int) -> None:
+def _cover(families: Families, name: str, rank: int, inside: set[int]) -> None:
     """Adds the group of a family that a missing rank, below which all have theirs, begins."""
     family = families.groups[name]
     taken = {each for group in family for each in group}
@@ -147,7 +147,7 @@ def _cover(families: Families, name: str, rank: int) -> None:
         return
     like = min(family)
     moved = tuple(each + rank - min(like) for each in like)
-    if not taken.isdisjoint(moved) or max(moved) >= families.world:
+    if not {*moved} <= inside - taken:
         raise UsageError(
             f"--assume-symmetric: nothing says with whom rank {rank} is in '{name}'",
             "the files of all ranks",

@@ -21,7 +21,7 @@ from collbench.workload.files import spelled
 from collbench.workload.lines import MOST_OPS, Names
 from collbench.workload.step import LOCAL, Op, Program, Recorded, Step, refuse
 from collbench.workload.traces.groups import Families, Place, completed, group_of, unknown
-from collbench.workload.traces.iterations import take, when
+from collbench.workload.traces.iterations import take
 from collbench.workload.traces.joining import Uneven, join
 from collbench.workload.traces.types import Call, Interval, Lost, RankTrace, Trace
 
@@ -99,8 +99,6 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
         writer.write(*each)
         for writer, *each in zip(writers, spans, taken.iteration.times, strict=True)
     ]
-    if sum(len(ops) for ops in written) > MOST_OPS:
-        raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
     untold = sum(writer.untold for writer in writers)
     assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
@@ -110,6 +108,8 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
         assumptions.append(
             f"ranks {spelled(missing)} are not in the trace: they do what the others do"
         )
+    if sum(map(len, programs.values())) > MOST_OPS:
+        raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
     as_it_was = factor == 1 and len(kept) == trace.world and not lost and not untold
     made = Step(
         name=f"{printable(name)}{asked.words}",
@@ -278,8 +278,9 @@ class _Writer:
             self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
 
     def _when(self, call: Call) -> int:
-        """When the program, or on a device its stream, came to a call."""
-        return call.begins_ns if self._on_device and call.begins_ns >= 0 else when(call)
+        """When the program, or on a device its stream, came to a call; -1 where that is unknown."""
+        times = (call.begins_ns, call.issued_ns)[:: 1 if self._on_device else -1]
+        return next((ns for ns in times if ns >= 0), -1)
 
     def _computed(self, since: int, until: int) -> int:
         """How long it computed then: on a device, while that was busy."""

@@ -261,6 +261,8 @@ def test_groups_of_missing_ranks_are_moved() -> None:
     assert step.groups["1"] == ((0, 2), (1, 3), (4, 6), (5, 7))
     error = refused(Trace("test", (corner(0, 6),)), SYMMETRIC)
     assert "with whom rank 4 is in '1'" in error.message
+    part = step_of(Trace("test", (corner(3, 8),)), replace(SYMMETRIC, ranks="1,3"))
+    assert (part.world, part.groups) == (2, {"3": ((0, 1),)})
 
 
 def test_ranks_that_differ_leave_no_symmetry() -> None:
@@ -446,9 +448,15 @@ def test_times_that_are_unknown_make_no_gap() -> None:
         "all_reduce",
     ]
     assert step.recorded is None
-    assert any("computed after 2 calls is left out" in each for each in step.assumptions)
+    assert any("computed after 4 calls is left out" in each for each in step.assumptions)
     bare = step_of(trace([all_reduce(4), all_reduce(8)]))
     assert "the trace has no times of a whole iteration" in bare.assumptions
+
+
+def test_a_wait_of_which_only_the_end_is_known_is_no_computing() -> None:
+    calls = [all_reduce(4, issued_ns=0), Call("wait", ends_ns=50_000, after=(0,))]
+    step = step_of(trace([*calls, all_reduce(8, issued_ns=60_000)]))
+    assert written(step)[1:3] == [("wait", (0,)), ("compute", 10_000)]
 
 
 def test_a_wait_for_what_is_not_replayed_is_none() -> None:
