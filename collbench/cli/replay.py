@@ -41,7 +41,12 @@ Partial = Annotated[
 Ops = Annotated[
     bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")
 ]
-Form = Annotated[str, Option("--form", help="The trace's format, where it is not recognised.")]
+Form = Annotated[
+    str, Option("--from", help="The trace's format, where it is not to be known by looking at it.")
+]
+LinkFrom = Annotated[
+    str, Option("--link-from", help="Take the link from this recorded run, as `fit` does.")
+]
 Ranks = Annotated[
     int | None, Option("-g", "--ngpus", min=1, help="Ranks: those of the trace, or of --ranks.")
 ]
@@ -60,6 +65,7 @@ def replay(
     from_ops: Ops = False,
     form: Form = "",
     ngpus: Ranks = None,
+    source: LinkFrom = "",
     **given: Any,
 ) -> None:
     """Run what a recorded job asked of the network again: one of its iterations, from its trace.
@@ -85,4 +91,4 @@ def replay(
         form,
     )
     made = replayed(files, asked)
-    step(Wanted(made.name, step=made), ngpus=ngpus, **given)
+    step(Wanted(made.name, step=made), ngpus=ngpus, source=source, **given)

@@ -91,7 +91,7 @@ BAD = {  # a trace's ranks, its world, more words; what is said of it, and what 
     "outside": ((STEP,) * 2, 2, ("--ranks", "0"), "nothing is left", ""),
     "rebalance": ((STEP,) * 2, 2, ("--rebalance", "max"), "--rebalance max", "mean"),
     "more": ((STEP,) * 2, 2, ("-g", "3"), "3 ranks: replay:job has 2", "--ranks 0-2"),
-    "form": ((STEP,) * 2, 2, ("--form", "tape"), "tape", "param"),
+    "form": ((STEP,) * 2, 2, ("--from", "tape"), "tape", "param"),
 }
 
 

@@ -115,6 +115,7 @@ def _collectives(
         numbered[rank] = dict(zip(keys, calls[rank], strict=True))
     for number in sorted({key for each in numbered.values() for key in each}):
         there = {rank: each[number] for rank, each in numbered.items() if number in each}
+        there = _exchanges(there, len(group.members))
         some, (_, first) = next(iter(there.items()))
         for rank in present:
             if rank not in there:
@@ -126,6 +127,21 @@ def _collectives(
                 trouble.append(f"{pair}{_on(group)}")
                 return
         yield there
+
+
+def _exchanges(meeting: Meeting, n: int) -> Meeting:
+    """The meeting, all of an all_to_allv where it is one on some ranks: an exchange whose blocks
+    are equal on others."""
+    if {call.kind for _, call in meeting.values()} != {"all_to_all", "all_to_allv"}:
+        return meeting
+
+    def uneven(call: Call) -> Call:
+        if call.kind == "all_to_allv":
+            return call
+        each = call.nbytes // DTYPES[call.dtype].size // n
+        return replace(call, kind="all_to_allv", sends=(each,) * n)
+
+    return {rank: (place, uneven(call)) for rank, (place, call) in meeting.items()}
 
 
 def _alike(call: Call) -> tuple[object, ...]:

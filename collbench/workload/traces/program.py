@@ -306,7 +306,7 @@ class _Writer:
             group = self._families.name(group_of(self._rank, call))
             self._ops.append(
                 Op(
-                    kind=call.kind,
+                    kind=replayed.kind,
                     phase=phase,
                     group=group,
                     nbytes=replayed.nbytes,

@@ -329,6 +329,16 @@ def test_unequal_blocks_stay_what_they_are() -> None:
     walk.refuse(step)
 
 
+def test_an_exchange_may_have_equal_blocks_on_some_ranks() -> None:
+    equal = Call("all_to_all", nbytes=16, dtype="float")
+    step = step_of(of([uneven(0, sends=(1, 2), receives=(1, 2), nbytes=12)], [equal]))
+    assert [(op.kind, op.sends) for rank in (0, 1) for op in ops(step, rank)] == [
+        ("all_to_allv", (1, 2)),
+        ("all_to_allv", (2, 2)),
+    ]
+    walk.refuse(step)
+
+
 def test_blocks_are_made_equal_only_where_that_is_said() -> None:
     step = step_of(of([uneven(0)], [uneven(1)]), Asked(rebalance="mean"))
     assert {ops(step, rank)[0].sends for rank in (0, 1)} == {(2, 2)}
