@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -20,15 +20,14 @@ from collbench.core.text import counted, printable, size
 from collbench.workload.files import spelled
 from collbench.workload.lines import MOST_OPS, Names
 from collbench.workload.step import LOCAL, Op, Program, Recorded, Step, refuse
-from collbench.workload.traces.groups import Families, Place, completed, group_of, unknown
+from collbench.workload.traces.groups import Families, completed, unknown
 from collbench.workload.traces.iterations import take
 from collbench.workload.traces.joining import Uneven, join
-from collbench.workload.traces.types import Call, Interval, Lost, RankTrace, Trace
+from collbench.workload.traces.types import Lost, RankTrace, Trace
+from collbench.workload.traces.writing import writer
 
-LEAST_NS = 1000  # of a gap: less is what a call itself takes
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
 MOST_TOLD = 5  # reasons for which calls are lost
-HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 GAPS = "keep, none, or x0.5 for half of each"
 
 
@@ -83,7 +82,7 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     kept = _kept(trace, asked.ranks)
     inside = {*kept}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
-    lost = _lost(ranks, asked.partial)
+    lost, whole = _lost(ranks, asked.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
     _refuse_missing(trace, kept, asked.assume_symmetric)
@@ -94,15 +93,15 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
         hint = "ranks that form whole groups, or another --iteration"
         raise UsageError(f"{name}{asked.words}: nothing is left of the trace", hint)
     families = Families(ranks, joined.calls)
-    writers = [_Writer(rank, joined.calls, families, factor) for rank in ranks]
+    writers = [writer(rank, joined.calls, families, factor) for rank in ranks]
     written = [
-        writer.write(*each)
-        for writer, *each in zip(writers, spans, taken.iteration.times, strict=True)
+        each.write(*span) for each, *span in zip(writers, spans, taken.iteration.times, strict=True)
     ]
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
-    untold = sum(writer.untold for writer in writers)
+    untold = sum(each.untold for each in writers)
     assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
-    assumptions += [*_unwaited(written), *_untold(untold, taken.recorded)]
+    assumptions += _waits(written, sum(each.inferred for each in writers))
+    assumptions += _untold(untold, taken.recorded)
     if missing := sorted(inside - {*programs}):
         programs |= completed(families, programs, missing)
         assumptions.append(
@@ -110,7 +109,7 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
         )
     if sum(map(len, programs.values())) > MOST_OPS:
         raise UsageError(f"{name}: more than {MOST_OPS:,} operations", "--iteration, or --ranks")
-    as_it_was = factor == 1 and len(kept) == trace.world and not lost and not untold
+    as_it_was = factor == 1 and len(kept) == trace.world and whole and not untold
     made = Step(
         name=f"{printable(name)}{asked.words}",
         world=len(kept),
@@ -151,8 +150,9 @@ def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:
         )
 
 
-def _lost(ranks: Sequence[RankTrace], partial: bool) -> list[str]:
-    """What is left out, in words. Raises UsageError where that is too much."""
+def _lost(ranks: Sequence[RankTrace], partial: bool) -> tuple[list[str], bool]:
+    """What is left out, in words, and whether that is nothing. Raises UsageError where it is too
+    much."""
     lost = [each for rank in ranks for each in rank.lost]
     nbytes, calls = 0, 0
     for rank in ranks:
@@ -171,6 +171,8 @@ def _lost(ranks: Sequence[RankTrace], partial: bool) -> list[str]:
     share = max(gone / max(1, gone + nbytes), bare / max(1, bare + calls))
     told = [
         f"left out: {printable(why)} ({counted(n, 'call')}{f', {size(b)}' if b else ''})"
+        if n
+        else printable(why)
         for why, (n, b) in sorted(sums.items(), key=lambda one: -one[1][1])
     ]
     if len(told) > MOST_TOLD:
@@ -181,23 +183,26 @@ def _lost(ranks: Sequence[RankTrace], partial: bool) -> list[str]:
             f"{share:.1%} of the trace's {what} cannot be replayed: {'; '.join(told)}",
             "--partial replays the rest",
         )
-    return told
+    return told, not any(each.calls for each in lost)
 
 
-def _unwaited(written: Sequence[Sequence[Op]]) -> list[str]:
-    """That some calls are waited for nowhere."""
+def _waits(written: Sequence[Sequence[Op]], inferred: int) -> list[str]:
+    """What is taken for granted of operations that the trace has no wait for."""
     number = 0
     for ops in written:
-        waited = {each for op in ops if op.kind == "wait" for each in op.after}
-        last = max(
-            (at for at, op in enumerate(ops) if op.kind == "wait" and not op.after), default=0
-        )
+        waits = {at: op.after for at, op in enumerate(ops) if op.kind == "wait"}
+        waited = {each for after in waits.values() for each in after}
+        last = max((at for at, after in waits.items() if not after), default=-1)
         number += sum(
-            op.communicates and op.wait == "later" and at not in waited and at >= last
+            op.communicates and op.wait == "later" and at not in waited and at > last
             for at, op in enumerate(ops)
         )
-    told = "the trace has no wait for some operations, which are waited for at the step's end"
-    return [f"{told} ({counted(number, 'call')})"] if number else []
+    told = {
+        "the trace has no wait for some operations: they are waited for where nothing else went on"
+        " until they ended": inferred,
+        "the trace has no wait for some operations: they are waited for at the step's end": number,
+    }
+    return [f"{words} ({counted(n, 'call')})" for words, n in told.items() if n]
 
 
 def _untold(number: int, recorded: Recorded | None) -> list[str]:
@@ -206,121 +211,6 @@ def _untold(number: int, recorded: Recorded | None) -> list[str]:
         what = counted(number, "call")
         return [f"what was computed after {what} is left out: the trace has no time of their end"]
     return [] if recorded else ["the trace has no times of a whole iteration"]
-
-
-class _Hold(NamedTuple):
-    """What the program stands still for: until when, -1 where that is unknown, and the operations
-    that are waited for: all so far for none, None where they are not replayed. ``itself``: a call
-    holds it up, not a wait."""
-
-    ends: int
-    after: tuple[int, ...] | None
-    phase: str
-    itself: bool = False
-
-
-class _Writer:
-    """One rank's calls as they become its program: computing in the time between them, and waits
-    where the program stood still. Where another thread went on meanwhile, what a call or a wait
-    holds up is the program after its end."""
-
-    def __init__(
-        self, rank: RankTrace, calls: Mapping[Place, Call], families: Families, factor: float
-    ) -> None:
-        self._rank, self._calls, self._families, self._factor = rank, calls, families, factor
-        self.untold = 0  # times that cannot be told
-        self._ops: list[Op] = []
-        self._ids: dict[int, int] = {}  # of operations, by the places of their calls
-        self._clock = -1  # since when the program computes, -1 where that is unknown
-        self._holds: list[_Hold] = []
-        self._on_device = bool(rank.busy) and rank.backend not in HOST
-
-    def write(self, span: tuple[int, int], times: Interval) -> list[Op]:
-        """The program from the first call of the span to that before the second; from its begin to
-        its end, as far as they are known."""
-        self._clock, end = times
-        for at in range(*span):
-            call = self._rank.calls[at]
-            phase = printable(call.phase)[:40]
-            self._come_to(self._when(call), phase)
-            if call.kind == "compute":
-                self._compute(call, phase)
-            elif call.kind == "wait":
-                known = tuple(self._ids[each] for each in call.after if each in self._ids)
-                none = None if call.after else ()  # of those it names, if it names any
-                self._holds.append(_Hold(call.ends_ns, known or none, phase))
-            elif call.kind not in LOCAL:
-                self._talk(at, call, phase)
-        self._come_to(end, "")
-        self._release(self._holds)
-        return self._ops
-
-    def _come_to(self, now: int, phase: str) -> None:
-        """What has held the program up until then, and what it computed in the rest of the time."""
-        open_ = [hold for hold in self._holds if 0 <= now < hold.ends]
-        self._release([hold for hold in self._holds if hold not in open_])
-        self._holds = open_
-        if 0 <= self._clock <= now - LEAST_NS:
-            ns = round(self._computed(self._clock, now) * self._factor)
-            if ns:
-                self._ops.append(Op("compute", phase, lane="compute", compute_ns=ns))
-        if now >= 0:
-            self.untold += self._clock < 0 and bool(self._ops)
-            self._clock = max(self._clock, now)
-
-    def _release(self, holds: Sequence[_Hold]) -> None:
-        for hold in sorted(holds, key=lambda hold: hold.ends):
-            last = len(self._ops) - 1
-            if hold.itself and hold.after == (last,):
-                self._ops[last] = replace(self._ops[last], wait="call")
-            elif hold.after is not None:
-                self._ops.append(Op("wait", hold.phase, after=hold.after))
-            self._clock = max(self._clock, hold.ends) if hold.ends >= 0 else -1
-
-    def _when(self, call: Call) -> int:
-        """When the program, or on a device its stream, came to a call; -1 where that is unknown."""
-        times = (call.begins_ns, call.issued_ns)[:: 1 if self._on_device else -1]
-        return next((ns for ns in times if ns >= 0), -1)
-
-    def _computed(self, since: int, until: int) -> int:
-        """How long it computed then: on a device, while that was busy."""
-        if not self._on_device:
-            return until - since
-        return sum(max(0, min(until, end) - max(since, begin)) for begin, end in self._rank.busy)
-
-    def _compute(self, call: Call, phase: str) -> None:
-        ns, flops = round(max(0, call.took_ns) * self._factor), call.flops * self._factor
-        if ns or flops:
-            source = printable(call.source)[:1000]
-            self._ops.append(
-                Op("compute", phase, lane="compute", compute_ns=ns, flops=flops, source=source)
-            )
-        self._clock = max(self._clock, call.ends_ns)
-
-    def _talk(self, at: int, call: Call, phase: str) -> None:
-        replayed = self._calls.get(Place(self._rank.rank, at))
-        after = None
-        if replayed:
-            self._ids[at] = len(self._ops)
-            after = (len(self._ops),)
-            group = self._families.name(group_of(self._rank, call))
-            self._ops.append(
-                Op(
-                    kind=replayed.kind,
-                    phase=phase,
-                    group=group,
-                    nbytes=replayed.nbytes,
-                    dtype=call.dtype,
-                    op=replayed.op,
-                    root=replayed.root,
-                    peer=call.peer,
-                    tag=call.tag,
-                    sends=replayed.sends,
-                    source=printable(call.source)[:1000],
-                )
-            )
-        if call.waits:
-            self._holds.append(_Hold(call.ends_ns, after, phase, itself=True))
 
 
 def _merged(programs: Mapping[int, Sequence[Op]], kept: Sequence[int]) -> tuple[Program, ...]:

@@ -438,7 +438,42 @@ def test_of_a_device_what_it_computed_counts() -> None:
         all_reduce(8, begins_ns=30_000, ends_ns=50_000),
     ]
     busy = ((2_000, 8_000), (25_000, 60_000))
-    assert written(step_of(trace(calls, busy=busy)))[1] == ("compute", 11_000)
+    assert written(step_of(trace(calls, busy=busy))) == [
+        ("all_reduce", 4, "later"),
+        ("compute", 6_000),
+        ("wait", (0,)),  # as it stood still until that ended
+        ("compute", 5_000),
+        ("all_reduce", 8, "later"),
+        ("compute", 20_000),
+    ]
+
+
+BUCKETS = [
+    all_reduce(4, issued_ns=10_000, ends_ns=30_000),
+    all_reduce(8, issued_ns=25_000, ends_ns=50_000),
+]
+
+
+def test_a_series_without_a_wait_is_waited_for_where_it_ended_before_anything_else() -> None:
+    """As DDP's buckets are, in C++."""
+    step = step_of(trace(BUCKETS, steps=((0, 80_000),)))
+    assert written(step) == [
+        ("compute", 10_000),
+        ("all_reduce", 4, "later"),
+        ("compute", 15_000),
+        ("all_reduce", 8, "later"),
+        ("wait", (1, 3)),
+        ("compute", 30_000),
+    ]
+    assert any("until they ended (4 calls)" in each for each in step.assumptions)
+
+
+@pytest.mark.parametrize("end", [45_000, -1])
+def test_a_series_that_had_not_ended_is_not_waited_for(end: int) -> None:
+    last = replace(BUCKETS[1], ends_ns=50_000 if end > 0 else -1)
+    step = step_of(trace([BUCKETS[0], last], steps=((0, 45_000),)))
+    assert [op.kind for op in ops(step)][-2:] == ["all_reduce", "compute"]
+    assert any("at the step's end (4 calls)" in each for each in step.assumptions)
 
 
 def test_times_that_are_unknown_make_no_gap() -> None:
