@@ -4,14 +4,21 @@ took, and what came of it stands beside what was recorded."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jobs
 import pytest
 
 from collbench.records import store
 from collbench.records.types import Record
 from collbench.workload import reshape
+from collbench.workload.step import LOCAL
+from collbench.workload.traces import reading
 from collbench.workload.traces.program import Asked, step_of
 from collbench.workload.traces.types import Call, RankTrace, Trace
 
@@ -91,3 +98,47 @@ def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
     assert step.recorded is not None
     again = cli("report", str(path), "--format", "md")
     assert "replayed / recorded" in again.stdout
+
+
+WIDTH, LAYERS = 64, 4
+PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
+ROOT = 4 * PARAMETERS  # bytes
+TOKENS = [[8 * (1 + (3 * a + 5 * b) % 4) for b in range(2)] for a in range(2)]
+ASKED = {  # what each step of a job asks for, in bytes or, of unequal blocks, in elements of rank 0
+    "ddp": {"all_reduce": ROOT},
+    "fsdp2": {"all_gather": 2 * ROOT, "reduce_scatter": ROOT},
+    "moe": {
+        "all_to_allv": LAYERS * WIDTH * (sum(TOKENS[0]) + sum(row[0] for row in TOKENS)),
+        "all_reduce": 4 * WIDTH * WIDTH,
+    },
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_job_is_recorded_and_replayed_as_it_was(name: str, cli, tmp_path: Path) -> None:
+    folder, path = tmp_path / "trace", tmp_path / "run.jsonl"
+    shape = ["--width", str(WIDTH), "--layers", str(LAYERS), "--steps", "3"]
+    command = [sys.executable, jobs.__file__, name, str(folder), *shape]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
+    done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    (step,) = store.read(path).run.suite.steps
+    asked: Counter[str] = Counter()
+    for op in step.program(0).ops:
+        asked[op.kind] += (sum(op.sends) or op.nbytes) * op.communicates
+    assert +asked == ASKED[name]
+    found = reading.read([folder])
+    for rank in found.ranks:
+        (begin, end) = rank.steps[int(_iteration(step.assumptions))]
+        calls = [
+            (call.kind, call.sends or call.nbytes, call.dtype)
+            for call in rank.calls
+            if call.kind not in LOCAL and begin <= call.issued_ns < end
+        ]
+        ops = step.program(rank.rank).ops
+        replayed = [(op.kind, op.sends or op.nbytes, op.dtype) for op in ops if op.communicates]
+        assert replayed == calls
+
+
+def _iteration(assumptions: Sequence[str]) -> str:
+    return next(found[1] for each in assumptions if (found := re.match(r"iteration (\d+) ", each)))
