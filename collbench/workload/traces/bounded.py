@@ -1,0 +1,247 @@
+"""Files of others as they are read: a piece at a time, unpacked, and within bounds, so that no file
+takes more memory than its largest value, whatever it says.
+
+What is not within the bounds is refused with a UsageError that names file and byte.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple, Self, TypeVar
+
+import msgspec
+
+from collbench.core.errors import UsageError, first_line
+
+MOST_BYTES = 4 << 30  # of a file, unpacked
+MOST_NODES = 50_000_000
+LONGEST = 16 << 20  # bytes of a value that is read whole
+DEEP = 32  # lists and objects within each other
+PIECE = 1 << 20
+HINT = "is it whole, and of the format that --form says?"
+
+T = TypeVar("T")
+
+
+class Limits(NamedTuple):
+    """How much of a file is read."""
+
+    nbytes: int = MOST_BYTES
+    nodes: int = MOST_NODES
+    longest: int = LONGEST
+
+
+class Stream:
+    """The bytes of a file from its beginning, unpacked where they are gzip's."""
+
+    def __init__(self, path: Path, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
+        self.path, self.limits = path, limits
+        self.given = 0  # bytes so far
+        self._file: IO[bytes] = _opened(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, where: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def more(self) -> bytes:
+        """The next piece; nothing at the end. Raises UsageError."""
+        try:
+            piece = self._file.read(PIECE)
+        except (OSError, EOFError, zlib.error) as e:
+            raise self.refused(self.given, first_line(e)) from e
+        self.given += len(piece)
+        if self.given > self.limits.nbytes:
+            what = f"it has more than {self.limits.nbytes:,} B unpacked"
+            raise self.refused(self.limits.nbytes, what, "take less of it, or one rank at a time")
+        return piece
+
+    def whole(self) -> bytes:
+        """All that is left, where that is no more than a value may have. Raises UsageError."""
+        pieces = []
+        while piece := self.more():
+            pieces.append(piece)
+            if sum(map(len, pieces)) > self.limits.longest:
+                raise self.refused(self.limits.longest, f"more than {self.limits.longest:,} B")
+        return b"".join(pieces)
+
+    def refused(self, at: int, why: str, hint: str = HINT) -> UsageError:
+        return UsageError(f"{self.path}: byte {at:,}: {why}", hint)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        plain = path.open("rb")
+        packed = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+    except OSError as e:
+        raise UsageError(f"cannot read {path}: {e.strerror or first_line(e)}", HINT) from e
+    return gzip.open(plain) if packed else plain  # type: ignore[return-value]
+
+
+def head(path: Path, nbytes: int = 1 << 16) -> bytes:
+    """How a file begins; nothing where that cannot be read."""
+    with suppress(OSError, EOFError, zlib.error, UsageError), Stream(path) as stream:
+        return stream._file.read(nbytes)
+    return b""
+
+
+def _nested(depth: int) -> str:
+    """The pattern of a list or an object, of whatever kinds of brackets, without going back."""
+    string = r'"(?:[^"\\]++|\\.)*+"'
+    pattern = r"[{\[][^{}\[\]]*+[}\]]"
+    for _ in range(depth):
+        pattern = rf'[{{\[](?:[^{{}}\[\]"]++|{string}|{pattern})*+[}}\]]'
+    return pattern
+
+
+VALUE = re.compile(
+    rf'{_nested(DEEP)}|"(?:[^"\\]++|\\.)*+"|[^\s{{}}\[\],:"]++(?=[\s{{}}\[\],:"])'.encode(),
+    re.DOTALL,
+)
+SPACE = re.compile(rb"[ \t\r\n]*+")
+
+
+class Element(NamedTuple):
+    """A value of a list of the outermost object (of the list itself, where ``key`` is empty), and
+    the byte where it begins."""
+
+    key: str
+    at: int
+    raw: bytes
+
+
+class Json:
+    """JSON value by value: the elements of those lists of the outermost object that are named, and
+    all else of it in ``header``, undecoded."""
+
+    def __init__(self, stream: Stream, *lists: str) -> None:
+        self.stream, self.lists = stream, lists
+        self.header: dict[str, bytes] = {}
+        self._buffer, self._at, self._before = b"", 0, 0
+
+    def __iter__(self) -> Iterator[Element]:
+        first = self._next()
+        if self._buffer.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
+            first = self._next()
+        if first == b"[":
+            yield from self._elements("")
+        elif first == b"{":
+            yield from self._object()
+        else:
+            raise self._refused("it is no JSON object or list")
+        if self._next():
+            raise self._refused("there is more after its end")
+
+    def decoded(self, key: str, kind: type[T], default: T) -> T:
+        """What the header says under a key. Raises UsageError."""
+        return self.decode(self.header[key], kind, key) if key in self.header else default
+
+    def decode(self, raw: bytes, kind: type[T], what: str) -> T:
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+            raise UsageError(f"{self.stream.path}: {what[:40]}: {first_line(e)}", HINT) from e
+
+    def _object(self) -> Iterator[Element]:
+        self._at += 1
+        if self._next() == b"}":
+            self._at += 1
+            return
+        while True:
+            key = self._key()
+            if self._next() == b"[" and key in self.lists:
+                yield from self._elements(key)
+            else:
+                self.header[key] = self._value()
+            if self._closed(b"}"):
+                return
+
+    def _key(self) -> str:
+        at = self._place
+        if self._next() != b'"':
+            raise self._refused("a name is missing")
+        raw = self._value()
+        try:
+            key = str(msgspec.json.decode(raw, type=str))
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise self.stream.refused(at, first_line(e)) from e
+        if self._next() != b":":
+            raise self._refused("a colon is missing")
+        self._at += 1
+        if len(self.header) >= 1000:
+            raise self._refused("it has more than 1,000 names")
+        return key
+
+    def _elements(self, key: str) -> Iterator[Element]:
+        self._at += 1
+        if self._next() == b"]":
+            self._at += 1
+            return
+        number = 0
+        while True:
+            number += 1
+            if number > self.stream.limits.nodes:
+                raise self._refused(f"there are more than {self.stream.limits.nodes:,} nodes")
+            self._next()
+            at = self._place
+            yield Element(key, at, self._value())
+            if self._closed(b"]"):
+                return
+
+    def _closed(self, bracket: bytes) -> bool:
+        """Whether that was the last; a comma is passed."""
+        found = self._next()
+        if found not in (b",", bracket):
+            raise self._refused("a comma is missing" if found else "it ends before its end")
+        self._at += 1
+        return found == bracket
+
+    def _value(self) -> bytes:
+        """The whole value that is next. Raises UsageError."""
+        if self._next() in (b"", b"}", b"]", b",", b":"):
+            raise self._refused("a value is missing")
+        while not (found := VALUE.match(self._buffer, self._at)):
+            if len(self._buffer) - self._at > self.stream.limits.longest:
+                raise self._refused(
+                    f"a value has more than {self.stream.limits.longest:,} B, or lists and objects"
+                    f" {DEEP} deep"
+                )
+            if not self._fill():
+                raise self._refused("it ends within a value")
+        self._at = found.end()
+        return found[0]
+
+    def _next(self) -> bytes:
+        """The next byte that is no space, which is not passed; nothing at the end."""
+        while True:
+            found = SPACE.match(self._buffer, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._buffer):
+                return self._buffer[self._at : self._at + 1]
+            if not self._fill():
+                return b""
+
+    def _fill(self) -> bool:
+        piece = self.stream.more()
+        self._before += self._at
+        self._buffer = self._buffer[self._at :] + piece
+        self._at = 0
+        return bool(piece)
+
+    @property
+    def _place(self) -> int:
+        return self._before + self._at
+
+    def _refused(self, why: str) -> UsageError:
+        return self.stream.refused(self._place, why)

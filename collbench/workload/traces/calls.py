@@ -1,0 +1,287 @@
+"""Calls as other tools name and count them, made collbench's: kinds, datatypes, sizes, splits,
+groups; and what of them is lost.
+
+Tools of PyTorch count elements that a call takes in and gives out: an all_gather's input and a
+reduce_scatter's output are one rank's part, as are a gather's input and a scatter's output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.errors import UsageError
+from collbench.core.text import printable
+from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, WORLD
+from collbench.workload.traces.types import Call, Interval, Lost, RankTrace
+
+# by their letters alone, in lower case: PyTorch's, PARAM's and NCCL's spellings
+KINDS = {
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "allgathercoalesced": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_allv",
+    "alltoallbase": "all_to_allv",
+    "alltoallsingle": "all_to_allv",
+    "broadcast": "broadcast",
+    "broadcastoop": "broadcast",
+    "reduce": "reduce",
+    "reduceoop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "allreducebarrier": "barrier",
+    "send": "send",
+    "isend": "send",
+    "recv": "recv",
+    "irecv": "recv",
+    "recvanysource": "recv",
+}
+# torch's names, of types and of C++, in lower case and without c10::
+TYPES = {
+    "float": "float",
+    "half": "half",
+    "bfloat16": "bfloat16",
+    "double": "double",
+    "long": "int64",
+    "long int": "int64",
+    "int": "int32",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "char": "int8",
+    "signed char": "int8",
+    "bool": "uint8",
+    "float8_e4m3fn": "f8e4m3",
+    "float8_e5m2": "f8e5m2",
+    **{dtype.torch: dtype.name for dtype in DTYPES.values()},
+}
+SUMS = "reductions are taken for sums: the trace does not say which they are"
+EVEN = "an all_to_all without splits is taken for an even one"
+MOST = 1 << 62
+MOST_LOSSES = 100  # of reasons that are told
+MOST_CALLS = 2_000_000  # of a rank
+
+
+class Said(NamedTuple):
+    """A call as a tool tells of it: elements that it takes in (``given``) and gives out (``got``),
+    blocks of an exchange by member, members of the group, and where that stands (``at``)."""
+
+    name: str
+    dtype: str
+    given: int
+    got: int
+    at: str
+    group: str = WORLD
+    n: int = 0
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
+    root: int = -1
+    peer: int = -1
+
+
+def kind_of(name: str) -> str:
+    """collbench's kind; nothing where it has none."""
+    return KINDS.get("".join(c for c in name.lower() if c.isalpha()), "")
+
+
+def type_of(name: str) -> str:
+    """collbench's datatype; nothing where it has none."""
+    return TYPES.get(name.lower().removeprefix("c10::").removeprefix("torch."), "")
+
+
+class Calls:
+    """What is read of one file, call by call; then a rank's trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.made: list[Call] = []
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.described: dict[str, str] = {}
+        self.assumptions: dict[str, None] = {}
+        self._lost: dict[str, Lost] = {}
+
+    def add(self, said: Said, **fields: object) -> int:
+        """One call more, or one that is lost: its place in the list, or -1."""
+        kind, dtype = kind_of(said.name), type_of(said.dtype)
+        if not kind or not (dtype or kind == "barrier"):
+            what = f"operation '{said.name}'" if not kind else f"datatype '{said.dtype}'"
+            size = DTYPES[dtype].size if dtype else 1
+            return self.lose(f"{what} is unknown", said.at, max(said.given, said.got) * size)
+        size = DTYPES[dtype or "uint8"].size
+        n = said.n or len(self.groups.get(said.group, ()))
+        try:
+            told = _meant(kind, said, n, size)
+        except ValueError as e:
+            return self.lose(f"{kind}: {e}", said.at, max(said.given, said.got) * size)
+        if told["kind"] == "all_to_all":
+            self.assumptions[EVEN] = None
+        if kind in COLLECTIVES and COLLECTIVES[kind].reduces:
+            told["op"] = "sum"
+            self.assumptions[SUMS] = None
+        told |= {"group": said.group, "dtype": dtype or "uint8", "source": said.at}
+        return self.append(Call(**(told | fields)))  # type: ignore[arg-type]
+
+    def append(self, call: Call) -> int:
+        """One call more: its place. Raises UsageError where they are too many."""
+        if len(self.made) >= MOST_CALLS:
+            raise UsageError(f"{self.path}: more than {MOST_CALLS:,} calls", "take fewer steps")
+        self.made.append(call)
+        return len(self.made) - 1
+
+    def lose(self, why: str, at: str = "", nbytes: int = 0, calls: int = 1) -> int:
+        """Calls that are lost, counted by the reason; the first place is told. Gives -1."""
+        why = printable(why)[:200]
+        if why not in self._lost and len(self._lost) >= MOST_LOSSES:
+            why = "for further reasons"
+        before = self._lost.get(why, Lost(f"{why} ({self.path.name}: {at})" if at else why))
+        total = min(before.nbytes + nbytes, MOST - 1)
+        self._lost[why] = Lost(before.why, before.calls + calls, total)
+        return -1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was there, or lost."""
+        return not self.made and not self._lost
+
+    def name_world(self, name: str, world: int) -> None:
+        """Gives the group of all the empty name."""
+        found = self.groups.pop(name, ())
+        self.groups[WORLD] = found or tuple(range(world))
+        if name in self.described:
+            self.described[WORLD] = self.described.pop(name)
+
+    def trace(
+        self,
+        rank: int,
+        world: int = 0,
+        steps: Sequence[Interval] = (),
+        busy: Sequence[Interval] = (),
+        marked: Sequence[Interval] = (),
+        **fields: str,
+    ) -> RankTrace:
+        """The rank's trace; its groups are those that it is in. Raises UsageError."""
+        members = [max(ranks) for ranks in self.groups.values() if ranks]
+        world = max(world, rank + 1 if rank >= 0 else 0, 1 + max(members, default=-1))
+        if world > MOST_RANKS:
+            raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
+        mine = {k: v for k, v in self.groups.items() if rank in v or rank < 0}
+        return RankTrace(
+            rank=max(rank, 0),
+            world=world,
+            calls=tuple(self.made),
+            groups=mine,
+            described={k: printable(v)[:200] for k, v in self.described.items() if k in mine},
+            steps=tuple(steps),
+            busy=tuple(busy),
+            marked=tuple(marked),
+            lost=tuple(self._lost.values()),
+            source=str(self.path),
+            **fields,
+        )
+
+
+def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+    """Kind, size and members that a call as it is told means. Raises ValueError for what it does
+    not tell, or what cannot be."""
+    given, got = said.given, said.got
+    if kind == "barrier":
+        return {"kind": kind}
+    if kind in POINT_TO_POINT:
+        return {"kind": kind, "nbytes": _fits(max(given, got) * size), "peer": said.peer}
+    if n <= 0 and (kind not in WHOLES or kind.startswith("all_to")):
+        raise ValueError("the members of its group are not told")
+    if kind.startswith("all_to"):
+        return _exchanged(kind, said, n, size)
+    if kind in WHOLES:
+        elements = max(given, got)
+    elif kind in ("all_gather", "scatter"):
+        elements = got if kind == "all_gather" and got else max(got, 0) * n or given * n
+    else:
+        elements = given if kind == "reduce_scatter" and given else max(given, 0) * n or got * n
+    told: dict[str, object] = {"kind": kind, "nbytes": _fits(elements * size)}
+    if COLLECTIVES[kind].rooted:
+        told["root"] = said.root
+    return told
+
+
+WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
+
+
+def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
+    """What an all_to_all sends to each member: as much, or as its splits say."""
+    if not said.sends and not said.receives:
+        if kind == "all_to_allv" and (said.given != said.got or said.given % n):
+            raise ValueError("its blocks are unequal, and their sizes are not told")
+        if said.given % n or (said.got and said.got != said.given):
+            raise ValueError("its blocks are unequal, and their sizes are not told")
+        return {"kind": "all_to_all", "nbytes": _fits(said.given * size)}
+    sends = _blocks(said.sends, said.given, n)
+    receives = _blocks(said.receives, said.got, n)
+    most = max(said.given, said.got)
+    return {
+        "kind": "all_to_allv",
+        "nbytes": _fits(most * size),
+        "sends": sends,
+        "receives": receives,
+    }
+
+
+def _blocks(splits: Sequence[int], total: int, n: int) -> tuple[int, ...]:
+    """Elements to or from each member: of torch's splits, which count rows of the tensor."""
+    if not splits:
+        if total % n:
+            raise ValueError("its blocks are unequal, and not all their sizes are told")
+        return (total // n,) * n
+    rows = sum(splits)
+    if len(splits) != n or (total % rows if rows else total):
+        raise ValueError(f"its splits do not divide {total} elements among {n} members")
+    width = total // rows if rows else 0
+    return tuple(rows * width for rows in splits)
+
+
+def _fits(nbytes: int) -> int:
+    if not 0 <= nbytes < MOST:
+        raise ValueError(f"a size of {nbytes:.3g} B")
+    return nbytes
+
+
+def listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
+    """The numbers of a list as texts have it; None where it is cut, or none."""
+    if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", text):
+        return None
+    numbers = tuple(int(word) for word in re.findall(r"\d{1,18}", text))
+    return numbers if len(numbers) <= most else None
+
+
+NUMBERED = (
+    re.compile(r"(?:rank|worker|_eg_|_et_|gpu)[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:et|json|pt|trace|pickle|pkl|gz|csv|txt|bin))*$"),
+)
+
+
+def rank_in(path: Path) -> int:
+    """The rank that a file's name tells; -1 where it tells none."""
+    for pattern in NUMBERED:
+        if found := pattern.search(path.name):
+            return int(found[1]) if int(found[1]) < MOST_RANKS else -1
+    return -1
+
+
+def nanoseconds(us: float, base: int = 0) -> int:
+    """A time in microseconds after a base; -1 where it is none."""
+    if not 0 <= us < MOST / 1e3 or not 0 <= base < MOST:
+        return -1
+    ns = base + round(us * 1e3)
+    return ns if ns < MOST else -1

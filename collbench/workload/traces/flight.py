@@ -1,0 +1,193 @@
+"""PyTorch's flight recorder: what ranks of a job last called, which is written when it hangs, as a
+pickle or as JSON, a file a rank.
+
+It has sizes, groups and how far each call came; not roots, reductions, nor the blocks of an uneven
+exchange. It keeps a number of calls (TORCH_FR_BUFFER_SIZE) and loses those before. Only events that
+are timed (TORCH_NCCL_ENABLE_TIMING) tell how long a call took; when it began is then known to as
+much as the watchdog looks. Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, version 2.10.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from collbench.core.errors import UsageError, first_line
+from collbench.workload.step import WORLD
+from collbench.workload.traces import pickled
+from collbench.workload.traces.bounded import HINT, Json, Stream
+from collbench.workload.traces.calls import Calls, Said, listed, rank_in
+from collbench.workload.traces.types import Call, Known, RankTrace
+
+Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
+Sizes = Annotated[
+    list[Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 48)]], Meta(max_length=64)]],
+    Meta(max_length=1 << 16),
+]
+Words = Annotated[list[str], Meta(max_length=1 << 16)]
+DEFAULT = "default_pg"
+MOST = 1_000_000  # entries and tensors of them
+MEMBERS = "calls without known groups are taken for the group of all ranks"
+
+
+class Entry(msgspec.Struct):
+    """A call, as far as it is read."""
+
+    profiling_name: str
+    process_group: tuple[str, str] = ("", "")
+    record_id: Known = -1
+    collective_seq_id: Known = -1
+    p2p_seq_id: Known = -1
+    is_p2p: bool = False
+    input_sizes: Sizes = []
+    output_sizes: Sizes = []
+    input_dtypes: Words = []
+    output_dtypes: Words = []
+    state: str = ""
+    time_created_ns: Stamp = None
+    duration_ms: Annotated[float, Meta(ge=0, lt=1e15)] | None = None
+    time_discovered_completed_ns: Stamp = None
+
+
+class _Group(msgspec.Struct):
+    ranks: str = ""
+    desc: str = ""
+
+
+def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
+    """What a rank's file tells, a pickle where it is ``packed``, and what is taken for granted.
+    Raises UsageError."""
+    made = Calls(stream.path)
+    groups, entries = _pickle(stream) if packed else _json(stream)
+    for name, group in groups.items():
+        if (ranks := listed(group.ranks)) is not None and ranks:
+            made.groups[name] = ranks
+        made.described[name] = group.desc
+    world = next((name for name, group in groups.items() if group.desc == DEFAULT), "")
+    entries.sort(key=lambda entry: entry.record_id)
+    if entries and entries[0].record_id > 0:
+        first = entries[0].record_id
+        made.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
+    backend = ""
+    for entry in entries:
+        backend = backend or entry.profiling_name.partition(":")[0][:20]
+        _take(made, entry)
+    if world:
+        made.name_world(world, 0)
+        made.made = [
+            msgspec.structs.replace(call, group=WORLD) if call.group == world else call
+            for call in made.made
+        ]
+    if not groups:
+        made.assumptions[MEMBERS] = None
+    return made.trace(rank_in(stream.path), backend=backend), tuple(made.assumptions)
+
+
+def _pickle(stream: Stream) -> tuple[dict[str, _Group], list[Entry]]:
+    said: Any = pickled.read(stream)
+    if not isinstance(said, dict):
+        raise UsageError(f"{stream.path}: it is no flight recorder's", HINT)
+    entries = said.get("entries", [])
+    groups = _converted(stream, said.get("pg_config", {}), dict[str, _Group], "pg_config")
+    if not isinstance(entries, list | tuple):
+        raise UsageError(f"{stream.path}: entries: they are no list", HINT)
+    return groups, [*_entries(stream, entries)]
+
+
+def _entries(stream: Stream, entries: list[Any] | tuple[Any, ...]) -> Iterator[Entry]:
+    """Each as it is converted; lists that several share are counted each time."""
+    budget = MOST
+    for number, each in enumerate(entries):
+        if isinstance(each, dict):
+            lists = (each.get(f"{way}_{what}") for way in ("input", "output") for what in KEYS)
+            budget -= 1 + sum(len(one) for one in lists if isinstance(one, list | tuple))
+        if budget < 0:
+            raise UsageError(f"{stream.path}: more than {MOST:,} entries and tensors", HINT)
+        yield _converted(stream, each, Entry, f"entry {number}")
+
+
+KEYS = ("sizes", "dtypes")
+
+
+def _converted(stream: Stream, value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as e:
+        raise UsageError(f"{stream.path}: {what}: {first_line(e)}", HINT) from e
+
+
+def _json(stream: Stream) -> tuple[dict[str, _Group], list[Entry]]:
+    source = Json(stream, "entries")
+    entries = []
+    for _, at, raw in source:
+        entries.append(source.decode(raw, Entry, f"byte {at:,}, an entry"))
+        if len(entries) > MOST:
+            raise stream.refused(at, f"more than {MOST:,} entries")
+    return source.decoded("pg_config", dict[str, _Group], {}), entries
+
+
+PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
+
+
+def _take(made: Calls, entry: Entry) -> None:
+    """One entry; that of a coalesced call tells how its members fared, which have their own."""
+    name = entry.profiling_name.partition(":")[2] or entry.profiling_name
+    at = f"record {entry.record_id}"
+    fields: dict[str, Any] = {
+        "number": entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
+    } | _times(entry)
+    group = entry.process_group[0][:200]
+    if name.startswith("coalesced"):
+        return _spread(made.made, group, fields)
+    peers = PEERS.fullmatch(name)
+    dtypes = {*entry.input_dtypes, *entry.output_dtypes}
+    if len(dtypes) > 1:
+        made.lose("several datatypes in one call", at)
+        return None
+    given, got = (sum(map(_product, sizes)) for sizes in (entry.input_sizes, entry.output_sizes))
+    said = Said(
+        peers[1] if peers else name,
+        next(iter(dtypes), "byte"),
+        given,
+        got,
+        at,
+        group,
+        peer=int(peers[3]) if peers else -1,
+    )
+    made.add(said, **{key: value for key, value in fields.items() if value not in ("", None)})
+    return None
+
+
+def _product(shape: list[int]) -> int:
+    total = 1
+    for size in shape:
+        total = min(total * size, 1 << 62)
+    return total
+
+
+def _times(entry: Entry) -> dict[str, int]:
+    """When it was issued, and its beginning and end where its length is known."""
+    created, done = entry.time_created_ns, entry.time_discovered_completed_ns
+    told = {} if created is None else {"issued_ns": created}
+    if entry.duration_ms is not None and done is not None:
+        took = round(entry.duration_ms * 1e6)
+        begins = max(done - took, created or 0)
+        told |= {"begins_ns": begins, "ends_ns": begins + took}
+    return told
+
+
+def _spread(calls: list[Call], group: str, fields: dict[str, Any]) -> None:
+    """Gives the members of a coalesced call, which are the last of the group's with its number, its
+    state and times."""
+    told = {k: v for k, v in fields.items() if k not in ("number", "issued_ns") and v}
+    for place in range(len(calls) - 1, -1, -1):
+        call = calls[place]
+        if call.group == group and (call.number != fields["number"] or call.took_ns >= 0):
+            return
+        if call.group == group:
+            calls[place] = msgspec.structs.replace(call, **told)
