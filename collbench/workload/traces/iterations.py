@@ -60,20 +60,19 @@ def take(trace: Trace, said: str = "") -> Taken:
     number = len(found.iterations)
     if said:
         first, last = _numbers(said, number)
-        chosen, alike = _joined(found.iterations[first], found.iterations[last]), 0
-        words = f"iteration {said} of 0-{number - 1}"
+        chosen = _joined(found.iterations[first], found.iterations[last])
+        words = f"iteration {said} is taken, of 0 to {number - 1}"
         times: tuple[int, ...] = (chosen.took_ns,)
     else:
         place, times = _typical(trace, found.iterations)
-        chosen, alike = found.iterations[place], len(times)
-        words = f"iteration {place} of 0-{number - 1}"
+        chosen = found.iterations[place]
+        words = f"iteration {place} is taken: {len(times)} of {number} have its calls, and it takes"
+        words += " their median time" if max(times) >= 0 else " no time that is known"
     if number == 1:
-        words = "all calls of the trace are one iteration"
-    elif alike:
-        words += f", as {alike} of {number} have the same calls and it takes their median time"
+        words = "all calls of the trace are taken for one iteration"
     told = tuple(each for each in times if each >= 0)
     recorded = Recorded(told, f"{found.meaning}, on the slowest rank") if told else None
-    return Taken(chosen, recorded, f"{words} ({found.how})")
+    return Taken(chosen, recorded, f"{words}; {found.how}")
 
 
 def _numbers(said: str, number: int) -> tuple[int, int]:
