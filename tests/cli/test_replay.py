@@ -83,7 +83,7 @@ BAD = {  # a trace's ranks, its world, more words; what is said of it, and what 
     "missing": (([*STEP],), 2, (), "of 2 ranks the trace lacks 1", "--assume-symmetric"),
     "order": ((STEP, STEP[::-1]), 2, (), "rank 0, call 0 (", "--ranks"),
     "size": ((STEP, [call(elements=32), *STEP[1:]]), 2, (), "all_reduce of 128 B float", ""),
-    "splits": (([EVEN], [EVEN]), 2, (), "their sizes are not told", ""),
+    "splits": (([EVEN], [EVEN]), 2, (), "does not say how it is divided", "--assume-even"),
     "unknown": (([call(), call("shout")],) * 2, 2, (), "cannot be replayed", "--partial"),
     "iteration": ((STEP * 2,) * 2, 2, ("--iteration", "2"), "the trace has 2 iterations", "0 to 1"),
     "gaps": ((STEP,) * 2, 2, ("--gaps", "most"), "--gaps most", "x0.5"),
@@ -116,6 +116,14 @@ def test_what_is_missing_may_be_assumed_and_is_said(bare, tmp_path: Path) -> Non
     (tmp_path / "job/rank0.json").write_text(cut)
     broken = bare("replay", str(path), "--assume-symmetric", "--show")
     assert (broken.returncode, broken.stdout) == (2, "")
+
+
+def test_unequal_blocks_may_be_taken_for_equal(bare, tmp_path: Path) -> None:
+    path = job(tmp_path / "job", [EVEN], [EVEN])
+    done = bare("replay", str(path), "--assume-even", "--show", "--format", "json")
+    found = json.loads(done.stdout)
+    assert found["parts"][0]["sent"] == 4 * (ELEMENTS + 2) / 2
+    assert any("equal ones (2 calls)" in each for each in found["assumptions"])
 
 
 def test_a_trace_that_is_not_there_is_told(bare, tmp_path: Path) -> None:

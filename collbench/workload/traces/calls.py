@@ -220,16 +220,15 @@ WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 
 def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
-    """What an all_to_all sends to each member: as much, or as its splits say."""
+    """What an all_to_all sends to each member: as much, or as its splits say; where they are not
+    told, blocks that cannot be equal are unknown."""
+    most = max(said.given, said.got)
     if not said.sends and not said.receives:
-        if kind == "all_to_allv" and (said.given != said.got or said.given % n):
-            raise ValueError("its blocks are unequal, and their sizes are not told")
-        if said.given % n or (said.got and said.got != said.given):
-            raise ValueError("its blocks are unequal, and their sizes are not told")
-        return {"kind": "all_to_all", "nbytes": _fits(said.given * size)}
+        unequal = said.given % n or (said.got or kind == "all_to_allv") and said.got != said.given
+        kind = "all_to_allv" if unequal else "all_to_all"
+        return {"kind": kind, "nbytes": _fits(most * size)}
     sends = _blocks(said.sends, said.given, n)
     receives = _blocks(said.receives, said.got, n)
-    most = max(said.given, said.got)
     return {
         "kind": "all_to_allv",
         "nbytes": _fits(most * size),
