@@ -224,7 +224,7 @@ def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     told, blocks that cannot be equal are unknown."""
     most = max(said.given, said.got)
     if not said.sends and not said.receives:
-        unequal = said.given % n or (said.got or kind == "all_to_allv") and said.got != said.given
+        unequal = said.given % n or ((said.got or kind == "all_to_allv") and said.got != said.given)
         kind = "all_to_allv" if unequal else "all_to_all"
         return {"kind": kind, "nbytes": _fits(most * size)}
     sends = _blocks(said.sends, said.given, n)
