@@ -33,8 +33,9 @@ class Place(NamedTuple):
 
 def group_of(rank: RankTrace, call: Call) -> Group:
     """The group that a call is in; one without members where the trace does not know it."""
-    everyone = tuple(range(rank.world))
-    return Group(call.group, rank.groups.get(call.group, everyone if call.group == WORLD else ()))
+    members = rank.groups.get(call.group, ())
+    everyone = call.group == WORLD and not members
+    return Group(call.group, tuple(range(rank.world)) if everyone else members)
 
 
 class Families:
@@ -159,15 +160,17 @@ def unknown(rank: RankTrace, call: Call) -> str:
     """Why a call with others means nothing; an empty string where it does, or is with none."""
     if call.kind in LOCAL:
         return ""
+    if call.kind not in KINDS:
+        return f"there is no operation '{call.kind[:40]}'"
+    if call.dtype not in DTYPES:
+        return f"there is no datatype '{call.dtype[:40]}'"
     members = group_of(rank, call).members
-    size = DTYPES[call.dtype].size if call.dtype in DTYPES else 0
-    why = {
-        f"there is no operation '{call.kind[:40]}'": call.kind not in KINDS,
-        f"there is no datatype '{call.dtype[:40]}'": not size,
-        f"there is no group '{call.group[:40]}' with rank {rank.rank}": rank.rank not in members,
-        f"{call.nbytes} B are no whole number of elements": bool(size and call.nbytes % size),
-    }
-    if call.kind in POINT_TO_POINT:
-        known = 0 <= call.peer < len(members) and members[call.peer] != rank.rank
-        why[f"nothing says who the other end of the {call.kind} is"] = not known
-    return next((words for words, so in why.items() if so), "")
+    talks = call.kind in POINT_TO_POINT
+    why = ""
+    if rank.rank not in members:
+        why = f"there is no group '{call.group[:40]}' with rank {rank.rank}"
+    elif call.nbytes % DTYPES[call.dtype].size:
+        why = f"{call.nbytes} B are not a whole number of elements"
+    elif talks and (not 0 <= call.peer < len(members) or members[call.peer] == rank.rank):
+        why = f"nothing says who the other end of the {call.kind} is"
+    return why

@@ -145,9 +145,10 @@ def _exchanges(meeting: Meeting, n: int) -> Meeting:
 
 
 def _alike(call: Call) -> tuple[object, ...]:
-    """What is the same on all members of an operation."""
-    nbytes = 0 if COLLECTIVES[call.kind].uneven else call.nbytes
-    return call.kind, nbytes, call.dtype, call.root
+    """What all members of an operation tell, and tell alike."""
+    row = COLLECTIVES[call.kind]
+    nbytes = 0 if row.uneven else call.nbytes
+    return (call.kind, nbytes, call.dtype) if row.moves_data else (call.kind,)
 
 
 def _told(place: Place, call: Call) -> str:
@@ -170,19 +171,16 @@ def _resolved(
     trouble: list[str],
 ) -> dict[Place, Call]:
     """The calls of a meeting, with what some of its ranks or nobody says."""
-    _, call = next(iter(meeting.values()))
-    row = COLLECTIVES[call.kind]
-    op, root = call.op, call.root
-    if row.reduces:
-        told = {each.op for _, each in meeting.values()} - {"none"}
-        op = min(told, default="sum")
-        assumed["reductions that the trace does not name are sums"] += not told
-        if len(told) > 1:
-            pair = [*meeting.values()][:2]
-            trouble.append(f"{_told(*pair[0])} by {', '.join(sorted(told))}{_on(group)}")
-    if row.rooted and root < 0:
-        root = 0
-        assumed["roots that the trace does not name are the first members"] += 1
+    first, *_ = meeting.values()
+    row = COLLECTIVES[first[1].kind]
+    ops = {call.op for _, call in meeting.values()} - {"none"} if row.reduces else {"none"}
+    roots = {call.root for _, call in meeting.values()} - {-1} if row.rooted else {-1}
+    assumed["reductions that the trace does not name are sums"] += not ops
+    assumed["roots that the trace does not name are the first members"] += not roots
+    if len(ops) > 1 or len(roots) > 1:
+        odd = f"by {', '.join(sorted(ops))}, roots {', '.join(map(str, sorted(roots)))}"
+        trouble.append(f"{_told(*first)}{_on(group)}: {odd}")
+    op, root = min(ops, default="sum"), min(roots, default=0)
     found = {place: replace(each, op=op, root=root) for place, each in meeting.values()}
     if row.uneven:
         found = _parted(found, group, uneven, assumed, trouble)

@@ -197,9 +197,12 @@ def test_of_a_group_ranks_name_the_same_members() -> None:
 def test_what_only_some_ranks_tell_holds_for_all() -> None:
     step = step_of(of([all_reduce(op="none")], [all_reduce(op="max")]))
     assert {op.op for rank in (0, 1) for op in ops(step, rank)} == {"max"}
-    assert "different" not in str(step.assumptions)
+    assert not any("sums" in each for each in step.assumptions)
+    roots = [[Call("broadcast", nbytes=4, dtype="float", root=root)] for root in (-1, 1, 0)]
+    assert ops(step_of(of(*roots[:2])))[0].root == 1
+    assert "roots 0, 1" in refused(of(*roots[1:])).message
     error = refused(of([all_reduce(op="min")], [all_reduce(op="max")]))
-    assert "max, min" in error.message
+    assert "by max, min" in error.message
 
 
 def test_what_nobody_tells_is_assumed_and_said() -> None:
@@ -546,7 +549,7 @@ def test_programs_of_ranks_that_compute_alike_are_one() -> None:
             Call("recv", nbytes=4, dtype="float", source="r0.json, node 9"),
             "nothing says who the other end",
         ),
-        (all_reduce(5, source="r0.json, node 9"), "5 B are no whole number"),
+        (all_reduce(5, source="r0.json, node 9"), "5 B are not a whole number"),
     ],
 )
 def test_what_is_unknown_is_told_with_its_place(call: Call, why: str) -> None:
