@@ -124,7 +124,7 @@ def rank(name: str, folder: str, steps: int, width: int, layers: int) -> None:
     dist.barrier()
     sent = (_sent() - before) / steps
     dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    with collbench.record(folder) as recorder:
+    with collbench.record(folder, steps=steps) as recorder:
         for _ in range(steps):
             step()
             recorder.step()
