@@ -22,6 +22,7 @@ from collbench.core.errors import UsageError, first_line
 MOST_BYTES = 4 << 30  # of a file, unpacked
 MOST_NODES = 50_000_000
 LONGEST = 16 << 20  # bytes of a value that is read whole
+LONGEST_LINE = 1 << 20
 DEEP = 32  # lists and objects within each other
 PIECE = 1 << 20
 HINT = "is it whole, and of the format that --form says?"
@@ -73,6 +74,26 @@ class Stream:
             if sum(map(len, pieces)) > self.limits.longest:
                 raise self.refused(self.limits.longest, f"more than {self.limits.longest:,} B")
         return b"".join(pieces)
+
+    def lines(self) -> Iterator[str]:
+        """Line after line, without ends. Raises UsageError for one that is no text, or too long."""
+        left, number = b"", 0
+        while piece := self.more():
+            *found, left = (left + piece).split(b"\n")
+            if len(left) > LONGEST_LINE:
+                raise self.refused(self.given, f"a line of more than {LONGEST_LINE:,} B")
+            for line in found:
+                number += 1
+                yield self._text(line, number)
+        yield self._text(left, number + 1)
+
+    def _text(self, line: bytes, number: int) -> str:
+        if number > self.limits.nodes:
+            raise self.refused(self.given, f"there are more than {self.limits.nodes:,} lines")
+        try:
+            return line.decode().rstrip("\r").removeprefix("\ufeff")
+        except UnicodeDecodeError as e:
+            raise UsageError(f"{self.path}: line {number}: it is no text", HINT) from e
 
     def refused(self, at: int, why: str, hint: str = HINT) -> UsageError:
         return UsageError(f"{self.path}: byte {at:,}: {why}", hint)
