@@ -1,10 +1,11 @@
 """Training jobs of torch's own on Gloo, to be recorded and replayed: DDP, FSDP2, and a mixture of
 experts whose exchanges have unequal blocks.
 
-    python tests/helpers/jobs.py ddp FOLDER --ranks 2 --steps 4
+    python tests/helpers/jobs.py ddp,moe FOLDER --ranks 2 --steps 4
 
-starts the ranks, records the steps into the folder, and prints what was told at rank 0 as JSON:
-the seconds of steps that were not recorded, and bytes that a step sent by this network's loopback.
+starts the ranks, records the steps of each job into a folder of its name there, and prints as JSON
+what it told at rank 0: the seconds of steps that were not recorded, and the bytes that a step sent
+by this network's loopback.
 """
 
 from __future__ import annotations
@@ -104,16 +105,30 @@ def _sent() -> int:
     return int(numbers[9]) - HEADERS * int(numbers[10])
 
 
-def rank(name: str, folder: str, steps: int, width: int, layers: int) -> None:
-    """One rank of a job."""
+def rank(names: str, folder: Path, steps: int, width: int, layers: int) -> None:
+    """One rank of these jobs, one after the other."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    told = {
+        name: _recorded(JOBS[name](width, layers), folder / name, steps)
+        for name in names.split(",")
+    }
+    if dist.get_rank() == 0:
+        print(json.dumps(told), flush=True)
+    dist.barrier()
+    os._exit(0)  # FSDP2's threads would abort
+
+
+def _recorded(step: Step, folder: Path, steps: int) -> dict[str, float]:
+    """So many steps without recording, and as many with it."""
     import torch
     import torch.distributed as dist
 
     import collbench
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    step = JOBS[name](width, layers)
     for _ in range(SETTLED):
         step()
     dist.barrier()
@@ -128,23 +143,20 @@ def rank(name: str, folder: str, steps: int, width: int, layers: int) -> None:
         for _ in range(steps):
             step()
             recorder.step()
-    if dist.get_rank() == 0:
-        print(json.dumps({"seconds": took.item(), "sent": sent}), flush=True)
-    dist.barrier()
-    os._exit(0)  # FSDP2's threads would abort
+    return {"seconds": took.item(), "sent": sent}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=JOBS)
-    parser.add_argument("folder")
+    parser.add_argument("names")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     asked = parser.parse_args()
     if "RANK" in os.environ:
-        return rank(asked.name, asked.folder, asked.steps, asked.width, asked.layers)
+        return rank(asked.names, asked.folder, asked.steps, asked.width, asked.layers)
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked.ranks}"]
     start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *sys.argv]
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -27,10 +27,10 @@ def test_a_replay_sends_what_the_job_sent(name: str, tmp_path: Path) -> None:
             _done(network, [sys.executable, *command])
             for command in (
                 [jobs.__file__, name, str(folder), *shape],
-                ["-m", "collbench", "replay", str(folder), *words],
+                ["-m", "collbench", "replay", str(folder / name), *words],
             )
         ]
-    sent = json.loads(told[0].splitlines()[-1])["sent"]
+    sent = json.loads(told[0].splitlines()[-1])[name]["sent"]
     file = store.read(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.steps

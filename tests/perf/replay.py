@@ -3,8 +3,9 @@
     python tests/perf/replay.py --rounds 10 --output reports/replay.md
 
 DDP, FSDP2 and a mixture of experts (tests/helpers/jobs.py) are run and recorded by
-`collbench.record`; `collbench replay --gaps keep` then runs the step that their trace holds. Each
-round starts its own ranks for both. What is compared are the replayed step and the recorded one.
+`collbench.record`; a suite of their traces then runs the steps that these hold, as `collbench
+replay --gaps keep` does. Each round starts its own ranks for both. What is compared are the
+replayed step and the recorded one.
 """
 
 from __future__ import annotations
@@ -20,49 +21,55 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from collbench.records import store
 from collbench.records.paired import shift
+from collbench.records.steps import step_of
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 JOBS = ("ddp", "fsdp2", "moe")
-STEPS, ROUNDS_OF_PARTS = 20, 15
+STEPS, REPLAYS = 20, 15
 WITHIN = 0.15
 
 
-def recorded(name: str, ranks: int, folder: Path, shape: Sequence[str]) -> dict[str, Any]:
-    """A job run and recorded into a folder: what it tells of itself."""
-    command = [sys.executable, str(HELPERS / "jobs.py"), name, str(folder), *shape]
-    command += ["--ranks", str(ranks), "--steps", str(STEPS)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+Row = tuple[float, float, float]  # ns of a step: the job alone, as it was recorded, replayed
+
+
+def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, Row]:
+    """One round: the jobs, and the steps of their traces."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, path = Path(scratch), Path(scratch) / "run.jsonl"
+        command = [sys.executable, str(HELPERS / "jobs.py"), ",".join(names), scratch, *shape]
+        command += ["--ranks", str(ranks), "--steps", str(STEPS)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        alone = json.loads(done.stdout.splitlines()[-1])
+        tables = "".join(f'[[workload]]\ntrace = "{name}"\n' for name in names)
+        suite = folder / "traces.toml"
+        suite.write_text(f'[axes]\nbackends = "gloo"\n[policy]\niters = {REPLAYS}\n{tables}')
+        command = [sys.executable, "-m", "collbench", "run", str(suite), "--output", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        file = store.read(path)
+    found = {}
+    for record in file.records:
+        step = step_of(file, record.case)
+        if record.case.collective == "step" and step and step.recorded:
+            name = step.name.removeprefix("replay:")
+            before = statistics.median(step.recorded.times_ns)
+            found[name] = (
+                alone[name]["seconds"] * 1e9,
+                before,
+                statistics.median(record.times_ns),
+            )
     return found
 
 
-def replayed(folder: Path) -> dict[str, Any]:
-    """The step of the trace in a folder, replayed: its row of the run."""
-    command = [sys.executable, "-m", "collbench", "replay", str(folder), "--backend", "gloo"]
-    command += ["-n", str(ROUNDS_OF_PARTS), "--no-save", "--format", "json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    (row,) = json.loads(done.stdout)["steps"]
-    return row  # type: ignore[no-any-return]
-
-
-def compared(name: str, ranks: int, rounds: int, shape: Sequence[str]) -> str:
+def line(name: str, ranks: int, rows: Sequence[Row]) -> str:
     """A line of the table."""
-    taken = []
-    for number in range(rounds):
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / name
-            alone = recorded(name, ranks, folder, shape)["seconds"] * 1e9
-            row = replayed(folder)
-        taken.append((alone, row["recorded"]["median_ns"], row["step_ns"]))
-        print(name, ranks, number, *taken[-1], file=sys.stderr, flush=True)
-    alone, before, after = (statistics.median(each) / 1e6 for each in zip(*taken, strict=True))
-    cost = shift([each[1] / each[0] for each in taken])
-    ratio = shift([each[2] / each[1] for each in taken])
+    alone, before, after = (statistics.median(each) / 1e6 for each in zip(*rows, strict=True))
+    cost = shift([each[1] / each[0] for each in rows])
+    ratio = shift([each[2] / each[1] for each in rows])
     inside = ratio.lo >= 1 - WITHIN and ratio.hi <= 1 + WITHIN
     return (
         f"| {name} | {ranks} | {alone:.2f} | {before:.2f} | {after:.2f} |"
@@ -88,8 +95,8 @@ def main() -> None:
         f" {torch.__version__}, Gloo on loopback. `python tests/perf/replay.py --rounds"
         f" {asked.rounds}`: {asked.rounds} rounds of both in turns, each with ranks of its own;"
         f" {STEPS} steps of the job, of {asked.layers} layers of width {asked.width}, without"
-        " recording and as many with it; `collbench replay --gaps keep` of the iteration of median"
-        f" time, {ROUNDS_OF_PARTS} steps. Times are those of the slowest rank. Ratios are round by"
+        " recording and as many with it; replayed is the iteration of median time, computing as it"
+        f" did between calls, {REPLAYS} times. Times are those of the slowest rank. Ratios are round by"
         " round (Hodges and Lehmann, signed ranks, 95 %); within: whether the whole interval of the"
         f" last lies within {WITHIN:.0%} of 1.",
         "",
@@ -98,7 +105,11 @@ def main() -> None:
         "|---|--:|--:|--:|--:|---|---|---|",
     ]
     for ranks in asked.ranks:
-        lines += [compared(name, ranks, asked.rounds, shape) for name in asked.jobs]
+        rounds = []
+        for number in range(asked.rounds):
+            rounds.append(taken(asked.jobs, ranks, shape))
+            print(ranks, number, rounds[-1], file=sys.stderr, flush=True)
+        lines += [line(name, ranks, [each[name] for each in rounds]) for name in asked.jobs]
     text = "\n".join(lines) + "\n"
     print(text)
     if asked.output:

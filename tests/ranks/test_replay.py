@@ -116,9 +116,9 @@ ASKED = {  # what each step of a job asks for, in bytes or, of unequal blocks, i
 
 @pytest.mark.parametrize("name", ASKED)
 def test_a_job_is_recorded_and_replayed_as_it_was(name: str, cli, tmp_path: Path) -> None:
-    folder, path = tmp_path / "trace", tmp_path / "run.jsonl"
+    folder, path = tmp_path / name, tmp_path / "run.jsonl"
     shape = ["--width", str(WIDTH), "--layers", str(LAYERS), "--steps", "3"]
-    command = [sys.executable, jobs.__file__, name, str(folder), *shape]
+    command = [sys.executable, jobs.__file__, name, str(tmp_path), *shape]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
     done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
     assert done.returncode == 0, done.stderr
