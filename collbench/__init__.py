@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from collbench.records.types import RunFile
+    from collbench.run.recording import Recorder
 
-__all__ = ["__version__", "frame"]
+__all__ = ["__version__", "frame", "record"]
 
 
 def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
@@ -41,3 +42,24 @@ Raises UsageError for a name that no run has, CannotRun for what cannot be read.
 
 {documented()}
 """
+
+
+def record(folder: str | PathLike[str], steps: int = 3, *, after: int = 0) -> Recorder:
+    """Records what this job asks of the network, from here on, into a file of this rank in
+    ``folder``, which ``collbench trace`` and ``collbench replay`` read.
+
+    Of ``steps`` iterations, ``after`` so many that are not recorded: DDP's first two are unlike the
+    rest. An iteration ends where ``recorder.step()`` is called, or by itself when the optimizer has
+    made its step. As in
+
+        recorder = collbench.record("trace/", steps=3, after=2)
+
+    anywhere before the loop, or around it, where leaving the block ends the recording
+
+        with collbench.record("trace/", steps=3, after=2) as recorder:
+
+    It costs less than 2 % of a step. Whatever fails in it is a warning, once; the job goes on.
+    """
+    from collbench.run.recording import Recorder
+
+    return Recorder(folder, steps, after)

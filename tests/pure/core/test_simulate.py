@@ -221,7 +221,9 @@ def test_double_trees_stay_within_their_bounds(collective: str, passes: int) -> 
 
 
 def test_every_algorithm_has_a_closed_form_tested() -> None:
-    tested = {(row.collective, row.name) for row in (algorithms.find(*form).algorithm for form in FORMS)}
+    tested = {
+        (row.collective, row.name) for row in (algorithms.find(*form).algorithm for form in FORMS)
+    }
     tested |= {(collective, "chain") for collective in CHAINS}
     tested |= {(collective, "double_tree") for collective in ("broadcast", "reduce", "all_reduce")}
     assert tested == set(ROWS)

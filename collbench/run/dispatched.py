@@ -1,0 +1,346 @@
+"""Calls of torch.distributed as torch's dispatcher hands them over, from Python and from C++ alike.
+
+Every collective and message of a ``ProcessGroup``, whatever the backend, is an operator of the
+library ``c10d`` that goes through the dispatcher. A function of ours for the key ``BackendSelect``,
+which stands before all backends and for which these operators have none, sees each call with its
+arguments and hands it on to the kernel of the tensors' device. It gives up Python's lock meanwhile,
+as Gloo's threads may need it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work, distributed_c10d
+
+from collbench.core.collectives import COLLECTIVES, DTYPES
+
+Arguments = Mapping[str, Any]
+KEY = "BackendSelect"
+TORCH = torch.__path__[0]
+DEVICES = ("cpu", "cuda", "xpu", "hpu", "npu", "privateuseone")  # whose calls move data
+# how ReduceOp numbers them
+REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
+WRAPPERS = ("typing_extensions.py", "contextlib.py")
+TYPES = {
+    **{getattr(torch, dtype.torch): dtype.name for dtype in DTYPES.values()},
+    torch.bool: "uint8",
+    torch.complex64: "float",
+    torch.complex128: "double",
+}
+# that return when what they started in C++ has ended
+BLOCKING = ("nn/parallel/distributed.py", "torch/distributed/utils.py")
+
+
+class Said(NamedTuple):
+    """What a call asks for, in collbench's words, on a group; ``why`` it cannot be told, else
+    nothing."""
+
+    fields: dict[str, Any]
+    group: ProcessGroup
+    device: str
+    waits: bool = False
+    why: str = ""
+
+
+class Row(NamedTuple):
+    """How an operator is read: its kind, the argument with the tensors that make its size, by how
+    many members they are multiplied, and the one with the tensors that it fills."""
+
+    kind: str
+    whole: str
+    fills: str
+    times_members: bool = False
+
+
+# by the operators' names; coalesced ones are one call of all their tensors
+OPERATORS = {
+    "allreduce_": Row("all_reduce", "tensors", "tensors"),
+    "allreduce_coalesced_": Row("all_reduce", "tensors", "tensors"),
+    "broadcast_": Row("broadcast", "tensors", "tensors"),
+    "reduce_": Row("reduce", "tensors", "tensors"),
+    "allgather_": Row("all_gather", "output_tensors", "output_tensors"),
+    "_allgather_base_": Row("all_gather", "output_tensor", "output_tensor"),
+    "allgather_coalesced_": Row("all_gather", "output_lists", "output_lists"),
+    "allgather_into_tensor_coalesced_": Row("all_gather", "outputs", "outputs"),
+    "reduce_scatter_": Row("reduce_scatter", "input_tensors", "output_tensors"),
+    "_reduce_scatter_base_": Row("reduce_scatter", "input_tensor", "output_tensor"),
+    "reduce_scatter_tensor_coalesced_": Row("reduce_scatter", "inputs", "outputs"),
+    "alltoall_": Row("all_to_allv", "input_tensors", "output_tensors"),
+    "alltoall_base_": Row("all_to_all", "input", "output"),
+    "gather_": Row("gather", "input_tensors", "output_tensors", times_members=True),
+    "scatter_": Row("scatter", "output_tensors", "output_tensors", times_members=True),
+    "send": Row("send", "tensors", "tensors"),
+    "recv_": Row("recv", "tensors", "tensors"),
+    "recv_any_source_": Row("recv", "tensors", "tensors"),
+    "barrier": Row("barrier", "tensor", "tensor"),
+    "monitored_barrier_": Row("barrier", "tensor", "tensor"),
+}
+
+
+def tensors(given: Any) -> Iterator[Tensor]:
+    """The tensors of an argument, which may lie in lists of lists."""
+    if isinstance(given, Tensor):
+        yield given
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from tensors(each)
+
+
+def said(row: Row, given: Arguments) -> Said:
+    """What a call asks for."""
+    group = ProcessGroup.unbox(given["process_group"])
+    parts = [*tensors(given[row.whole])]
+    first = next(tensors(given[row.fills]), parts[0] if parts else None)
+    device = first.device.type if first is not None else "cpu"
+    waits = not given.get("async_op", True)
+    if row.kind == "barrier":
+        return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
+    reduces = COLLECTIVES[row.kind].reduces if row.kind in COLLECTIVES else False
+    nbytes = sum(part.numel() * part.itemsize for part in parts)
+    nbytes *= group.size() if row.times_members else 1
+    fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
+    types = {part.dtype for part in parts} or {torch.uint8}
+    (dtype,) = types if len(types) == 1 else (None,)
+    fields["dtype"] = TYPES.get(dtype) if dtype else None  # type: ignore[arg-type]
+    if reduces:
+        fields["op"] = REDUCTIONS[given["reduce_op"].op()]
+    why = ""
+    if any(part.layout is not torch.strided for part in parts):
+        why = f"{row.kind} of sparse tensors"
+    elif fields["dtype"] is None:
+        fields["dtype"] = "uint8"  # which moves the same bytes
+        told = str(dtype or "several types").removeprefix("torch.")
+        why = f"{row.kind} that reduces {told}" if reduces else ""
+        scale = next(iter(types)).itemsize if len(types) == 1 else 1
+        for blocks in {"sends", "receives"} & {*fields}:
+            fields[blocks] = tuple(scale * count for count in fields[blocks])
+    elif dtype is not None and dtype.is_complex:
+        for blocks in {"sends", "receives"} & {*fields}:
+            fields[blocks] = tuple(2 * count for count in fields[blocks])
+    return Said(fields, group, device, waits, why)
+
+
+def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
+    """Root, peer, tag, and blocks of an exchange."""
+    found: dict[str, Any] = {}
+    for name, field in (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag")):
+        if name in given:
+            found[field] = given[name]
+    if row.kind == "all_to_allv":
+        sends = tuple(each.numel() for each in given["input_tensors"])
+        receives = tuple(each.numel() for each in given["output_tensors"])
+        found |= {"sends": sends, "receives": receives}
+        itemsize = given["input_tensors"][0].itemsize
+    elif given.get("input_split_sizes") or given.get("output_split_sizes"):
+        sends = _elements(given["input"], given["input_split_sizes"], n)
+        receives = _elements(given["output"], given["output_split_sizes"], n)
+        found |= {"kind": "all_to_allv", "sends": sends, "receives": receives}
+        itemsize = given["input"].itemsize
+    if "sends" in found:
+        found["nbytes"] = max(sum(found["sends"]), sum(found["receives"])) * itemsize
+    return found
+
+
+def _elements(buffer: Tensor, splits: list[int], n: int) -> tuple[int, ...]:
+    """Elements to or from each member, of a buffer that is split by rows; evenly without splits."""
+    rows = buffer.size(0) if buffer.dim() else 1
+    width = buffer.numel() // rows if rows else 0
+    return tuple(split * width for split in splits or [rows // n] * n)
+
+
+def blocks_until_done(frame: FrameType | None) -> bool:
+    """Whether a call from this frame is one of those that C++ starts and waits for before it
+    returns, as DDP does with what it broadcasts."""
+    return frame is not None and frame.f_code.co_filename.endswith(BLOCKING)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """The line of the program that made a call: the innermost that is not torch's."""
+    for _ in range(100):
+        if frame is None:
+            return ""
+        path = frame.f_code.co_filename
+        if not path.startswith((TORCH, "<")) and not path.endswith(WRAPPERS):
+            return f"{path.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"[:200]
+        frame = frame.f_back
+    return ""
+
+
+class Told(Protocol):
+    """Who is told of calls and waits. What ``begins`` returns is given back when the call or the
+    wait returns; none of it may raise."""
+
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Any: ...
+    def call_returns(self, began: Any, work: Work | None, row: Row, given: Arguments) -> None: ...
+    def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
+    def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
+    def wait_returns(self, began: Any) -> None: ...
+    def coalescing_begins(self) -> None: ...
+    def coalescing_ends(self, work: Work | None) -> None: ...
+
+
+class Interception:
+    """Functions of ours before those of torch, from ``install`` to ``remove``."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._lock = threading.RLock()  # a signal's handler may come within
+        self._inside = 0  # calls that are being handed on
+        self._libraries: list[torch.library.Library] = []
+        self._replaced: list[tuple[type, str, Any]] = []
+
+    def install(self) -> None:
+        """Raises where torch is not as it is known here; nothing is left installed then."""
+        if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", KEY):
+            raise RuntimeError("there is a recording already, or another tool in its place")
+        try:
+            library = torch.library.Library("c10d", "IMPL")
+            self._libraries.append(library)
+            for name, row in OPERATORS.items():
+                operator = getattr(torch.ops.c10d, name).default
+                library.impl(name, self._function(operator, row), KEY, with_keyset=True)
+            library = torch.library.Library("_c10d_functional", "IMPL")
+            self._libraries.append(library)
+            library.impl("wait_tensor", self._tensor_wait(), KEY, with_keyset=True)
+            self._replace(Work, "wait", self._wait)
+            self._replace(ProcessGroup, "_start_coalescing", self._start_coalescing)
+            self._replace(ProcessGroup, "_end_coalescing", self._end_coalescing)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self, patience: float = 1.0) -> bool:
+        """Puts everything back as it was; whether that could be done: not while another thread is
+        within a call for longer than that."""
+        until = time.monotonic() + patience
+        if not self._libraries:
+            return True
+        while self._inside and time.monotonic() < until:
+            time.sleep(0.001)
+        if self._inside:
+            return False
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            setattr(owner, name, original)
+        while self._libraries:
+            self._libraries.pop()._destroy()
+        return True
+
+    def _replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+        original = owner.__dict__[name]
+        setattr(owner, name, make(original))
+        self._replaced.append((owner, name, original))
+
+    def _handed_on(self, by: int) -> None:
+        with self._lock:
+            self._inside += by
+
+    def _function(self, operator: Any, row: Row) -> Callable[..., Any]:
+        arguments = operator._schema.arguments
+        names = [each.name for each in arguments]
+        usual = {each.name: each.default_value for each in arguments if each.has_default_value()}
+        onward = _Onward(operator)
+
+        def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            self._handed_on(1)
+            try:
+                given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
+                began = self._told.call_begins(row, given, sys._getframe(1))
+                result = onward(keys, *args, **kwargs)
+                if began is not None:
+                    self._told.call_returns(began, _work(result), row, given)
+                return result
+            finally:
+                self._handed_on(-1)
+
+        return called
+
+    def _tensor_wait(self) -> Callable[..., Any]:
+        onward = _Onward(torch.ops._c10d_functional.wait_tensor.default)
+
+        def waited(keys: Any, tensor: Tensor) -> Any:
+            self._handed_on(1)
+            try:
+                began = self._told.tensor_wait_begins(tensor)
+                result = onward(keys, tensor)
+                if began is not None:
+                    self._told.wait_returns(began)
+                return result
+            finally:
+                self._handed_on(-1)
+
+        return waited
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        ours = distributed_c10d.__file__
+
+        def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_code
+            by_torch = caller.co_filename == ours and caller.co_name != "wait"
+            began = self._told.wait_begins(work, by_torch)
+            result = original(work, *args, **kwargs)
+            if began is not None:
+                self._told.wait_returns(began)
+            return result
+
+        return wait
+
+    def _start_coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def start(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            result = original(group, *args, **kwargs)
+            self._told.coalescing_begins()
+            return result
+
+        return start
+
+    def _end_coalescing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def end(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            result = original(group, *args, **kwargs)
+            self._told.coalescing_ends(result)
+            return result
+
+        return end
+
+
+class _Onward:
+    """The way to the kernel that an operator has for the device of its tensors."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+        self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        self._known: dict[Any, Any] = {}  # what the dispatcher would take, by key
+
+    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        key = keys.remove(torch._C.DispatchKey.BackendSelect).highestPriorityTypeId()
+        if key not in self._known:
+            self._known[key] = self._taken(key)
+        taken = self._known[key]
+        if taken is not None:
+            return self._operator._op_dk(taken, *args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(self._mine):  # as without us, errors and all
+            return self._operator(*args, **kwargs)
+
+    def _taken(self, key: Any) -> Any:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        names = torch._C.DispatchKey
+        for each in (key, names.CompositeExplicitAutograd):
+            if has(self._operator.name(), each.name):
+                return each
+        return None
+
+
+def _work(result: Any) -> Work | None:
+    """The work that an operator returns, as Python has it; None where it returns none."""
+    boxed = result[-1] if isinstance(result, tuple) else result
+    with suppress(Exception):  # none, where calls are coalesced
+        return Work.unbox(boxed) if boxed is not None else None
+    return None

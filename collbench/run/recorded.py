@@ -1,0 +1,294 @@
+"""The calls of a rank in the order of its program, which several threads make, until they are
+written: with their ends, as far as these can be learned without holding up anybody."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup, Work
+
+from collbench.workload.step import POINT_TO_POINT, WORLD
+from collbench.workload.traces import own
+from collbench.workload.traces.types import Call, Interval, Lost
+
+MOST_CALLS = 500_000  # of a recording
+MOST_HELD = 50_000  # calls in memory that are not written yet
+MOST_UNWAITED = 256  # works of the job that are kept until they are waited for
+HELD_S = 10.0  # until a call that has not ended is written without its end
+
+Clock = Callable[[], int]
+Line = Call | own.Note
+
+
+def clock() -> Clock:
+    """Nanoseconds since the epoch, without the steps of the wall clock after now."""
+    offset = time.time_ns() - time.perf_counter_ns()
+    return lambda: time.perf_counter_ns() + offset
+
+
+class Seen:
+    """A call or a wait at its place in the trace, from when it was issued until it is written.
+    ``work`` is kept until it is waited for, ``task`` the backward pass that it was made in."""
+
+    __slots__ = (
+        "begins",
+        "device",
+        "done",
+        "ends",
+        "fields",
+        "issued",
+        "place",
+        "task",
+        "waits",
+        "watched",
+        "work",
+    )
+
+    def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
+        self.fields, self.place, self.issued = fields, place, issued
+        self.begins = self.ends = self.task = -1
+        self.waits = self.done = self.watched = False
+        self.device = "cpu"
+        self.work: Work | None = None
+
+    def ended(self, now: int) -> None:
+        """It has ended, at the latest ``now``; when it did so on a device is unknown."""
+        if self.device == "cpu":
+            self.begins = self.issued
+            self.ends = now if self.ends < 0 else min(self.ends, now)
+        self.done = True
+
+    @property
+    def call(self) -> Call:
+        return Call(
+            **self.fields,
+            issued_ns=self.issued,
+            begins_ns=self.begins,
+            ends_ns=self.ends,
+            waits=self.waits,
+        )
+
+
+class Program:
+    """What a rank has done so far. What can be written leaves it, so that no more than
+    ``MOST_HELD`` calls are in memory."""
+
+    def __init__(self, now: Clock) -> None:
+        self._now = now
+        self._lock = threading.RLock()  # a signal's handler may come within, and communicate
+        self._held: deque[Seen] = deque()
+        self._notes: list[Line] = []
+        self._mark: Interval | None = None
+        self._count = self._iteration = 0  # calls so far, and when the iteration began
+        self._numbers: dict[str, int] = {}  # calls of each group so far
+        self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
+        self._works: dict[int, list[Seen]] = {}  # by the ids of their works
+        self._filled: dict[int, Seen] = {}  # by the address of what a call fills
+        self._tasks: dict[int, list[Seen]] = {}  # calls of backward passes
+        self._observers: dict[str, queue.SimpleQueue[tuple[Seen, Any] | None]] = {}
+
+    def add(self, fields: dict[str, Any], group: ProcessGroup, why: str = "") -> Seen | None:
+        """A call more; None where it is lost, as for a reason ``why``."""
+        with self._lock:
+            name = self._named(group)
+            if name is None:
+                why = "the members of its group are unknown"
+            why = why or self._full()
+            if why or name is None:
+                self.lose(why, fields.get("nbytes", 0))
+                return None
+            if fields["kind"] not in POINT_TO_POINT:
+                fields["number"] = self._numbers[name]
+                self._numbers[name] += 1
+            return self._append({**fields, "group": name})
+
+    def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
+        """A wait for these calls."""
+        with self._lock:
+            if why := self._full():
+                self.lose(why, 0)
+                return None
+            after = tuple(sorted(call.place for call in calls))
+            phase = calls[0].fields.get("phase", "")
+            wait = self._append({"kind": "wait", "dtype": "uint8", "after": after, "phase": phase})
+            wait.issued = began if began >= 0 else wait.issued
+            return wait
+
+    def lose(self, why: str, nbytes: int = 0, calls: int = 1) -> None:
+        """Calls are lost."""
+        with self._lock:
+            lost = self._lost.setdefault(why, [0, 0])
+            lost[0] += calls
+            lost[1] += nbytes
+
+    def _full(self) -> str:
+        if self._count >= MOST_CALLS:
+            return f"more than {MOST_CALLS:,} calls"
+        held = len(self._held) >= MOST_HELD
+        return f"more than {MOST_HELD:,} calls that could not be written in time" if held else ""
+
+    def _append(self, fields: dict[str, Any]) -> Seen:
+        seen = Seen(fields, self._count, self._now())
+        self._count += 1
+        self._held.append(seen)
+        return seen
+
+    def _named(self, group: ProcessGroup) -> str | None:
+        """The name of a group, which is noted when it is seen first; None where nobody knows who
+        is in it."""
+        name = WORLD if group is dist.group.WORLD else str(group.group_name)
+        if name not in self._numbers:
+            try:
+                ranks = tuple(dist.get_process_group_ranks(group))
+            except (KeyError, ValueError):
+                return None
+            self._numbers[name] = 0
+            self._notes.append(own.Note(group=name, ranks=ranks, described=str(group.group_desc)))
+        return name
+
+    def iterated(self, step: Interval) -> None:
+        """An iteration more; the one before stands now and is written."""
+        with self._lock:
+            self._note_mark()
+            self._mark = step
+            self._filled.clear()
+            self._tasks.clear()
+            for key in [key for key, of in self._works.items() if of[0].place < self._iteration]:
+                self._let_go(key)  # nobody waits for what is of the iteration before
+            self._iteration = self._count
+
+    def unmark(self) -> None:
+        """The last iteration was none."""
+        with self._lock:
+            self._mark = None
+
+    def _note_mark(self) -> None:
+        if self._mark is not None:
+            self._notes.append(own.Note(step=self._mark))
+            self._mark = None
+
+    def in_task(self, call: Seen, task: int) -> bool:
+        """Whether it is the first call of a backward pass."""
+        with self._lock:
+            first = task not in self._tasks
+            self._tasks.setdefault(task, []).append(call)
+            call.task = task
+            return first
+
+    def under_way(self, work: Work, calls: list[Seen]) -> None:
+        """These calls are what this work does, which may be waited for."""
+        with self._lock:
+            for call in calls:
+                if call.work is not None:
+                    self._let_go(id(call.work))
+                call.work = work
+            self._works[id(work)] = calls
+            if len(self._works) > MOST_UNWAITED:
+                self._let_go(next(iter(self._works)))
+
+    def _let_go(self, key: int) -> list[Seen]:
+        calls = self._works.pop(key, [])
+        for call in calls:
+            call.work = None
+        return calls
+
+    def waited(self, work: Work) -> list[Seen]:
+        """The calls that this work does, which are waited for now."""
+        with self._lock:
+            return self._let_go(id(work))
+
+    def fills(self, call: Seen, given: Iterable[Tensor]) -> None:
+        """The call's outcome is in these tensors."""
+        with self._lock:
+            for tensor in given:
+                self._filled[tensor.data_ptr()] = call
+
+    def filled(self, tensor: Tensor) -> Seen | None:
+        """The call whose outcome a tensor is, which is waited for now."""
+        with self._lock:
+            call = self._filled.pop(tensor.data_ptr(), None)
+            if call is not None and call.work is not None:
+                self._let_go(id(call.work))
+            return call
+
+    def left_by(self, task: int) -> list[Seen]:
+        """The calls of a backward pass that nobody waited for, and that are done."""
+        with self._lock:
+            left = [call for call in self._tasks.pop(task, []) if call.work is not None]
+            done = [call for call in left if call.device != "cpu" or _is_done(call)]
+            for call in done:
+                self._let_go(id(call.work))
+        return done
+
+    def watch(self, call: Seen, work: Work) -> None:
+        """Learns when a call ends."""
+        try:
+            future = work.get_future()
+        except RuntimeError:  # a library without: the end is known when the call is waited for
+            return
+        call.watched = True
+        group = call.fields["group"]
+        with self._lock:
+            if group not in self._observers:
+                self._observers[group] = queue.SimpleQueue()
+                about = (self._observers[group], self._now)
+                name = "collbench-ends"
+                threading.Thread(target=_observe, args=about, name=name, daemon=True).start()
+            self._observers[group].put((call, future))
+
+    @property
+    def watching(self) -> bool:
+        """Whether there are calls whose end is still to be learned."""
+        with self._lock:
+            return any(seen.watched and not seen.done for seen in self._held)
+
+    def ready(self) -> list[Line]:
+        """What can be written: no call before it may still change."""
+        old = self._now() - int(HELD_S * 1e9)
+        with self._lock:
+            lines, self._notes = self._notes, []
+            while self._held and (self._held[0].done or self._held[0].issued < old):
+                lines.append(self._held.popleft().call)
+        return lines
+
+    def rest(self) -> list[Line]:
+        """All that is left, with what was lost and the end."""
+        with self._lock:
+            self._note_mark()
+            lines = [*self._notes, *(seen.call for seen in self._held)]
+            lines += [own.Note(lost=Lost(why, *told)) for why, told in self._lost.items()]
+        return [*lines, own.Note(ended=self._now())]
+
+    def close(self) -> None:
+        """Lets go of all that belongs to the job."""
+        with self._lock:
+            for observed in self._observers.values():
+                observed.put(None)
+            for key in [*self._works]:
+                self._let_go(key)
+            for kept in (self._filled, self._tasks, self._observers, self._held, self._notes):
+                kept.clear()
+
+
+def _is_done(call: Seen) -> bool:
+    return call.work is not None and call.work.is_completed()
+
+
+def _observe(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
+    """What an observing thread does: it notes when each of a group's calls ends, in their order."""
+    while (each := observed.get()) is not None:
+        seen, future = each
+        try:
+            future.wait()
+        except Exception:  # of the call: the job is told of it
+            seen.done = True
+        else:
+            seen.ended(now())
+        del each, seen, future  # what they hold is the job's

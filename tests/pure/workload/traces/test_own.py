@@ -1,0 +1,151 @@
+"""collbench's own format of traces: what is written is read, and what is not whole is told."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from collbench.core.errors import UsageError
+from collbench.workload.traces import own
+from collbench.workload.traces.own import Limits, Note
+from collbench.workload.traces.types import Call, Lost, RankTrace
+
+ABOUT = RankTrace(1, 2, groups={"": (0, 1)}, host="node-a", backend="gloo")
+CALLS = (
+    Call("all_to_allv", nbytes=48, dtype="float", sends=(4, 8), receives=(1, 0), issued_ns=100),
+    Call("send", "tp", 8, "half", peer=1, tag=3, issued_ns=120, begins_ns=120, ends_ns=150),
+    Call("wait", after=(0, 1), issued_ns=160, ends_ns=170, phase="backward", source="a.py:1 f"),
+)
+NOTES = (
+    Note(group="tp", ranks=(1, 0), described="tensor parallel"),
+    Note(step=(90, 200)),
+    Note(lost=Lost("sparse", 2, 64)),
+)
+END = Note(ended=300)
+
+
+def written(folder: Path, *lines: Call | Note, about: RankTrace = ABOUT) -> Path:
+    path = folder / own.name(about.rank)
+    writer = own.Writer(path, about)
+    writer.write(lines)
+    writer.close()
+    return path
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = written(tmp_path, CALLS[0], *NOTES, *CALLS[1:], END)
+    assert own.read_rank(path) == replace(
+        ABOUT,
+        calls=CALLS,
+        groups={"": (0, 1), "tp": (1, 0)},
+        described={"tp": "tensor parallel"},
+        steps=((90, 200),),
+        lost=(Lost("sparse", 2, 64),),
+        source=str(path),
+    )
+
+
+def test_the_first_line_names_the_format(tmp_path: Path) -> None:
+    assert written(tmp_path).read_text().startswith('{"collbench_trace":1,')
+
+
+def test_ranks_are_read_together_in_their_order(tmp_path: Path) -> None:
+    paths = [written(tmp_path, END, about=replace(ABOUT, rank=rank)) for rank in (1, 0)]
+    assert [rank.rank for rank in own.read(paths).ranks] == [0, 1]
+
+
+def test_packed_files_are_read(tmp_path: Path) -> None:
+    path = written(tmp_path, *CALLS, END)
+    packed = tmp_path / "rank-00001.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert own.read_rank(packed).calls == CALLS
+
+
+def test_what_an_interrupted_job_left_is_read_and_the_rest_is_lost(tmp_path: Path) -> None:
+    path = written(tmp_path, *CALLS)
+    path.write_bytes(path.read_bytes()[:-20])
+    found = own.read_rank(path)
+    assert (found.calls, found.lost) == (CALLS[:2], (Lost(own.INTERRUPTED),))
+
+
+def test_a_packed_file_that_is_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    whole = gzip.compress(written(tmp_path, *CALLS, END).read_bytes())
+    packed = tmp_path / "cut.jsonl.gz"
+    packed.write_bytes(whole[:-8])  # sum and length
+    assert own.read_rank(packed).calls == CALLS
+
+
+def test_a_later_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
+    written(tmp_path, *CALLS, END)
+    assert own.read_rank(written(tmp_path, END)).calls == ()
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / own.name(1)).write_text("mine")
+    with pytest.raises(UsageError, match="nothing in it shows"):
+        written(tmp_path)
+
+
+HEAD = '{"collbench_trace":1,"rank":0,"world":2}\n'
+BAD = {
+    "nothing": ("", "there is nothing in it"),
+    "garbage": ("\x00\xff{\n", "line 1: "),
+    "another version": ('{"collbench_trace":2,"rank":0,"world":2}\n', "line 1: .*collbench_trace"),
+    "no rank of the world": ('{"collbench_trace":1,"rank":2,"world":2}\n', "line 1: rank 2 of 2"),
+    "unknown field": (HEAD + '{"kind":"send","colour":1}\n', "line 2: .*colour"),
+    "a field of another type": (HEAD + '{"kind":"send","nbytes":-1}\n', "line 2: .*nbytes"),
+    "neither call nor note": (HEAD + "[]\n", "line 2: "),
+    "garbage between": (HEAD + "x\n" + '{"kind":"send"}\n', "line 2: "),
+    "a wait for what comes later": (HEAD + '{"kind":"wait","after":[0]}\n', "line 2: .*call 0"),
+    "a long name": (HEAD + f'{{"kind":"{"x" * 1001}"}}\n', "line 2: a name has more than 1,000"),
+    "deep": (HEAD + "[" * 100_000 + "\n", "line 2: "),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_is_wrong_is_told_with_its_line(case: str, tmp_path: Path) -> None:
+    text, why = BAD[case]
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=rf"rank-00000.jsonl.*{why}") as told:
+        own.read_rank(path)
+    assert told.value.hint
+
+
+SMALL = {
+    "bytes": (Limits(nbytes=100), "more than 100 B"),
+    "lines": (Limits(lines=2), "more than 2"),
+    "bytes of a line": (Limits(line=50), "more than 50 B"),
+}
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_more_than_the_limits_is_refused(case: str, tmp_path: Path) -> None:
+    limits, why = SMALL[case]
+    with pytest.raises(UsageError, match=why):
+        own.read_rank(written(tmp_path, *CALLS, END), limits)
+
+
+def test_a_file_that_is_not_there_is_an_error_for_people(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read"):
+        own.read_rank(tmp_path / "none.jsonl")
+
+
+def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
+    paths = [written(tmp_path, END), written(tmp_path, END, about=RankTrace(0, 3))]
+    with pytest.raises(UsageError, match="a job of 3 ranks"):
+        own.read(paths)
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, END)
+    with pytest.raises(UsageError, match="both of rank 1"):
+        own.read([path, path])
+
+
+def test_what_is_taken_for_granted_is_told(tmp_path: Path) -> None:
+    path = written(tmp_path, *CALLS, END)
+    assert own.read([path]).assumptions == (own.HANDED_OVER, own.ON_DEVICE)
