@@ -96,9 +96,9 @@ def main() -> None:
         f" {asked.rounds}`: {asked.rounds} rounds of both in turns, each with ranks of its own;"
         f" {STEPS} steps of the job, of {asked.layers} layers of width {asked.width}, without"
         " recording and as many with it; replayed is the iteration of median time, computing as it"
-        f" did between calls, {REPLAYS} times. Times are those of the slowest rank. Ratios are round by"
-        " round (Hodges and Lehmann, signed ranks, 95 %); within: whether the whole interval of the"
-        f" last lies within {WITHIN:.0%} of 1.",
+        f" did between calls, {REPLAYS} times. Times are those of the slowest rank. Ratios are"
+        " round by round (Hodges and Lehmann, signed ranks, 95 %); within: whether the whole"
+        f" interval of the last lies within {WITHIN:.0%} of 1.",
         "",
         "| job | ranks | alone, ms | recorded, ms | replayed, ms | recorded / alone |"
         " replayed / recorded | within |",
