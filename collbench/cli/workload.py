@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collbench.workload.wanted import Wanted
 
 FORMATS = ("table", "json", "csv", "md")
+SHOWN = (*FORMATS, "chakra")
 
 # The options, as help tells of them.
 Name = Annotated[
@@ -79,7 +80,12 @@ Blame = Annotated[
     bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
 ]
 Format = Annotated[
-    str, Option("--format", help="table, json, md, or csv (with --show: the step itself).")
+    str,
+    Option(
+        "--format",
+        help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces for"
+        " simulators, a file a rank, into the folder --output).",
+    ),
 ]
 
 
@@ -116,7 +122,9 @@ def step(
     """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
     wanted = _shaped(wanted, scale, group, compute, tflops)
     if show or link or source:
-        return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
+        return _counted(
+            wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
+        )
     if _is_run(wanted):
         raise UsageError(f"{wanted.name}: the step of a run is counted", "--show, --link or --from")
     said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
@@ -141,8 +149,17 @@ def workload(
 
     if name:
         return step(Wanted(name, layout, options, layers), **given)
-    outputs.check(given["output_format"], (), FORMATS)
+    _check(given["output_format"], None)
     outputs.deliver(view.listed(), given["output_format"])
+
+
+def _check(printed: str, folder: Path | None) -> None:
+    """Raises UsageError for what a step is not shown as."""
+    from collbench.cli import outputs
+
+    outputs.check(printed, (), SHOWN)
+    if printed == "chakra" and not folder:
+        raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
 
 
 def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
@@ -156,7 +173,10 @@ def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float)
 
 
 def _counted(
-    wanted: Wanted, ngpus: int | None, machine: tuple[str, str, str, int, float], printed: str
+    wanted: Wanted,
+    ngpus: int | None,
+    machine: tuple[str, str, str, int, float],
+    to: tuple[str, Path | None],
 ) -> None:
     """Print a step as counted, and what it would take on a machine."""
     from collbench.cli import outputs
@@ -165,8 +185,13 @@ def _counted(
     from collbench.workload.count import count, forecast
     from collbench.workload.walk import Walk
 
-    outputs.check(printed, (), FORMATS)
+    printed, folder = to
+    _check(printed, folder)
     (made, taken), at = _source(wanted, ngpus), _machine(*machine)
+    if printed == "chakra" and folder:
+        from collbench.workload.traces import chakra_files, steps
+
+        return outputs.show(chakra_files.write(folder, "step", steps.of(made).ranks) + "\n")
     walk = Walk(made)
     expected = forecast(made, at, walk.actors) if at else None
     if printed == "csv":

@@ -153,18 +153,12 @@ class _Found:
         stride, others = sizes.get("tp", 1), sizes.get("tp", 1) * sizes.get("dp", 1)
         if world and not world % others and world > others:
             sizes[STAGES] = world // others
-        world = world or sizes.get(WORLD, 0) or max(others, *sizes.values())
+        world = world or sizes.get(WORLD, 0) or max([others, *sizes.values()])
         for name, size in sizes.items():
             members = tuple(_members(name, size, stride, world, sizes))
             if max(members) < world:
-                made.groups[name] = members
+                made.group(name, members)
         made.groups.setdefault(WORLD, tuple(range(min(world, MOST_RANKS))))
-        unknown = {call.group for call in made.made if call.group not in made.groups}
-        for name in unknown:
-            for call in made.made:
-                if call.group == name and call.kind not in ("compute", "mark"):
-                    made.lose(f"members of '{name}' are not told", call.source, call.nbytes)
-        made.made = [call for call in made.made if call.group not in unknown]
         for what in (HALF, ORDER, FIRST):
             made.assumptions[what] = None
         return made.trace(0, world), tuple(made.assumptions)
@@ -194,6 +188,7 @@ def _whole(text: str) -> int | None:
 
 # SimAI
 
+MOST_LAYERS = 100_000
 HEADERS = ("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER", "MICRO", "DATA", "MODEL")
 COMMS = {
     "ALLREDUCE": "all_reduce",
@@ -220,14 +215,13 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
         found.sizes["dp"] = world // (tp * pp)
         if ep and not found.sizes["dp"] % ep:
             found.sizes["dp_ep"] = found.sizes["dp"] // ep
-    layers = [
-        (number, cells)
-        for number, line in enumerate(lines, 2)
-        if number > 2 and (cells := line.split())
-    ]
-    for number, cells in layers:
-        if len(cells) < 11:
-            raise UsageError(f"{stream.path}: line {number}: {len(cells)} of 12 cells", HINT)
+    layers = []
+    for number, line in enumerate(lines, 2):
+        if number > 2 and (cells := line.split()):  # the second line is how many there are
+            layers.append((number, cells[:12]))
+            if len(cells) < 11 or len(layers) > MOST_LAYERS:
+                what = f"{len(cells)} of 12 cells, layer {len(layers)} of {MOST_LAYERS:,} at most"
+                raise UsageError(f"{stream.path}: line {number}: {what}", HINT)
     for number, cells in layers:
         _phase(found, number, cells, "forward", 2, "tp")
     for number, cells in reversed(layers):

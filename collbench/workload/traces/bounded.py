@@ -129,6 +129,7 @@ VALUE = re.compile(
     rf'{_nested(DEEP)}|"(?:[^"\\]++|\\.)*+"|[^\s{{}}\[\],:"]++(?=[\s{{}}\[\],:"])'.encode(),
     re.DOTALL,
 )
+OR_DEEP = f"or has lists and objects more than {DEEP} deep"
 SPACE = re.compile(rb"[ \t\r\n]*+")
 
 
@@ -148,7 +149,7 @@ class Json:
     def __init__(self, stream: Stream, *lists: str) -> None:
         self.stream, self.lists = stream, lists
         self.header: dict[str, bytes] = {}
-        self._buffer, self._at, self._before = b"", 0, 0
+        self._buffer, self._at, self._before, self._held = b"", 0, 0, 0
 
     def __iter__(self) -> Iterator[Element]:
         first = self._next()
@@ -185,6 +186,9 @@ class Json:
                 yield from self._elements(key)
             else:
                 self.header[key] = self._value()
+                self._held += len(self.header[key]) + len(key)
+                if self._held > 2 * self.stream.limits.longest:
+                    raise self._refused("it has too much beside its lists")
             if self._closed(b"}"):
                 return
 
@@ -232,14 +236,14 @@ class Json:
         """The whole value that is next. Raises UsageError."""
         if self._next() in (b"", b"}", b"]", b",", b":"):
             raise self._refused("a value is missing")
+        longest = self.stream.limits.longest
         while not (found := VALUE.match(self._buffer, self._at)):
-            if len(self._buffer) - self._at > self.stream.limits.longest:
-                raise self._refused(
-                    f"a value has more than {self.stream.limits.longest:,} B, or lists and objects"
-                    f" {DEEP} deep"
-                )
+            if len(self._buffer) - self._at > longest:
+                raise self._refused(f"a value has more than {longest:,} B, {OR_DEEP}")
             if not self._fill():
-                raise self._refused("it ends within a value")
+                raise self._refused(f"it ends within a value, {OR_DEEP}")
+        if len(found[0]) > longest:
+            raise self._refused(f"a value has more than {longest:,} B")
         self._at = found.end()
         return found[0]
 

@@ -62,9 +62,10 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     found = _Found(stream.path)
     for number, (at, message) in enumerate(pb.messages(stream)):
-        if not number:  # metadata of the whole
-            continue
         try:
+            if not number:
+                found.about(message)
+                continue
             node = _node(message)
         except (pb.Broken, UnicodeDecodeError, struct.error) as e:
             raise stream.refused(at, f"node {number}: {first_line(e)}") from e
@@ -72,8 +73,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     made = found.made
     if made.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
-    backend = "" if made.made else "none"
-    return made.trace(rank_in(stream.path), found.world, backend=backend), tuple(made.assumptions)
+    return made.trace(rank_in(stream.path), found.world), tuple(made.assumptions)
 
 
 def _node(message: bytes) -> Node:
@@ -132,8 +132,16 @@ class _Found:
             if name in ("", "0"):
                 self.world = max(self.world, len(ranks))
                 name = WORLD  # noqa: PLW2901
-            self.made.groups[name] = tuple(ranks)
+            self.made.group(name, ranks)
         self._default = "0" if WORLD in self.made.groups else WORLD
+
+    def about(self, message: bytes) -> None:
+        """The metadata before all nodes, in which ``write`` tells the world."""
+        raw = [value for place, value in pb.fields(message) if place == 2]
+        said = dict(_attribute(value) for value in raw if isinstance(value, bytes))
+        self.world = max(self.world, _number(said, "world_size", MOST_RANKS, 0))
+        if self.world:
+            self.made.groups.setdefault(WORLD, tuple(range(self.world)))
 
     def take(self, node: Node) -> None:
         """A node, in the file's order."""
@@ -141,7 +149,6 @@ class _Found:
         if node.kind == METADATA:
             if "process_group:init" in node.name:
                 self._groups(node)
-            self.world = max(self.world, _number(said, "world_size", MOST_RANKS, 0))
             return
         if said.get("is_cpu_op") is True or node.kind not in (COMPUTE, SEND, RECV, COLLECTIVE):
             return
@@ -252,8 +259,7 @@ class _Found:
                 self._default = group.pg_name
                 self.world = max(self.world, len(ranks))
             name = WORLD if group.pg_name == self._default else group.pg_name[:200]
-            self.made.groups.setdefault(name, ranks)
-            self.made.described[name] = group.pg_desc
+            self.made.group(name, self.made.groups.get(name, ranks), group.pg_desc)
 
 
 class _Group(msgspec.Struct):

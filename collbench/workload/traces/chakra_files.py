@@ -34,10 +34,10 @@ def write(folder: Path, name: str, ranks: Sequence[RankTrace]) -> str:
     CannotRun."""
     numbers = _numbered(ranks)
     files.make(folder)
+    groups = {number: list(members) for members, number in numbers.items()}
+    files.save(folder / GROUPS, json.dumps(groups) + "\n", "", "--output")  # others' are kept
     for each in ranks:
         _save(folder / f"{name}.{each.rank}.et", b"".join(_messages(each, numbers)))
-    groups = {number: list(ranks) for ranks, number in numbers.items()}
-    files.save(folder / GROUPS, json.dumps(groups) + "\n", "{", "--output")
     return f"{counted(len(ranks), 'file')} {folder / name}.RANK.et, and groups in {GROUPS}"
 
 
@@ -67,8 +67,14 @@ def _numbered(ranks: Sequence[RankTrace]) -> dict[tuple[int, ...], str]:
 
 def _messages(rank: RankTrace, numbers: Mapping[tuple[int, ...], str]) -> Iterator[bytes]:
     """The messages of a rank's file."""
-    head = b"".join(_attribute(("written_by", STRING, MARK)))
-    yield pb.delimited(pb.field(1, VERSION) + pb.field(2, head))
+    head = pb.field(1, VERSION)
+    about: tuple[Attribute, ...] = (
+        ("written_by", STRING, MARK),
+        ("world_size", INT64, rank.world),
+    )
+    for attribute in about:
+        head += pb.field(2, b"".join(_attribute(attribute)))
+    yield pb.delimited(head)
     for number, (call, needs) in enumerate(zip(rank.calls, needed(rank.calls), strict=True), 1):
         if needs is None:
             continue
@@ -91,8 +97,12 @@ def needed(calls: Sequence[Call]) -> Iterator[list[int] | None]:
     real: dict[int, set[int]] = {}  # what stands for a call: itself, or what a wait is for
     for place, call in enumerate(calls):
         after = {each for before in call.after for each in real[before]}
-        if call.kind in ("wait", "mark"):
-            waited = (after if call.after else open_calls) if call.kind == "wait" else set()
+        if call.kind == "mark":  # nothing that takes time
+            real[place] = after
+            yield None
+            continue
+        if call.kind == "wait":
+            waited = after if call.after else open_calls
             frontier = frontier | waited
             open_calls = open_calls - waited
             real[place] = set(waited)
@@ -130,7 +140,10 @@ def _attributes(
             yield "duration_ns", UINT64, took
         return
     members = rank.groups.get(call.group) or tuple(range(rank.world))
-    yield "comm_size", INT64, call.nbytes // len(members) if call.kind in BLOCKS else call.nbytes
+    size = call.nbytes // len(members) if call.kind in BLOCKS else call.nbytes
+    if call.sends:
+        size = sum(call.sends) * DTYPES[call.dtype].size
+    yield "comm_size", INT64, size
     if call.group != WORLD:
         yield "pg_name", STRING, numbers[members]
         yield "pg_desc", STRING, call.group
@@ -149,11 +162,9 @@ def _attributes(
     if row.reduces:
         yield "reduction", STRING, call.op
     if row.uneven:
-        size = DTYPES[call.dtype].size
         yield "whole_size", INT64, call.nbytes
         yield "sends", INT64_LIST, call.sends
         yield "receives", INT64_LIST, call.receives
-        yield "comm_size", INT64, sum(call.sends) * size
 
 
 def _attribute(attribute: Attribute) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
+from collbench.workload.step import WORLD
 from collbench.workload.traces import (
     aicb,
     chakra,
@@ -127,12 +128,12 @@ SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode(
 # in the order in which a file is held against them
 FORMS = {
     "collbench": Form("collbench's own recording", _object("collbench_trace"), _never, _own),
+    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
     "flight": Form(
         "PyTorch's flight recorder",
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
         _flight,
     ),
-    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
     "et": Form("PyTorch's execution trace", _object("nodes", "schema"), _execution),
     "param": Form("PARAM's", _list("comms", "compute"), _streamed(param.read)),
     "aicb": Form(
@@ -240,4 +241,12 @@ def _ranks(
                 "take fewer ranks or steps",
             )
     world = max(each.world for each in from_file.values())
-    return tuple(replace(from_file[rank], world=world) for rank in sorted(from_file)), assumptions
+    ranks = [replace(from_file[rank], world=world) for rank in sorted(from_file)]
+    if any(
+        call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
+    ):
+        assumptions[
+            f"the group of all has {counted(world, 'rank')}, as far as these files tell"
+        ] = None
+    everyone = {WORLD: tuple(range(world))}
+    return tuple(replace(each, groups=everyone | each.groups) for each in ranks), assumptions

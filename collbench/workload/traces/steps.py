@@ -1,5 +1,5 @@
-"""Steps as traces, to be written in others' formats, and read beside them: each rank's program as
-calls, its groups by their names.
+"""Steps and schedules as traces, to be written in others' formats, and read beside them: each
+rank's program as calls, its groups by their names.
 
 Lanes, and bytes of memory that computation touches, have no place in a trace; one is replayed best
 as the step that it is (``collbench workload FILE``).
@@ -8,12 +8,16 @@ as the step that it is (``collbench workload FILE``).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collbench.core.errors import UsageError
 from collbench.workload import files
 from collbench.workload.step import WORLD, Op, Step
 from collbench.workload.traces.types import Call, RankTrace, Trace
+
+if TYPE_CHECKING:
+    from collbench.core.export import Message
+    from collbench.core.schedule import Schedule
 
 MOST = 4_000_000  # calls of all ranks
 
@@ -45,6 +49,43 @@ def of(step: Step) -> Trace:
             for rank in range(step.world)
         ),
         step.assumptions,
+    )
+
+
+def of_schedule(schedule: Schedule, nbytes: int) -> Trace:
+    """What each rank of a schedule sends and receives, for a collective of this size: messages that
+    wait for those whose data they carry. Raises UsageError."""
+    from collbench.core import export
+
+    everyone = {WORLD: tuple(range(schedule.n))}
+    title = f"{schedule.collective} {schedule.name}"
+    return Trace(
+        "schedule",
+        tuple(
+            RankTrace(
+                rank=rank,
+                world=schedule.n,
+                calls=tuple(map(_message, messages)),
+                groups=everyone,
+                source=title,
+            )
+            for rank, messages in enumerate(export.messages(schedule, nbytes))
+        ),
+    )
+
+
+def _message(message: Message) -> Call:
+    """A message as a call; a copy within the rank takes no time."""
+    if message.peer < 0:
+        return Call("mark", after=tuple(message.needs))
+    return Call(
+        kind="send" if message.sends else "recv",
+        nbytes=message.nbytes,
+        dtype="uint8",
+        peer=message.peer,
+        tag=message.step,
+        after=tuple(message.needs),
+        phase=f"step {message.step}",
     )
 
 
