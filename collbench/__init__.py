@@ -44,13 +44,16 @@ Raises UsageError for a name that no run has, CannotRun for what cannot be read.
 """
 
 
-def record(folder: str | PathLike[str], steps: int = 3, *, after: int = 0) -> Recorder:
+def record(
+    folder: str | PathLike[str], steps: int = 3, *, after: int = 0, optimizer: bool = True
+) -> Recorder:
     """Records what this job asks of the network, from here on, into a file of this rank in
     ``folder``, which ``collbench trace`` and ``collbench replay`` read.
 
     Of ``steps`` iterations, ``after`` so many that are not recorded: DDP's first two are unlike the
-    rest. An iteration ends where ``recorder.step()`` is called, or by itself when the optimizer has
-    made its step. As in
+    rest. An iteration ends where ``recorder.step()`` is called; where it is not, when the optimizer
+    has made its step. One that makes several an iteration needs ``optimizer=False``, and
+    ``recorder.step()``. As in
 
         recorder = collbench.record("trace/", steps=3, after=2)
 
@@ -62,4 +65,4 @@ def record(folder: str | PathLike[str], steps: int = 3, *, after: int = 0) -> Re
     """
     from collbench.run.recording import Recorder
 
-    return Recorder(folder, steps, after)
+    return Recorder(folder, steps, after, optimizer)

@@ -10,11 +10,11 @@ as Gloo's threads may need it.
 from __future__ import annotations
 
 import sys
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -36,6 +36,7 @@ TYPES = {
     torch.complex64: "float",
     torch.complex128: "double",
 }
+REDUCING = {name for name, row in COLLECTIVES.items() if row.reduces}
 # that return when what they started in C++ has ended
 BLOCKING = ("nn/parallel/distributed.py", "torch/distributed/utils.py")
 
@@ -95,43 +96,59 @@ def tensors(given: Any) -> Iterator[Tensor]:
             yield from tensors(each)
 
 
-def said(row: Row, given: Arguments) -> Said:
-    """What a call asks for."""
+def is_real(tensor: Tensor) -> bool:
+    """Whether it has data: those that compilers trace with have none."""
+    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type in DEVICES
+
+
+def said(row: Row, given: Arguments) -> Said | None:
+    """What a call asks for; None where that is nothing, as its tensors have no data."""
     group = ProcessGroup.unbox(given["process_group"])
     parts = [*tensors(given[row.whole])]
     first = next(tensors(given[row.fills]), parts[0] if parts else None)
+    if first is not None and not is_real(first):
+        return None
     device = first.device.type if first is not None else "cpu"
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
         return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
-    reduces = COLLECTIVES[row.kind].reduces if row.kind in COLLECTIVES else False
+    reduces = row.kind in REDUCING
     nbytes = sum(part.numel() * part.itemsize for part in parts)
     nbytes *= group.size() if row.times_members else 1
     fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
-    types = {part.dtype for part in parts} or {torch.uint8}
-    (dtype,) = types if len(types) == 1 else (None,)
-    fields["dtype"] = TYPES.get(dtype) if dtype else None  # type: ignore[arg-type]
     if reduces:
-        fields["op"] = REDUCTIONS[given["reduce_op"].op()]
-    why = ""
+        fields["op"] = given["reduce_op"]
+    why = _typed(fields, parts, reduces)
     if any(part.layout is not torch.strided for part in parts):
         why = f"{row.kind} of sparse tensors"
-    elif fields["dtype"] is None:
-        fields["dtype"] = "uint8"  # which moves the same bytes
-        told = str(dtype or "several types").removeprefix("torch.")
-        why = f"{row.kind} that reduces {told}" if reduces else ""
-        scale = next(iter(types)).itemsize if len(types) == 1 else 1
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(scale * count for count in fields[blocks])
-    elif dtype is not None and dtype.is_complex:
-        for blocks in {"sends", "receives"} & {*fields}:
-            fields[blocks] = tuple(2 * count for count in fields[blocks])
     return Said(fields, group, device, waits, why)
+
+
+def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
+    """Gives a call its datatype, and its blocks elements of that; why there is none, else
+    nothing."""
+    types = {part.dtype for part in parts} or {torch.uint8}
+    dtype = next(iter(types))
+    name = TYPES.get(dtype) if len(types) == 1 else None
+    if name is None and reduces:
+        told = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
+        return f"{fields['kind']} that reduces {told}"
+    fields["dtype"] = name or "uint8"  # which moves the same bytes
+    scale = dtype.itemsize // DTYPES[fields["dtype"]].size
+    for blocks in {"sends", "receives"} & {*fields}:
+        fields[blocks] = tuple(scale * count for count in fields[blocks])
+    return ""
+
+
+def reduction(op: Any) -> str:
+    """collbench's name of a reduction, of which the dispatcher takes long to tell."""
+    return op if isinstance(op, str) else REDUCTIONS[op.op()]
 
 
 def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
     """Root, peer, tag, and blocks of an exchange."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"peer": -1} if row.kind == "recv" else {}  # from anybody
     for name, field in (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag")):
         if name in given:
             found[field] = given[name]
@@ -163,16 +180,26 @@ def blocks_until_done(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_filename.endswith(BLOCKING)
 
 
-def line_of(frame: FrameType | None) -> str:
-    """The line of the program that made a call: the innermost that is not torch's."""
-    for _ in range(100):
-        if frame is None:
-            return ""
-        path = frame.f_code.co_filename
-        if not path.startswith((TORCH, "<")) and not path.endswith(WRAPPERS):
-            return f"{path.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_name}"[:200]
-        frame = frame.f_back
-    return ""
+class Lines:
+    """Lines of the program, by frames: what is known of their code is kept."""
+
+    def __init__(self) -> None:
+        self._torchs: dict[CodeType, bool] = {}
+
+    def line_of(self, frame: FrameType | None) -> str:
+        """The line of the program that made a call: the innermost that is not torch's."""
+        while frame is not None:
+            code = frame.f_code
+            torchs = self._torchs.get(code)
+            if torchs is None:
+                path = code.co_filename
+                torchs = path.startswith((TORCH, "<")) or path.endswith(WRAPPERS)
+                self._torchs[code] = torchs
+            if not torchs:
+                name = code.co_filename.rpartition("/")[2]
+                return f"{name}:{frame.f_lineno} {code.co_name}"[:200]
+            frame = frame.f_back
+        return ""
 
 
 class Told(Protocol):
@@ -193,9 +220,8 @@ class Interception:
 
     def __init__(self, told: Told) -> None:
         self._told = told
-        self._lock = threading.RLock()  # a signal's handler may come within
-        self._inside = 0  # calls that are being handed on
-        self._libraries: list[torch.library.Library] = []
+        self._inside: deque[None] = deque()  # one for each call that is being handed on
+        self._libraries: list[Any] = []
         self._replaced: list[tuple[type, str, Any]] = []
 
     def install(self) -> None:
@@ -203,15 +229,14 @@ class Interception:
         if torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", KEY):
             raise RuntimeError("there is a recording already, or another tool in its place")
         try:
-            library = torch.library.Library("c10d", "IMPL")
-            self._libraries.append(library)
             for name, row in OPERATORS.items():
-                operator = getattr(torch.ops.c10d, name).default
-                library.impl(name, self._function(operator, row), KEY, with_keyset=True)
-            library = torch.library.Library("_c10d_functional", "IMPL")
-            self._libraries.append(library)
-            library.impl("wait_tensor", self._tensor_wait(), KEY, with_keyset=True)
-            self._replace(Work, "wait", self._wait)
+                if hasattr(torch.ops.c10d, name):  # not all torches have all
+                    operator = getattr(torch.ops.c10d, name).default
+                    self._register("c10d", name, self._function(operator, row))
+            self._register("_c10d_functional", "wait_tensor", self._tensor_wait())
+            for kind in _kinds(Work):
+                if "wait" in kind.__dict__:
+                    self._replace(kind, "wait", self._wait)
             self._replace(ProcessGroup, "_start_coalescing", self._start_coalescing)
             self._replace(ProcessGroup, "_end_coalescing", self._end_coalescing)
         except BaseException:
@@ -235,14 +260,15 @@ class Interception:
             self._libraries.pop()._destroy()
         return True
 
+    def _register(self, of: str, name: str, function: Callable[..., Any]) -> None:
+        library: Any = torch.library.Library  # which has no types
+        self._libraries.append(made := library(of, "IMPL"))
+        made.impl(name, function, KEY, with_keyset=True)
+
     def _replace(self, owner: type, name: str, make: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]
         setattr(owner, name, make(original))
         self._replaced.append((owner, name, original))
-
-    def _handed_on(self, by: int) -> None:
-        with self._lock:
-            self._inside += by
 
     def _function(self, operator: Any, row: Row) -> Callable[..., Any]:
         arguments = operator._schema.arguments
@@ -251,7 +277,7 @@ class Interception:
         onward = _Onward(operator)
 
         def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
                 began = self._told.call_begins(row, given, sys._getframe(1))
@@ -260,7 +286,7 @@ class Interception:
                     self._told.call_returns(began, _work(result), row, given)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return called
 
@@ -268,7 +294,7 @@ class Interception:
         onward = _Onward(torch.ops._c10d_functional.wait_tensor.default)
 
         def waited(keys: Any, tensor: Tensor) -> Any:
-            self._handed_on(1)
+            self._inside.append(None)
             try:
                 began = self._told.tensor_wait_begins(tensor)
                 result = onward(keys, tensor)
@@ -276,7 +302,7 @@ class Interception:
                     self._told.wait_returns(began)
                 return result
             finally:
-                self._handed_on(-1)
+                self._inside.pop()
 
         return waited
 
@@ -309,6 +335,14 @@ class Interception:
             return result
 
         return end
+
+
+def _kinds(kind: type) -> Iterator[type]:
+    """A class and all that are made of it."""
+    yield kind
+    made: list[type] = kind.__subclasses__()
+    for each in made:
+        yield from _kinds(each)
 
 
 class _Onward:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
+from collbench.run.dispatched import reduction
 from collbench.workload.step import POINT_TO_POINT, WORLD
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Interval, Lost
@@ -43,20 +44,21 @@ class Seen:
         "done",
         "ends",
         "fields",
+        "future",
         "issued",
         "place",
         "task",
         "waits",
-        "watched",
         "work",
     )
 
     def __init__(self, fields: dict[str, Any], place: int, issued: int) -> None:
         self.fields, self.place, self.issued = fields, place, issued
         self.begins = self.ends = self.task = -1
-        self.waits = self.done = self.watched = False
+        self.waits = self.done = False
         self.device = "cpu"
         self.work: Work | None = None
+        self.future: Any = None  # of its work, until that is done
 
     def ended(self, now: int) -> None:
         """It has ended, at the latest ``now``; when it did so on a device is unknown."""
@@ -67,8 +69,11 @@ class Seen:
 
     @property
     def call(self) -> Call:
+        fields = self.fields
+        if "op" in fields:
+            fields = {**fields, "op": reduction(fields["op"])}
         return Call(
-            **self.fields,
+            **fields,
             issued_ns=self.issued,
             begins_ns=self.begins,
             ends_ns=self.ends,
@@ -164,11 +169,6 @@ class Program:
                 self._let_go(key)  # nobody waits for what is of the iteration before
             self._iteration = self._count
 
-    def unmark(self) -> None:
-        """The last iteration was none."""
-        with self._lock:
-            self._mark = None
-
     def _note_mark(self) -> None:
         if self._mark is not None:
             self._notes.append(own.Note(step=self._mark))
@@ -233,7 +233,7 @@ class Program:
             future = work.get_future()
         except RuntimeError:  # a library without: the end is known when the call is waited for
             return
-        call.watched = True
+        call.future = future
         group = call.fields["group"]
         with self._lock:
             if group not in self._observers:
@@ -247,7 +247,7 @@ class Program:
     def watching(self) -> bool:
         """Whether there are calls whose end is still to be learned."""
         with self._lock:
-            return any(seen.watched and not seen.done for seen in self._held)
+            return any(seen.future is not None for seen in self._held)
 
     def ready(self) -> list[Line]:
         """What can be written: no call before it may still change."""
@@ -278,7 +278,9 @@ class Program:
 
 
 def _is_done(call: Seen) -> bool:
-    return call.work is not None and call.work.is_completed()
+    """Whether those who wait for its future have gone on; its work says so a little later."""
+    future = call.future
+    return call.done if future is None else bool(future.done())
 
 
 def _observe(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -> None:
@@ -291,4 +293,5 @@ def _observe(observed: queue.SimpleQueue[tuple[Seen, Any] | None], now: Clock) -
             seen.done = True
         else:
             seen.ended(now())
+        seen.future = None
         del each, seen, future  # what they hold is the job's

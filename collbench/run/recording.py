@@ -23,8 +23,8 @@ What it cannot see: when a device moves data (``ends_ns`` is unknown there) and 
 ``Work.get_future().wait()``; the end of messages of Gloo that are not waited for; calls that pass
 by torch.distributed (NCCL, MPI or NVSHMEM called directly, symmetric memory), calls of a Python
 ``ProcessGroup`` with methods of its own, and those that a captured CUDA graph repeats. Calls that a
-library makes within one (Gloo's barrier is an all_reduce) are the one call. Subclasses' tensors
-with a size on no device, as in tracing, are left out.
+library makes within one (Gloo's barrier is an all_reduce) are the one call. Tensors without data,
+as compilers trace with, are left out.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from collbench.core import files
 from collbench.core.errors import first_line
 from collbench.run.dispatched import (
-    DEVICES,
     Arguments,
     Interception,
+    Lines,
     Row,
     blocks_until_done,
-    line_of,
+    is_real,
     said,
     tensors,
 )
@@ -80,7 +80,7 @@ def harmless(
     warning where it fails: nothing that goes wrong in here reaches the job."""
 
     @wraps(method)
-    def guarded(recorder: Recorder, *args: P.args, **kwargs: P.kwargs) -> T | None:
+    def guarded(recorder: Recorder, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         if recorder.over or os.getpid() != recorder.pid:
             return None
         try:
@@ -95,16 +95,20 @@ def harmless(
 class Recorder:
     """A recording of this process's rank, from its making on; a context, which ends it.
 
-    An iteration ends with ``step()``, or by itself with each step of the optimizer that is the
-    first to make one. ``after`` so many iterations it begins, and ends ``steps`` later.
+    An iteration ends with ``step()``; until that is called first, with each step of the optimizer
+    that is the first to make one (``optimizer``). ``after`` so many iterations it begins, and ends
+    ``steps`` later.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], steps: int, after: int) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], steps: int, after: int, optimizer: bool = True
+    ) -> None:
         self.pid, self.over = os.getpid(), False
         self._folder, self._steps, self._after = folder, steps, after
+        self._of_optimizer = optimizer
         self._now = clock()
         self._program = Program(self._now)
-        self._interception = Interception(self)
+        self._interception, self._lines = Interception(self), Lines()
         self._began = -1  # this iteration, while recording
         self._passed, self._by_hand = 0, False
         self._optimizer: int | None = None
@@ -113,6 +117,7 @@ class Recorder:
         self._wake = threading.Event()
         self._local = threading.local()
         self._about: RankTrace | None = None
+        self._told = False  # that it failed
         self._start()
 
     def __enter__(self) -> Self:
@@ -125,10 +130,12 @@ class Recorder:
 
     def step(self) -> None:
         """An iteration ends here."""
-        if not self._by_hand:  # the optimizer's may have ended the first already
-            self._by_hand, self._passed = True, 0
-            self._program.unmark()
-        self._iterated()
+        by_optimizer, self._by_hand = 0 if self._by_hand else self._passed, True
+        if by_optimizer > 1:
+            told = f"{by_optimizer} steps of the optimizer were one iteration: optimizer=False"
+            self.give_up(told)
+        if by_optimizer != 1:  # else its step has ended this iteration already
+            self._iterated()
 
     def close(self) -> None:
         """Ends it, and returns when all is written."""
@@ -142,10 +149,11 @@ class Recorder:
 
     def give_up(self, error: BaseException | str) -> None:
         """Ends it with a warning; the job goes on."""
-        if self.over:
-            return
         self.over = True
         self._wake.set()
+        if self._told:
+            return
+        self._told = True
         self._program.lose("the recorder failed: what came later is not in it", calls=0)
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
         told = f"collbench.record: {why}; nothing more is recorded, the job goes on"
@@ -161,7 +169,8 @@ class Recorder:
         if not dist.is_available():
             raise RuntimeError("this torch has no torch.distributed")
         files.make(Path(self._folder))
-        self._hook = register_optimizer_step_post_hook(self._optimized)
+        if self._of_optimizer:
+            self._hook = register_optimizer_step_post_hook(self._optimized)
         atexit.register(self.close)
         if self._after == 0:
             self._begin()
@@ -179,7 +188,7 @@ class Recorder:
 
     def _iterated(self) -> None:
         if self.over:  # by a failure: hooks go where no call is under way
-            self._end()
+            self._end(patience=0)
         self._count_iteration()
 
     @harmless
@@ -194,13 +203,13 @@ class Recorder:
         elif self._passed >= self._after:
             self._begin()
 
-    def _end(self) -> None:
+    def _end(self, patience: float = 1.0) -> None:
         """Ends the recording; the rest is written beside the job."""
         try:
             if self._hook is not None:
                 self._hook.remove()
                 self._hook = None
-            if not self._interception.remove():
+            if not self._interception.remove(patience):
                 self.give_up("another thread is within a call, so that hooks stay in place")
             if self._writer is None:
                 self.give_up("no iteration ended: is recorder.step() called in each?")
@@ -212,13 +221,13 @@ class Recorder:
     @harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Seen | None:
         what = said(row, given)
-        if what.device not in DEVICES:
+        if what is None:
             return None
         if self._about is None:
             self._about = _about()
         task = torch._C._current_graph_task_id()
         backward = {"phase": "backward"} if task != -1 else {}
-        fields = {**what.fields, **backward, "source": line_of(frame)}
+        fields = {**what.fields, **backward, "source": self._lines.line_of(frame)}
         seen = self._local.last = self._program.add(fields, what.group, what.why)
         if seen is None:
             return None
@@ -264,7 +273,7 @@ class Recorder:
 
     @harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:
-        call = self._program.filled(tensor)
+        call = self._program.filled(tensor) if is_real(tensor) else None
         return Waiting(self._program.wait([call]), [call], None) if call else None
 
     @harmless
@@ -311,8 +320,9 @@ class Recorder:
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)
             file = self._written(file, self._program.rest())
+            if file is None:
+                self.give_up("no call between ranks was made, so that there is no file")
         except Exception as e:
-            self.over = False
             self.give_up(e)
         finally:
             self._program.close()

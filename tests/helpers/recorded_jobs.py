@@ -50,7 +50,7 @@ def train(model: nn.Module, iterations: int, each: Callable[[], None] = lambda: 
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     for _ in range(iterations):
-        model(torch.randn(5, WIDTH)).square().sum().backward()
+        model(torch.randn(5, WIDTH).requires_grad_()).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         each()
@@ -119,8 +119,10 @@ def calls(folder: str) -> Any:
         dist.all_to_all_single(torch.empty(4), torch.ones(4))
         if rank == 0:
             dist.send(torch.ones(9), 1, tag=5)
+            dist.send(torch.ones(10), 1, tag=6)
         else:
             dist.recv(torch.empty(9), 0, tag=5)
+            dist.recv(torch.empty(10), tag=6)  # from anybody
         ops = [dist.P2POp(dist.isend, torch.ones(2), other)]
         ops += [dist.P2POp(dist.irecv, torch.empty(2), other)]
         for work in dist.batch_isend_irecv(ops):
@@ -196,6 +198,15 @@ def unwritable(folder: str) -> Any:
     return {"warned": warned(seen), **left()}
 
 
+def twice(folder: str) -> Any:
+    """A recording within another: the second is none."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with collbench.record(folder), collbench.record(f"{folder}-second"):
+            dist.all_reduce(torch.ones(4))
+    return {"warned": warned(seen), **left()}
+
+
 def strict(folder: str) -> Any:
     """Where warnings are errors."""
     with warnings.catch_warnings():
@@ -246,6 +257,7 @@ JOBS: tuple[Callable[[str], Any], ...] = (
     broken,
     full,
     unwritable,
+    twice,
     strict,
     killed,
 )

@@ -13,7 +13,6 @@ from recorded import Told, as_model, told
 from collbench.workload.layout import Layout
 from collbench.workload.patterns.data import Ddp, ddp
 from collbench.workload.patterns.fsdp import Fsdp2, fsdp2
-from collbench.workload.step import Step
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, RankTrace, Trace
 
@@ -46,10 +45,6 @@ def asked(calls: list[Call]) -> list[Told]:
     return [Told(call.kind, call.nbytes, call.dtype) for call in calls]
 
 
-def pattern(step: Step) -> list[Told]:
-    return told(step)
-
-
 def test_ddps_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
     step = ddp(
         as_model(jobs.Layers(buffers=True)), Layout(dp=RANKS), Ddp(bucket_cap_mb=jobs.CAP_MB)
@@ -57,7 +52,7 @@ def test_ddps_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
     for rank in all_jobs.trace("ddp").ranks:
         assert len(rank.steps) == 2
         for span in rank.steps:
-            assert asked(talk(rank, span)) == pattern(step)
+            assert asked(talk(rank, span)) == told(step)
 
 
 def test_ddp_has_several_buckets_and_waits_for_them_at_the_end_of_backward(all_jobs: Jobs) -> None:
@@ -80,7 +75,7 @@ def test_every_calls_times_are_known_and_in_order(all_jobs: Jobs) -> None:
 def test_fsdp2s_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
     step = fsdp2(as_model(jobs.Layers()), Layout(dp=RANKS), Fsdp2())
     for rank in all_jobs.trace("fsdp2").ranks:
-        assert asked(talk(rank)) == pattern(step)
+        assert asked(talk(rank)) == told(step)
 
 
 def test_blocks_of_exchanges_are_those_that_were_sent(all_jobs: Jobs) -> None:
@@ -139,6 +134,7 @@ def test_messages_have_peers_and_tags(all_jobs: Jobs) -> None:
         found = [(c.kind, c.peer, c.tag, c.nbytes, c.waits) for c in messages]
         assert found == [
             (first, other, 5, 36, True),
+            (first, other, 6, 40, True),
             ("send", other, 0, 8, False),
             ("recv", other, 0, 8, False),
         ]
@@ -169,7 +165,7 @@ def test_threads_lose_nothing(all_jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ddp", "calls", "threads", "broken", "full", "unwritable", "strict"]
+    "name", ["ddp", "calls", "threads", "broken", "full", "unwritable", "twice", "strict"]
 )
 def test_nothing_is_left_behind(name: str, all_jobs: Jobs) -> None:
     for rank in all_jobs.told:
@@ -177,7 +173,12 @@ def test_nothing_is_left_behind(name: str, all_jobs: Jobs) -> None:
         assert left == {"hooks": [], "wrapped": [], "threads": []}
 
 
-FAILURES = {"broken": "planted", "full": "No space left on device", "unwritable": "unwritable"}
+FAILURES = {
+    "broken": "planted",
+    "full": "No space left on device",
+    "unwritable": "unwritable",
+    "twice": "already",
+}
 
 
 @pytest.mark.parametrize("name", FAILURES)

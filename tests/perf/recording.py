@@ -1,0 +1,212 @@
+"""What recording a training job costs its steps.
+
+``python tests/perf/recording.py --output reports/recording.md`` (make perf). Two ranks of Gloo on
+this machine train with torch's DDP and FSDP2; blocks of steps that are recorded, and two of steps
+that are not, take turns in an order that is shuffled for each round. A block begins when its ranks
+have met; its time is that of the slower rank. What is compared are recorded blocks to one kind of
+unrecorded ones, and, as a control, these to the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import collbench
+from collbench.machine import environment
+from collbench.records.paired import shift
+from collbench.workload.traces import own
+
+RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 2, 1024, 8, 6, 0.02
+BLOCKS = ("plain", "control", "recorded")
+
+
+class Job(NamedTuple):
+    """A model's way of being parallel, with the rows of a batch."""
+
+    words: str
+    cap_mb: float = 0  # of DDP's buckets; FSDP2 without
+    rows: int = 64
+
+
+JOBS = {
+    "ddp": Job("DDP, buckets of 25 MiB", 25),
+    "small": Job("DDP, a bucket for each parameter", 0.001),
+    "fsdp2": Job("FSDP2, layer by layer"),
+}
+PAGE = f"""# What recording costs
+
+`collbench.record` around steps of torch's own data parallelism on {RANKS} ranks of Gloo, {LAYERS}
+linear layers of {WIDTH} x {WIDTH} (32 MiB of gradients), each rank on a core of its own with all
+its threads; {{machine}}. Made by
+`python tests/perf/recording.py`. In each of {{rounds}} rounds three blocks of {STEPS} steps take
+turns in an order that is shuffled: one is recorded, two are not. *calls* are of
+a step; *recorded* is the ratio of a
+recorded block to the plain one of its round, *control* that of the two that are not recorded, each
+the median over rounds with its 95 % interval (signed ranks). A recorded block's time has all of the
+recording but its beginning (`begin`, which puts the hooks in place) and its end (`end`, which waits
+for the disk), which are once a recording, but that of the threads that see calls end. *CPU* is the
+ratio of *recorded* in CPU time of both ranks, with all threads. The goal is less than {GOAL:.0%}.
+
+| job | step | calls | recorded [95 %] | control [95 %] | CPU [95 %] | within | begin | end |
+|---|--:|--:|--:|--:|--:|---|--:|--:|
+{{rows}}
+
+*within* says `met` where the whole interval of *recorded* lies below {1 + GOAL:.2f}, `not met`
+where it lies above, and else that these rounds do not tell.
+"""
+
+
+def made(job: Job) -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    if job.cap_mb:
+        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=job.cap_mb)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+class Rank:
+    """One rank of a job, whose blocks are timed."""
+
+    def __init__(self, job: Job) -> None:
+        self.model, self.job = made(job), job
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.once: dict[str, list[float]] = {"begin": [], "end": []}
+
+    def step(self) -> None:
+        self.model(torch.ones(self.job.rows, WIDTH)).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def block(self, kind: str, folder: str) -> list[float]:
+        """The seconds of a block's steps, of the slower rank, and of both ranks' CPUs."""
+        began = time.perf_counter()
+        recording: Any = nullcontext()
+        if kind == "recorded":
+            recording = collbench.record(folder, steps=STEPS + 1)
+        began, before = time.perf_counter(), began
+        dist.barrier()
+        start, used = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            self.step()
+            if kind == "recorded":
+                recording.step()
+        end, used = time.perf_counter(), time.process_time() - used
+        if kind == "recorded":
+            recording.close()
+            self.once["begin"].append(began - before)
+            self.once["end"].append(time.perf_counter() - end)
+        took, cpu = (torch.tensor([each], dtype=torch.float64) for each in (end - start, used))
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        dist.all_reduce(cpu)
+        return [took.item(), cpu.item()]
+
+
+def rank(name: str, folder: str, rounds: int, store: str, number: int) -> None:
+    """What a rank does; the first writes the row."""
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[number]})
+    where = f"file://{store}"
+    dist.init_process_group("gloo", init_method=where, rank=number, world_size=RANKS)
+    one = Rank(JOBS[name])
+    for _ in range(SETTLED):
+        one.step()
+    order = random.Random(1)
+    blocks: dict[str, list[list[float]]] = {kind: [] for kind in BLOCKS}
+    for _ in range(rounds):
+        for kind in order.sample(BLOCKS, len(BLOCKS)):
+            blocks[kind].append(one.block(kind, folder))
+    if number == 0:
+        trace = own.read_rank(Path(folder) / own.name(0))
+        calls = sum(call.kind not in ("wait", "barrier") for call in trace.calls) / STEPS
+        print(row(name, blocks, calls, one.once), flush=True)
+    dist.barrier()
+    os._exit(0)
+
+
+def ratios(blocks: dict[str, list[list[float]]], kind: str, which: int) -> list[float]:
+    """Blocks of a kind over plain ones: the ratio and its interval."""
+    pairs = zip(blocks[kind], blocks["plain"], strict=True)
+    found = shift([math.log(a[which] / b[which]) for a, b in pairs])
+    return [math.exp(each) for each in (found.estimate, found.lo, found.hi)]
+
+
+def row(
+    name: str, blocks: dict[str, list[list[float]]], calls: float, once: dict[str, list[float]]
+) -> str:
+    """A line of the table."""
+    step = statistics.median(took for took, _ in blocks["plain"]) / STEPS
+    which = {"recorded": ("recorded", 0), "control": ("control", 0), "CPU": ("recorded", 1)}
+    ratio = {words: ratios(blocks, *each) for words, each in which.items()}
+    _, low, high = ratio["recorded"]
+    met = "met" if high < 1 + GOAL else "not met" if low > 1 + GOAL else "not told"
+    told = [f"{r[0]:.4f} [{r[1]:.4f}, {r[2]:.4f}]" for r in ratio.values()]
+    spent = [f"{1e3 * statistics.median(once[which]):.1f} ms" for which in ("begin", "end")]
+    cells = [JOBS[name].words, f"{1e3 * step:.0f} ms", f"{calls:.0f}", *told, met, *spent]
+    return f"| {' | '.join(cells)} |"
+
+
+def measured(name: str, rounds: int) -> str:
+    """The row of a job."""
+    folder = tempfile.mkdtemp()
+    try:
+        words = [sys.executable, __file__, "--job", name, "--rounds", str(rounds)]
+        environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        started = [
+            subprocess.Popen(
+                [*words, "--output", folder, "--rank", str(number)],
+                env=environ,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(RANKS)
+        ]
+        told = [process.communicate()[0] for process in started]
+    finally:
+        shutil.rmtree(folder)
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{name}: a rank failed")
+    return told[0].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--job", choices=JOBS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.rank is not None:
+        folder = str(asked.output)
+        return rank(asked.job, f"{folder}/trace", asked.rounds, f"{folder}/store", asked.rank)
+    rows = [measured(name, asked.rounds) for name in JOBS if asked.job in (None, name)]
+    about = environment.gather()
+    machine = (
+        f"{about['cpu'].get('model')}, {environment.core_count()} cores, Linux {about['kernel']},"
+        f" torch {about['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}"
+    )
+    page = PAGE.format(machine=machine, rounds=asked.rounds, rows="\n".join(rows))
+    asked.output.write_text(page)
+
+
+if __name__ == "__main__":
+    main()

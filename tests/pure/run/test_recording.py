@@ -1,0 +1,209 @@
+"""Recording on torch's fake process group: what Gloo does not have, limits, and iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from recorded import fake_group
+from torch import nn
+
+import collbench
+from collbench.run import recorded
+from collbench.run.dispatched import OPERATORS
+from collbench.workload.traces import own
+from collbench.workload.traces.types import Call, Lost, RankTrace
+
+RANKS = 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    with fake_group(RANKS):
+        yield
+
+
+def test_every_operator_of_torch_that_takes_a_group_is_known() -> None:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("c10d::")]
+    schemas = {name.removeprefix("c10d::"): torch._C._get_schema(name, "") for name in names}
+    assert {name for name, of in schemas.items() if "ProcessGroup" in str(of)} == {*OPERATORS}
+
+
+def read(folder: Path) -> RankTrace:
+    return own.read_rank(folder / own.name(0))
+
+
+def briefly(calls: tuple[Call, ...]) -> list[tuple[object, ...]]:
+    return [(call.kind, call.nbytes, call.dtype, call.op) for call in calls]
+
+
+def test_calls_that_are_coalesced_are_each_recorded(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.group.WORLD._start_coalescing(torch.device("cpu"))  # type: ignore[union-attr]
+        dist.all_gather_single(torch.empty(16), torch.ones(2), async_op=True)
+        dist.all_gather_single(torch.empty(24), torch.ones(3), async_op=True)
+        work = dist.group.WORLD._end_coalescing(torch.device("cpu"))  # type: ignore[union-attr]
+        work.wait()
+    found = read(tmp_path).calls
+    assert [call.nbytes for call in found[:2]] == [64, 96]
+    assert [(call.kind, call.after) for call in found[2:]] == [("wait", (0, 1))]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_tensors_of_one_call_are_its_size(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)])
+    assert briefly(read(tmp_path).calls) == [("all_reduce", 20, "float", "sum")]
+
+
+def test_datatypes_that_collbench_lacks_move_as_bytes(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.broadcast(torch.ones(3, dtype=torch.int16), 0)
+        counts = [1] * RANKS
+        x = torch.ones(RANKS, dtype=torch.int16)
+        dist.all_to_all_single(x.clone(), x, counts, counts)
+    first, second = read(tmp_path).calls
+    assert briefly((first,)) == [("broadcast", 6, "uint8", "none")]
+    assert (second.dtype, second.sends) == ("uint8", (2,) * RANKS)
+
+
+def test_complex_numbers_are_two_real_ones(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(3, dtype=torch.complex64))
+    assert briefly(read(tmp_path).calls) == [("all_reduce", 24, "float", "sum")]
+
+
+def test_compiled_code_is_recorded_and_its_tracing_is_not(tmp_path: Path) -> None:
+    functional = torch.ops._c10d_functional
+    with collbench.record(tmp_path):
+        compiled = torch.compile(
+            lambda x: functional.wait_tensor(functional.all_reduce(x * 2, "sum", "0")) + 1,
+            backend="aot_eager",
+        )
+        compiled(torch.ones(5))
+    found = read(tmp_path)
+    assert [(call.kind, call.nbytes, call.after) for call in found.calls] == [
+        ("all_reduce", 20, ()),
+        ("wait", 0, (0,)),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_calls_without_data_are_none(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(4, device="meta"))
+        dist.barrier()
+    assert [call.kind for call in read(tmp_path).calls] == ["barrier"]
+
+
+def test_what_cannot_be_told_is_counted(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(3, dtype=torch.int16))
+        dist.all_reduce(torch.ones(3))
+    found = read(tmp_path)
+    assert briefly(found.calls) == [("all_reduce", 12, "float", "sum")]
+    assert found.lost == (Lost("all_reduce that reduces int16", 1, 6),)
+
+
+@pytest.mark.parametrize("limit", ["MOST_CALLS", "MOST_HELD"])
+def test_more_calls_than_memory_may_have_are_counted(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, limit, 3)
+    works = []
+    with collbench.record(tmp_path):
+        works += [dist.isend(torch.ones(1), 1) for _ in range(5)]  # held: nobody waits
+    found = read(tmp_path)
+    assert len(found.calls) == 3
+    assert [(lost.calls, lost.nbytes) for lost in found.lost] == [(2, 8)]
+    assert "more than 3 calls" in found.lost[0].why
+
+
+def test_a_group_of_some_ranks_is_told_with_them_and_its_name(tmp_path: Path) -> None:
+    some = dist.new_group([0, 3, 5], group_desc="experts")
+    with collbench.record(tmp_path):
+        dist.broadcast(torch.ones(1), 3, group=some)
+    found = read(tmp_path)
+    (call,) = found.calls
+    assert found.groups[call.group] == (0, 3, 5)
+    assert found.described[call.group] == "experts"
+    assert call.root == 1
+
+
+def test_the_header_says_whose_it_is(tmp_path: Path) -> None:
+    with collbench.record(tmp_path):
+        dist.barrier()
+    found = read(tmp_path)
+    assert (found.rank, found.world, found.backend) == (0, RANKS, "fake")
+
+
+def train(iterations: int, optimizers: int) -> None:
+    weights = nn.Parameter(torch.ones(2))
+    made = [torch.optim.SGD([weights], lr=0.1) for _ in range(optimizers)]
+    for number in range(iterations):
+        dist.all_reduce(torch.ones(number + 1))
+        weights.grad = torch.ones(2)
+        for optimizer in made:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_iterations_end_with_the_first_optimizers_steps(optimizers: int, tmp_path: Path) -> None:
+    recorder = collbench.record(tmp_path, steps=2, after=1)
+    train(5, optimizers)
+    recorder.close()
+    found = read(tmp_path)
+    assert [call.nbytes for call in found.calls] == [8, 12]
+    assert len(found.steps) == 2
+
+
+def by_hand(folder: Path, after: int, times: int, optimizer: bool) -> RankTrace:
+    """Two of five iterations in which the optimizer makes several steps."""
+    weights = nn.Parameter(torch.ones(2))
+    made = torch.optim.SGD([weights], lr=0.1)
+    with collbench.record(folder, steps=2, after=after, optimizer=optimizer) as recorder:
+        for number in range(5):
+            for _ in range(times):
+                dist.all_reduce(torch.ones(number + 1))
+                weights.grad = torch.ones(2)
+                made.step()
+            recorder.step()
+    return read(folder)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("after", [0, 1])
+def test_iterations_end_where_the_program_says(after: int, times: int, tmp_path: Path) -> None:
+    found = by_hand(tmp_path, after, times, optimizer=times == 1)
+    sizes = [[4 * (after + 1)] * times, [4 * (after + 2)] * times]
+    assert [
+        [call.nbytes for call in found.calls if begin <= call.issued_ns < end]
+        for begin, end in found.steps
+    ] == sizes
+
+
+def test_an_optimizer_with_several_steps_an_iteration_is_told(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match=r"2 steps .* one iteration: optimizer=False"):
+        by_hand(tmp_path, 0, 3, optimizer=True)
+
+
+def test_where_no_iteration_ends_a_warning_says_what_to_do(tmp_path: Path) -> None:
+    with (
+        pytest.warns(RuntimeWarning, match=r"is recorder.step\(\) called"),
+        collbench.record(tmp_path, after=1),
+    ):
+        dist.barrier()
+
+
+def test_a_job_without_calls_is_told_that_there_is_no_file(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="no call between ranks"), collbench.record(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"after": -1}])
+def test_wrong_arguments_are_a_warning(given: dict[str, int], tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="steps is from 1 on"):
+        collbench.record(tmp_path, **given).close()
