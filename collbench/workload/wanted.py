@@ -57,7 +57,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     def _on(self, ranks: int, told: bool) -> Step:
         try:
-            return self.made(None if self.group or Path(self.name).suffix else ranks)
+            alone = self.group or (not self.step and Path(self.name).suffix)
+            return self.made(None if alone else ranks)
         except UsageError:
             if told:
                 raise

@@ -106,6 +106,13 @@ def test_what_cannot_be_replayed_is_told_in_two_lines(name: str, bare, tmp_path:
     assert len(more) <= 1
 
 
+def test_a_folder_may_have_any_name(bare, tmp_path: Path) -> None:
+    path = job(tmp_path / "job.v2.jsonl", STEP, STEP)
+    done = bare("replay", str(path), "-g", "3", "--dry-run")
+    assert (done.returncode, "3 ranks: replay:job.v2.jsonl has 2" in done.stderr) == (2, True)
+    assert bare("replay", str(path), "--dry-run").returncode == 0
+
+
 def test_what_is_missing_may_be_assumed_and_is_said(bare, tmp_path: Path) -> None:
     path = job(tmp_path / "job", STEP, world=4)
     done = bare("replay", str(path), "--assume-symmetric", "--show", "--format", "json")

@@ -85,7 +85,7 @@ def _execution(path: Path, asked: _Asked) -> Told:
 
 def _own(paths: Sequence[Path], asked: _Asked) -> Trace:
     """What collbench recorded."""
-    from collbench.workload.traces import own  # type: ignore[attr-defined]
+    from collbench.workload.traces import own
 
     trace: Trace = own.read(paths)
     return trace
