@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
@@ -620,3 +622,61 @@ def test_places_of_waits_are_of_operations_before() -> None:
     waits = [(at, op.after) for at, op in enumerate(ops(step)) if op.kind == "wait"]
     assert all(each < at for at, after in waits for each in after)
     assert all(a.kind != b.kind for a, b in pairwise(ops(step)))
+
+
+NS = st.integers(-1, 5_000)
+PLACE = st.integers(-1, 3)
+CALLS = st.builds(
+    Call,
+    kind=st.sampled_from(["all_reduce", "all_to_allv", "all_to_all", "gather", "send", "recv"])
+    | st.sampled_from(["wait", "compute", "mark", "barrier", "all_shout"]),
+    group=st.sampled_from(["", "g", "h"]),
+    nbytes=st.sampled_from([0, 4, 8, 5]),
+    dtype=st.sampled_from(["float", "float", "double", "posit"]),
+    op=st.sampled_from(["none", "sum", "max"]),
+    root=PLACE,
+    peer=PLACE,
+    sends=st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    receives=st.lists(st.integers(0, 3), max_size=3).map(tuple),
+    number=PLACE,
+    issued_ns=NS,
+    begins_ns=NS,
+    ends_ns=NS,
+    after=st.lists(st.integers(0, 9), max_size=2).map(tuple),
+    waits=st.booleans(),
+)
+ASKED = st.builds(
+    Asked,
+    ranks=st.sampled_from(["", "0", "0-1"]),
+    iteration=st.sampled_from(["", "0", "0-1"]),
+    assume_symmetric=st.booleans(),
+    assume_even=st.booleans(),
+    rebalance=st.sampled_from(["", "mean"]),
+    partial=st.booleans(),
+)
+
+
+@drawn(
+    calls=st.lists(st.lists(CALLS, max_size=8), min_size=1, max_size=2),
+    ranks=st.sets(st.integers(0, 2), min_size=1),
+    steps=st.sampled_from([(), ((0, 2_000), (2_000, 5_000)), ((9, 2),)]),
+    busy=st.sampled_from([(), ((5, 70), (100, 3_000))]),
+    asked=ASKED,
+)
+def test_whatever_a_trace_says_it_is_a_step_or_refused(
+    calls: list[list[Call]],
+    ranks: set[int],
+    steps: tuple[Interval, ...],
+    busy: tuple[Interval, ...],
+    asked: Asked,
+) -> None:
+    each = [
+        RankTrace(k, 3, tuple(calls[k % len(calls)]), {"g": (0, 1)}, steps=steps, busy=busy)
+        for k in sorted(ranks)
+    ]
+    try:
+        step = step_of(Trace("test", tuple(each)), asked)
+    except UsageError as e:
+        assert e.message
+    else:
+        assert sum(op.communicates for program in step.programs for op in program.ops)
