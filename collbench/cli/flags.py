@@ -95,8 +95,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--to",
             help=(
                 "msccl (XML), msccl-executor (the same for msccl-executor-nccl and RCCL), goal"
-                " (LogGOPSim), dot (Graphviz), json, or chakra (traces for simulators, a file a"
-                " rank, into the folder -o)."
+                " (LogGOPSim), dot (Graphviz), json, or chakra (a trace a rank, in folder -o)."
             ),
         ),
         "nbytes": Option("--bytes", help="Size of the collective, for goal and chakra."),

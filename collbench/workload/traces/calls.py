@@ -71,6 +71,7 @@ TYPES = {
 }
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one"
+NO_RANK = "the file does not tell its rank, which is taken for 0"
 MOST = 1 << 62
 MOST_LOSSES = 100  # of reasons that are told
 MOST_CALLS = 2_000_000  # of a rank
@@ -88,8 +89,8 @@ class Said(NamedTuple):
     at: str
     group: str = WORLD
     n: int = 0
-    sends: tuple[int, ...] = ()
-    receives: tuple[int, ...] = ()
+    sends: tuple[int, ...] | None = ()  # None where their list is cut
+    receives: tuple[int, ...] | None = ()
     root: int = -1
     peer: int = -1
 
@@ -184,18 +185,25 @@ class Calls:
         **fields: str,
     ) -> RankTrace:
         """The rank's trace; its groups are those that it is in. Raises UsageError."""
-        moved = self._drop_unknown()
+        if rank < 0:
+            rank = 0
+            self.assumptions[NO_RANK] = None
         members = [max(ranks) for ranks in self.groups.values() if ranks]
-        world = max(world, rank + 1 if rank >= 0 else 0, 1 + max(members, default=-1))
+        world = max(world, rank + 1, 1 + max(members, default=-1))
         if world > MOST_RANKS:
             raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
-        mine = {k: v for k, v in self.groups.items() if rank in v or rank < 0}
+        self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
+        moved = self._drop_unknown()
         return RankTrace(
-            rank=max(rank, 0),
+            rank=rank,
             world=world,
             calls=tuple(self.made),
-            groups=mine,
-            described={k: printable(v)[:200] for k, v in self.described.items() if k in mine},
+            groups=self.groups,
+            described={
+                name: printable(words)[:200]
+                for name, words in self.described.items()
+                if words and name in self.groups
+            },
             steps=tuple(steps),
             busy=tuple(busy),
             marked=tuple((moved[first], moved[end]) for first, end in marked),
@@ -205,8 +213,8 @@ class Calls:
         )
 
     def _drop_unknown(self) -> list[int]:
-        """Loses the calls of groups whose members are not told, but of that of all, and waits for
-        them: how many are left before each place."""
+        """Loses the calls of groups of which the rank is not known to be one, but of that of all,
+        and waits for them: how many are left before each place."""
         unknown = {call.group for call in self.made} - {WORLD, *self.groups}
         if not unknown:
             return [*range(len(self.made) + 1)]
@@ -217,7 +225,7 @@ class Calls:
             moved.append(len(made))
             after = tuple(places[each] for each in call.after if each in places)
             if call.group in unknown:
-                why = f"the members of group '{call.group[:40]}' are not told"
+                why = f"the rank is not told to be in group '{call.group[:40]}'"
                 self.lose(why, call.source, call.nbytes)
             elif call.kind != "wait" or after or not call.after:
                 places[place] = len(made)
@@ -258,6 +266,8 @@ def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     """What an all_to_all sends to each member: as much, or as its splits say; where they are not
     told, blocks that cannot be equal are unknown."""
     most = max(said.given, said.got)
+    if said.sends is None or said.receives is None:
+        raise ValueError("its splits are cut")
     if not said.sends and not said.receives:
         unequal = (n and said.given % n) or said.got != said.given
         return {"kind": "all_to_allv" if unequal else "all_to_all", "nbytes": _fits(most * size)}
@@ -298,6 +308,11 @@ def listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
         return None
     numbers = tuple(int(word) for word in re.findall(r"\d{1,18}", text))
     return numbers if len(numbers) <= most else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 NUMBERED = (

@@ -21,7 +21,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, WORLD
 from collbench.workload.traces import protobuf as pb
 from collbench.workload.traces.bounded import HINT, Stream
-from collbench.workload.traces.calls import MOST, SUMS, Calls, rank_in
+from collbench.workload.traces.calls import MOST, SUMS, Calls, is_number, rank_in
 from collbench.workload.traces.types import Call, RankTrace
 
 GROUPS = "comm_group.json"
@@ -289,8 +289,7 @@ def _where(node: Node) -> str:
 def _number(said: dict[str, Any], key: str, most: int, default: int) -> int:
     """A number that an attribute tells, where it is one below ``most``."""
     value = said.get(key)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most
-    return value if good else default  # type: ignore[return-value]
+    return value if is_number(value) and 0 <= value < most else default  # type: ignore[return-value,operator]
 
 
 def _word(said: dict[str, Any], key: str, longest: int = 40) -> str:

@@ -19,7 +19,16 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD, Whole
 from collbench.workload.traces.bounded import Json, Stream
-from collbench.workload.traces.calls import MOST, MOST_CALLS, Calls, Said, kind_of, listed, rank_in
+from collbench.workload.traces.calls import (
+    MOST,
+    MOST_CALLS,
+    Calls,
+    Said,
+    is_number,
+    kind_of,
+    listed,
+    rank_in,
+)
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
 COMMS = "record_param_comms"
@@ -168,9 +177,9 @@ class _Found:
         except msgspec.ValidationError as e:
             self.made.lose("it does not tell what it is" + f": {e}" * bool(attributes), at)
             return
-        base = 0 if values and _is_number(values[0]) else 1
+        base = 0 if values and is_number(values[0]) else 1
         number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
-        place = place if isinstance(place, int) and 0 <= place < MOST_RANKS else -1
+        place = place if is_number(place) and 0 <= place < MOST_RANKS else -1
         key = _numbered(number)
         group = self._named(said.pg_name, said.pg_desc)
         if said.collective_name == "wait":
@@ -203,10 +212,6 @@ class _Found:
                 made.group(group, ranks, said.pg_desc)
         kind = kind_of(said.collective_name)
         sends, receives = listed(said.in_split_size), listed(said.out_split_size)
-        if sends is None or receives is None:
-            nbytes = max(said.in_msg_nelems, said.out_msg_nelems)
-            made.lose("its splits are cut", at, nbytes)
-            return
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
         members = made.groups.get(group, ())
         if not rooted and kind not in ("send", "recv") and 0 <= place < len(members):
@@ -245,7 +250,7 @@ class _Found:
 
         def number(place: int) -> int:
             value = values[place] if 0 <= place < len(values) else -1
-            return value if _is_number(value) and 0 <= value < MOST_RANKS else -1
+            return value if is_number(value) and 0 <= value < MOST_RANKS else -1
 
         sends, receives = (_numbers(values, place) for place in row.splits)
         said = Said(
@@ -300,15 +305,11 @@ OPERATORS = {
 }
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _numbered(value: Any) -> tuple[int, bool]:
     """The number of a call in its group, and whether it is that of a message; -1 where it is none.
     It stands alone, or with the other beside it."""
     first, *rest = value if isinstance(value, list) and value else (value,)
-    good = _is_number(first) and 0 <= first < MOST
+    good = is_number(first) and 0 <= first < MOST
     return first if good else -1, rest[:1] == [True]
 
 
@@ -318,17 +319,17 @@ def _elements(values: _Values, place: int) -> int:
 
 
 def _product(shape: Any) -> int:
-    """Of a shape, or of a list of such, which may be lists again."""
+    """Elements of a shape, or of a list of such, which may be lists again."""
     if not isinstance(shape, list) or not shape:
         return 0 if shape != [] else 1
-    if all(_is_number(size) and size >= 0 for size in shape):
+    if all(is_number(size) and size >= 0 for size in shape):
         return min(math.prod(shape[:64]), MOST)
     return sum(map(_product, shape))
 
 
 def _numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
     found = values[place] if 0 <= place < len(values) else []
-    good = isinstance(found, list) and all(_is_number(n) and 0 <= n < MOST for n in found)
+    good = isinstance(found, list) and all(is_number(n) and 0 <= n < MOST for n in found)
     return tuple(found) if good else ()
 
 

@@ -16,7 +16,16 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD
 from collbench.workload.traces.bounded import Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, listed, nanoseconds, rank_in
+from collbench.workload.traces.calls import (
+    MOST,
+    Calls,
+    Said,
+    is_number,
+    kind_of,
+    listed,
+    nanoseconds,
+    rank_in,
+)
 from collbench.workload.traces.types import Interval, RankTrace
 
 MOST_KEPT = 3_000_000
@@ -168,18 +177,13 @@ class _Found:
             made.group(name, ranks, said.described)
         kind, n = kind_of(said.name), said.size or len(made.groups.get(name, ()))
         sends, receives = listed(said.sends), listed(said.receives)
-        if sends is None or receives is None:
-            made.lose("its splits are cut", place, max(said.given, said.got))
-            return
-        if kind == "all_to_allv" and not sends and not receives and said.given == said.got:
-            kind = "all_to_all"
         there = _rank(said.rank)
         if there < 0:
             peer = _rank(said.target if kind == "send" else said.source)
             members = made.groups.get(name, ())
             there = members.index(peer) if peer in members else -1
         told = Said(
-            "all_to_all" if kind == "all_to_all" else said.name,
+            said.name,
             said.dtype,
             said.given,
             said.got,
@@ -191,7 +195,7 @@ class _Found:
             root=there,
             peer=there,
         )
-        issued = self.launched.get(said.correlation) if _is_number(said.correlation) else None
+        issued = self.launched.get(said.correlation) if is_number(said.correlation) else None
         fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": when[1]}
         if issued is not None:
             fields["issued_ns"] = base + issued
@@ -211,15 +215,11 @@ def _members(said: _Comms) -> tuple[int, ...]:
     return ()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _rank(value: Any, most: int = MOST_RANKS) -> int:
     """A number that may be told as one or as text; -1 where it is none."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         value = int(value)
-    return value if _is_number(value) and 0 <= value < most else -1
+    return value if is_number(value) and 0 <= value < most else -1
 
 
 def _interval(event: _Event, at: int, source: Json) -> Interval:

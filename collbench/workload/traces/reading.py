@@ -27,7 +27,6 @@ from collbench.workload.traces.types import RankTrace, Trace
 
 MOST_FILES = 1 << 16
 MOST_CALLS = 8_000_000  # of all ranks
-ONE_FILE = "the file does not tell its rank, which is taken for 0"
 Told = tuple[RankTrace, tuple[str, ...]]
 
 
@@ -124,6 +123,8 @@ def _has_columns(start: bytes, *columns: bytes) -> bool:
 
 
 FLIGHT_JSON = _object("pg_config", "entries", "nccl_comm_state")
+SCHEMA = re.compile(rb'\s*\{.{0,400}?"schema"\s*:\s*"\d+\.\d+\.\d+', re.DOTALL)
+PHASES = re.compile(rb"^\s*\[\[phase\]\]", re.MULTILINE)
 SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode())
 # in the order in which a file is held against them
 FORMS = {
@@ -134,7 +135,9 @@ FORMS = {
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
         _flight,
     ),
-    "et": Form("PyTorch's execution trace", _object("nodes", "schema"), _execution),
+    "et": Form(
+        "PyTorch's execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
+    ),
     "param": Form("PARAM's", _list("comms", "compute"), _streamed(param.read)),
     "aicb": Form(
         "AICB's",
@@ -147,7 +150,8 @@ FORMS = {
     "step": Form(
         "a step of one's own",
         lambda start, path: (
-            _has_columns(start, b"ranks", b"op", b"bytes") or path.suffix == ".toml"
+            _has_columns(start, b"ranks", b"op", b"bytes")
+            or (path.suffix == ".toml" and bool(PHASES.search(start)))
         ),
         _never,
         _step,
@@ -169,14 +173,14 @@ def read(
     c10d operators. Raises UsageError.
     """
     if form and form not in FORMS:
-        raise UsageError(f"--form '{form}' is unknown", f"one of {', '.join(FORMS)}")
+        raise UsageError(f"--from '{form}' is unknown", f"one of {', '.join(FORMS)}")
     found = _recognised(paths, form)
     asked = _Asked(limits, from_ops)
     forms = {name for _, name in found}
     if len(forms) > 1:
         first = {name: path for path, name in reversed(found)}
         told = ", ".join(f"{path} is {FORMS[name].title}" for name, path in first.items())
-        raise UsageError(f"these are of several formats: {told}", "--form chooses one")
+        raise UsageError(f"these are of several formats: {told}", "--from chooses one")
     (form,) = forms
     if whole := FORMS[form].whole:
         return whole([path for path, _ in found], asked)

@@ -377,7 +377,7 @@ def test_shapes_of_aicb_are_flops(tmp_path: Path) -> None:
 
 def test_members_that_aicb_does_not_tell_are_lost(tmp_path: Path) -> None:
     (lost,) = one(tmp_path, "w.csv", traced.AICB).lost
-    assert ("'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)
+    assert ("group 'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)
 
 
 def test_layers_of_simai_go_forward_and_back(tmp_path: Path) -> None:

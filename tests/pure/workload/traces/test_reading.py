@@ -49,7 +49,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "k1.json", traced.KINETO)
     with pytest.raises(UsageError, match="several formats") as e:
         reading.read([tmp_path])
-    assert "--form" in e.value.hint
+    assert "--from" in e.value.hint
 
 
 def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
@@ -72,8 +72,27 @@ def test_what_is_no_trace_is_refused(made: Any, why: str, tmp_path: Path) -> Non
         reading.read([made(tmp_path)])
 
 
+def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
+    trace = reading.read([put(tmp_path / "dump", traced.flight_pickle())])
+    assert trace.ranks[0].rank == 0
+    assert "the file does not tell its rank, which is taken for 0" in trace.assumptions
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.jsonl", b'{"line": "run", "schema": 3, "nodes": 2}\n'),
+        ("pyproject.toml", b"[project]\nname = 'x'\n"),
+        ("readme.md", b"# Nothing\n" * 100),
+        ("data.csv", b"a,b\n1,2\n"),
+    ],
+)
+def test_other_files_are_no_traces(name: str, content: bytes, tmp_path: Path) -> None:
+    assert reading.recognise(put(tmp_path / name, content)) == ""
+
+
 def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--form 'x'"):
+    with pytest.raises(UsageError, match="--from 'x'"):
         reading.read(flight(tmp_path, 0), "x")
 
 
