@@ -26,7 +26,6 @@ from collbench.core.collectives import COLLECTIVES, DTYPES
 Arguments = Mapping[str, Any]
 KEY = "BackendSelect"
 TORCH = torch.__path__[0]
-DEVICES = ("cpu", "cuda", "xpu", "hpu", "npu", "privateuseone")  # whose calls move data
 # how ReduceOp numbers them
 REDUCTIONS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "premul_sum")
 WRAPPERS = ("typing_extensions.py", "contextlib.py")
@@ -99,7 +98,7 @@ def tensors(given: Any) -> Iterator[Tensor]:
 def is_real(tensor: Tensor) -> bool:
     """Whether it has data: those that compilers trace with have none."""
     plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type in DEVICES
+    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type != "meta"
 
 
 def said(row: Row, given: Arguments) -> Said | None:
@@ -206,7 +205,7 @@ class Told(Protocol):
     """Who is told of calls and waits. What ``begins`` returns is given back when the call or the
     wait returns; none of it may raise."""
 
-    def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Any: ...
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any: ...
     def call_returns(self, began: Any, work: Work | None, row: Row, given: Arguments) -> None: ...
     def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
     def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
@@ -280,7 +279,7 @@ class Interception:
             self._inside.append(None)
             try:
                 given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
-                began = self._told.call_begins(row, given, sys._getframe(1))
+                began = self._told.call_begins(row, given, sys._getframe().f_back)
                 result = onward(keys, *args, **kwargs)
                 if began is not None:
                     self._told.call_returns(began, _work(result), row, given)
@@ -310,8 +309,9 @@ class Interception:
         ours = distributed_c10d.__file__
 
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-            caller = sys._getframe(1).f_code
-            by_torch = caller.co_filename == ours and caller.co_name != "wait"
+            caller = sys._getframe().f_back  # none in a thread of C++
+            code = caller.f_code if caller else None
+            by_torch = code is not None and code.co_filename == ours and code.co_name != "wait"
             began = self._told.wait_begins(work, by_torch)
             result = original(work, *args, **kwargs)
             if began is not None:
@@ -349,19 +349,25 @@ class _Onward:
     """The way to the kernel that an operator has for the device of its tensors."""
 
     def __init__(self, operator: Any) -> None:
-        self._operator = operator
+        self._operator, self._call = operator, operator._op_dk
         self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+        self._exclude = torch._C._ExcludeDispatchKeyGuard
         self._known: dict[Any, Any] = {}  # what the dispatcher would take, by key
+        self._key(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))  # a torch without it is told
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        taken = self._key(keys)
+        if taken is not None:
+            return self._call(taken, *args, **kwargs)
+        with self._exclude(self._mine):  # as without us, errors and all
+            return self._operator(*args, **kwargs)
+
+    def _key(self, keys: Any) -> Any:
+        """The dispatcher's next key after ours, for which there is a kernel; None without."""
         key = keys.remove(torch._C.DispatchKey.BackendSelect).highestPriorityTypeId()
         if key not in self._known:
             self._known[key] = self._taken(key)
-        taken = self._known[key]
-        if taken is not None:
-            return self._operator._op_dk(taken, *args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(self._mine):  # as without us, errors and all
-            return self._operator(*args, **kwargs)
+        return self._known[key]
 
     def _taken(self, key: Any) -> Any:
         has = torch._C._dispatch_has_kernel_for_dispatch_key

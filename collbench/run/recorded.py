@@ -209,6 +209,8 @@ class Program:
         with self._lock:
             for tensor in given:
                 self._filled[tensor.data_ptr()] = call
+            while len(self._filled) > MOST_HELD:
+                del self._filled[next(iter(self._filled))]
 
     def filled(self, tensor: Tensor) -> Seen | None:
         """The call whose outcome a tensor is, which is waited for now."""

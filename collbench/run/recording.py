@@ -219,7 +219,7 @@ class Recorder:
         self._wake.set()
 
     @harmless
-    def call_begins(self, row: Row, given: Arguments, frame: FrameType) -> Seen | None:
+    def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
         what = said(row, given)
         if what is None:
             return None

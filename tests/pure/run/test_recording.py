@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,6 +99,17 @@ def test_calls_without_data_are_none(tmp_path: Path) -> None:
         dist.all_reduce(torch.ones(4, device="meta"))
         dist.barrier()
     assert [call.kind for call in read(tmp_path).calls] == ["barrier"]
+
+
+def test_calls_from_threads_of_c_plus_plus_have_no_line(tmp_path: Path) -> None:
+    group, x = dist.group.WORLD, torch.ones(3)
+    assert group is not None
+    with collbench.record(tmp_path):
+        _thread.start_new_thread(group.allreduce, ([x],))  # without a frame of Python
+        until = time.monotonic() + 30
+        while not (tmp_path / own.name(0)).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+    assert [(c.kind, c.nbytes, c.source) for c in read(tmp_path).calls] == [("all_reduce", 12, "")]
 
 
 def test_what_cannot_be_told_is_counted(tmp_path: Path) -> None:
