@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--layers", default="6")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
+    before = os.getloadavg()[0]
     shape = ["--width", asked.width, "--layers", asked.layers]
     lines = [
         "# Jobs replayed from their traces beside the jobs themselves",
@@ -110,7 +111,11 @@ def main() -> None:
             rounds.append(taken(asked.jobs, ranks, shape))
             print(ranks, number, rounds[-1], file=sys.stderr, flush=True)
         lines += [line(name, ranks, [each[name] for each in rounds]) for name in asked.jobs]
-    text = "\n".join(lines) + "\n"
+    after = os.getloadavg()[0]
+    told = (
+        f"Load of a minute: {before:.1f} before, {after:.1f} after; two ranks alone make about 2."
+    )
+    text = "\n".join([*lines, "", told]) + "\n"
     print(text)
     if asked.output:
         asked.output.write_text(text)
