@@ -24,21 +24,28 @@ SETTLED = 2  # steps before all others
 Step = Callable[[], None]
 
 
-def ddp(width: int, layers: int) -> Step:
-    """A step of linear layers whose gradients go in several buckets."""
+def ddp(width: int, layers: int, views: bool = False) -> Step:
+    """A step of linear layers whose gradients go in several buckets: they are copied there and
+    back, or are ``views`` of them."""
     import torch
     from torch import nn
 
-    model = nn.parallel.DistributedDataParallel(_layers(width, layers), bucket_cap_mb=1)
+    model = nn.parallel.DistributedDataParallel(
+        _layers(width, layers), bucket_cap_mb=1, gradient_as_bucket_view=views
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.ones(32, width)
 
     def step() -> None:
         model(data).sum().backward()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not views)
 
     return step
+
+
+def views(width: int, layers: int) -> Step:
+    return ddp(width, layers, views=True)
 
 
 def fsdp2(width: int, layers: int) -> Step:
@@ -95,7 +102,7 @@ def _layers(width: int, layers: int):  # type: ignore[no-untyped-def]
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
-JOBS = {"ddp": ddp, "fsdp2": fsdp2, "moe": moe}
+JOBS = {"ddp": ddp, "views": views, "fsdp2": fsdp2, "moe": moe}
 
 
 def _sent() -> int:

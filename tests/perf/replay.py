@@ -29,7 +29,7 @@ from collbench.records.paired import shift
 from collbench.records.steps import step_of
 
 HELPERS = Path(__file__).parents[1] / "helpers"
-JOBS = ("ddp", "fsdp2", "moe")
+JOBS = ("ddp", "views", "fsdp2", "moe")
 STEPS, REPLAYS = 20, 15
 WITHIN = 0.15
 
