@@ -56,6 +56,7 @@ perf: $(BIN)/pytest  ## ratios against hand-written loops, libraries and memory 
 	$(BIN)/python tests/perf/nights.py --output reports/nights.md
 	$(BIN)/python tests/perf/workload.py --output reports/workload.md
 	$(BIN)/python tests/perf/recording.py --output reports/recording.md
+	$(BIN)/python tests/perf/replay.py --output reports/replay.md
 
 faults: $(BIN)/pytest  ## what becomes of runs and files that are broken on purpose, written to reports/ (hours)
 	$(BIN)/python tests/perf/faults.py --output reports/faults.md

@@ -51,6 +51,11 @@ COMMANDS = {
         "collbench.cli.trace:trace",
         "Say what is in a job's traces: operations, late ranks, exposed time, and who hung it.",
     ),
+    "replay": (
+        "collbench.cli.replay:replay",
+        "Run what a recorded job asked of the network again: one of its iterations, from its"
+        " trace.",
+    ),
     "fit": (
         "collbench.cli.fit:fit",
         "Fit latency and bandwidth of the model to recorded runs.",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import Parameter, Signature
-from typing import Annotated, Any, NamedTuple
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -92,6 +92,23 @@ def every(command: Command) -> Command:
         ]
     )
     return command
+
+
+def sharing(other: Command) -> Callable[[Command], Command]:
+    """Gives a command the parameters that are ``other``'s alone, beside its own; it takes them as
+    ``given``."""
+
+    def shared(command: Command) -> Command:
+        own = dict(signature(command).parameters)
+        del own["given"]
+        every = own | {k: p for k, p in signature(other).parameters.items() if k not in own}
+        del every["wanted"]
+        hints = get_type_hints(other, include_extras=True)
+        command.__annotations__ = hints | get_type_hints(command, include_extras=True)
+        command.__signature__ = Signature([*every.values()])  # type: ignore[attr-defined]
+        return command
+
+    return shared
 
 
 def _type(name: str) -> Any:

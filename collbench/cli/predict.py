@@ -58,7 +58,7 @@ def link_of(link: str, source: str) -> tuple[Link, str]:
 
         return network.parse_link(link or "ib200"), ""
     if link:
-        raise UsageError("--from and --link both say what the link is", "give one of them")
+        raise UsageError("a run and --link both say what the link is", "give one of them")
     from collbench.judge import fit
 
     speed, note = fit.link_from(source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer import Argument, Option
 
-from collbench.cli.parameters import option
+from collbench.cli.parameters import option, sharing
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,12 +89,9 @@ Format = Annotated[
 ]
 
 
-def workload(
-    name: Name = "",
-    layout: Layout = "",
-    options: Options = "",
+def step(
+    wanted: Any,
     ngpus: Ranks = None,
-    layers: Layers = 0,
     scale: Scale = "1",
     group: Group = "",
     compute: Played = "auto",
@@ -122,33 +119,57 @@ def workload(
     output_format: Format = "table",
     debug: bool = False,
 ) -> None:
-    """Run, count or predict a training step's communication.
-
-    The whole step, its computation alone and its communication alone are measured in turns: what
-    the step takes beyond its computation is communication that is exposed. Every operation's data
-    is checked. --show, --link and --from start no ranks, and take a world of any size.
-    """
-    wanted = _wanted(name, layout, options, layers, scale, group, compute, tflops)
-    if not name or show or link or source:
+    """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
+    wanted = _shaped(wanted, scale, group, compute, tflops)
+    if show or link or source:
         return _counted(
             wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
         )
-    if _is_run(name):
-        raise UsageError(f"{name}: the step of a run is counted", "--show, --link or --from")
+    if _is_run(wanted):
+        raise UsageError(f"{wanted.name}: the step of a run is counted", "--show, --link or --from")
     said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
     policy = _policy(iters, max_time, **said)
     suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
     _run(suite, launcher, (save, output, tag), dry_run, output_format)
 
 
-def _wanted(*words: Any) -> Wanted:
-    from collbench.suite import grammar
-    from collbench.workload.step import Compute
+@sharing(step)
+def workload(
+    name: Name = "", layout: Layout = "", options: Options = "", layers: Layers = 0, **given: Any
+) -> None:
+    """Run, count or predict a training step's communication.
+
+    The whole step, its computation alone and its communication alone are measured in turns: what
+    the step takes beyond its computation is communication that is exposed. Every operation's data
+    is checked. --show, --link and --from start no ranks, and take a world of any size.
+    """
+    from collbench.cli import outputs
+    from collbench.show.views import workload as view
     from collbench.workload.wanted import Wanted
 
-    made = Wanted(*words)
-    grammar.choice("--compute", made.compute, get_args(Compute))
-    return made
+    if name:
+        return step(Wanted(name, layout, options, layers), **given)
+    _check(given["output_format"], None)
+    outputs.deliver(view.listed(), given["output_format"])
+
+
+def _check(printed: str, folder: Path | None) -> None:
+    """Raises UsageError for what a step is not shown as."""
+    from collbench.cli import outputs
+
+    outputs.check(printed, (), SHOWN)
+    if printed == "chakra" and not folder:
+        raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
+
+
+def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
+    from msgspec.structs import replace
+
+    from collbench.suite import grammar
+    from collbench.workload.step import Compute
+
+    grammar.choice("--compute", compute, get_args(Compute))
+    return replace(wanted, scale=scale, group=group, compute=compute, tflops=tflops)
 
 
 def _counted(
@@ -157,7 +178,7 @@ def _counted(
     machine: tuple[str, str, str, int, float],
     to: tuple[str, Path | None],
 ) -> None:
-    """Print the list of steps; or one as counted, and what it would take on a machine."""
+    """Print a step as counted, and what it would take on a machine."""
     from collbench.cli import outputs
     from collbench.show.views import workload as view
     from collbench.workload import files
@@ -165,11 +186,7 @@ def _counted(
     from collbench.workload.walk import Walk
 
     printed, folder = to
-    outputs.check(printed, (), SHOWN)
-    if printed == "chakra" and not (wanted.name and folder):
-        raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
-    if not wanted.name:
-        return outputs.deliver(view.listed(), printed)
+    _check(printed, folder)
     (made, taken), at = _source(wanted, ngpus), _machine(*machine)
     if printed == "chakra" and folder:
         from collbench.workload.traces import chakra_files, steps
@@ -182,8 +199,8 @@ def _counted(
     outputs.deliver(view.document(made, count(made), walk, at, expected, taken), printed)
 
 
-def _is_run(name: str) -> bool:
-    return name.startswith("@") or name.endswith(".jsonl")
+def _is_run(wanted: Wanted) -> bool:
+    return wanted.step is None and (wanted.name.startswith("@") or wanted.name.endswith(".jsonl"))
 
 
 def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
@@ -194,7 +211,7 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     from collbench.records.steps import overlaps
     from collbench.workload.wanted import Wanted
 
-    if not _is_run(wanted.name):
+    if not _is_run(wanted):
         return wanted.made(ngpus), None
     if ngpus or replace(wanted, tflops=0.0) != Wanted(wanted.name):
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"

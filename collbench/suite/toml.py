@@ -33,6 +33,7 @@ from collbench.suite.grammar import (
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
 from collbench.workload.lines import convert
+from collbench.workload.step import Step
 from collbench.workload.wanted import Wanted
 
 MOST = 1 << 31
@@ -162,17 +163,35 @@ def _check_algorithms(axes: Axes, where: str) -> None:
 
 
 def _workload(table: Mapping[str, Any], where: str, path: Path) -> Wanted:
-    """A step of training, whose file, if it is one's own, lies beside the suite's."""
+    """A step of training, whose file or trace, if it is one's own, lies beside the suite's."""
     said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
-    keys = [each for each in Wanted.__struct_fields__ if each != "group"] + ["slice"]
-    wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
+    keys = [each for each in Wanted.__struct_fields__ if each not in ("group", "step")] + ["slice"]
     try:
-        if Path(wanted.name).suffix in (".toml", ".csv"):
+        if "step" in said:
+            raise UsageError("step: there is no such key", f"keys are {', '.join(keys)}, trace")
+        step = _replayed(said, where, path) if "trace" in said else None
+        said |= {"name": step.name} if step else {}
+        wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
+        if Path(wanted.name).suffix in (".toml", ".csv") and not step:
             wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
+        wanted = msgspec.structs.replace(wanted, step=step)
         wanted.made()
     except UsageError as e:
         raise UsageError(f"{where}: {e.message}", e.hint) from e
     return wanted
+
+
+def _replayed(said: dict[str, Any], where: str, path: Path) -> Step:
+    """The step of a trace, by the keys that are about it, which are taken from ``said``."""
+    from collbench.workload.traces.program import Asked, replayed  # which most suites do without
+
+    if odd := [key for key in ("name", "layout", "options", "layers") if key in said]:
+        raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
+    given = said.pop("trace")
+    files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
+    keys = Asked.__struct_fields__
+    mine = {key: said.pop(key) for key in keys if key in said}
+    return replayed([path.parent / each for each in files], convert(mine, Asked, where, keys))
 
 
 KEPT = {"slice": "group"}

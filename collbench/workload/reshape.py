@@ -131,7 +131,7 @@ def computing(step: Step, kind: str, tflops: float) -> Step:
     def timed(op: Op) -> Op:
         return replace(op, compute_ns=op.compute_ns or round(op.flops / (1e3 * tflops)))
 
-    made = replace(step, compute=kind)
+    made = replace(step, compute=kind, recorded=None if kind == "none" else step.recorded)
     if kind in LONG and tflops:
         made = _each(made, timed)
     words = f"compute={kind}" + (f"@{tflops:g}" if kind in LONG and tflops else "")
@@ -159,4 +159,5 @@ def _changed(step: Step, words: str, told: str, programs: tuple[Program, ...]) -
         name=f"{step.name} {words}",
         programs=programs,
         assumptions=(*step.assumptions, told),
+        recorded=None,
     )

@@ -95,10 +95,18 @@ class Program(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     holds: dict[str, Whole] = {}
 
 
+class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What iterations of a job took that did what a step does, in ns, and from when to when."""
+
+    times_ns: tuple[Whole, ...]
+    meaning: str
+
+
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One iteration of all ranks. Each of ``groups`` is a family of disjoint groups under one name,
     as the rows of a grid are. ``assumptions`` say what the source of the step leaves open.
-    ``compute`` is how computation is played where the step is run."""
+    ``compute`` is how computation is played where the step is run. A step of a trace whose
+    computation is as it was there tells what was ``recorded``."""
 
     name: str
     world: Annotated[int, Meta(ge=0, le=MOST_RANKS)]
@@ -107,11 +115,12 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     assumptions: tuple[str, ...] = ()
     compute: Compute = "auto"
     version: Literal[1] = 1
+    recorded: Recorded | None = None
 
     @property
     def title(self) -> str:
         """Its name, with a digest of what it does: two steps of one title are the same."""
-        bare = msgspec.structs.replace(self, name="", assumptions=())
+        bare = msgspec.structs.replace(self, name="", assumptions=(), recorded=None)
         told = hashlib.blake2b(msgspec.json.encode(bare), digest_size=3).hexdigest()
         return f"{printable(self.name)[:180]} #{told}"
 

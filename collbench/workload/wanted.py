@@ -18,8 +18,9 @@ Text = Annotated[str, Meta(max_length=1000)]
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A preset, PATTERN:MODEL or a file by ``name``; ``layout``, ``options`` and ``layers`` as
-    presets.find has them, ``scale``, ``group``, ``compute`` and ``tflops`` as reshape does."""
+    """A preset, PATTERN:MODEL or a file by ``name``, or the ``step`` of that name itself;
+    ``layout``, ``options`` and ``layers`` as presets.find has them, ``scale``, ``group``,
+    ``compute`` and ``tflops`` as reshape does."""
 
     name: Text
     layout: Text = ""
@@ -29,12 +30,18 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     group: Text = ""
     compute: Compute = "auto"
     tflops: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    step: Step | None = None
 
     def made(self, world: int | None = None) -> Step:
         """The step on so many ranks, on its own number where that is None. Raises UsageError."""
         from collbench.workload import presets  # which most suites do without
 
-        found = presets.find(self.name, self.layout, self.options, world, self.layers)
+        if self.step and world and world != self.step.world:
+            raise UsageError(
+                f"{world} ranks: {self.name} has {self.step.world}",
+                f"leave the number out, or --ranks 0-{world - 1} of a larger trace",
+            )
+        found = self.step or presets.find(self.name, self.layout, self.options, world, self.layers)
         made = reshape.sliced(found, self.group) if self.group else found
         made = reshape.scaled(made, reshape.share(self.scale))
         if made is not found:  # which has been looked at
@@ -50,7 +57,8 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     def _on(self, ranks: int, told: bool) -> Step:
         try:
-            return self.made(None if self.group or Path(self.name).suffix else ranks)
+            alone = self.group or (not self.step and Path(self.name).suffix)
+            return self.made(None if alone else ranks)
         except UsageError:
             if told:
                 raise

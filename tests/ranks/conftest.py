@@ -15,9 +15,12 @@ from collbench.run.launch.world import Listener
 from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.suite.sweep import Axes, Suite
+from collbench.workload.step import Step
 
 PLUGINS = Path(__file__).parent / "plugins"
 Measure = Callable[..., list[Record]]
+Play = Callable[..., list[Record]]
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +58,38 @@ def measure(launcher: Launcher, fault: Path) -> Measure:
         lines: list[World | Record] = []
         launcher.run([plan], Listener(lines.append))
         assert isinstance(lines[0], World)
+        return [line for line in lines if isinstance(line, Record)]
+
+    return run
+
+
+@pytest.fixture
+def play(launcher: Launcher, fault: Path) -> Play:
+    """``play(step)``: the records of its parts, of two rounds unless told otherwise."""
+
+    def run(
+        step: Step,
+        backend: str = "gloo",
+        algorithm: str = "native",
+        sabotage: str = "x:9:9",
+        **policy: object,
+    ) -> list[Record]:
+        fault.write_text(sabotage)
+        given = {"iters": 2, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
+        settings = Policy(**given)  # type: ignore[arg-type]
+        axes = Axes(
+            collectives=(),
+            sizes=(),
+            ranks=(step.world,),
+            backends=(backend,),
+            algorithms=(algorithm,),
+        )
+        cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
+        jobs = [Job(cases[0], 1, "", step=step)]
+        limit = settings.timeout or 60.0
+        plan = Plan(0, backend, step.world, (), settings, jobs, limit)
+        lines: list[World | Record] = []
+        launcher.run([plan], Listener(lines.append))
         return [line for line in lines if isinstance(line, Record)]
 
     return run

@@ -17,49 +17,12 @@ import pytest
 from collbench.core.errors import RunBroken
 from collbench.records import store
 from collbench.records.steps import overlaps, phases
-from collbench.records.types import Record, World
-from collbench.run.launch.local import Launcher
-from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
-from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite
+from collbench.records.types import Record
 from collbench.workload import files, presets, reshape
 from collbench.workload.step import Grid, Op, Program, Step
 
 Play = Callable[..., list[Record]]
 CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
-
-
-@pytest.fixture
-def play(launcher: Launcher, fault: Path) -> Play:
-    """``play(step)``: the records of its parts, of two rounds unless told otherwise."""
-
-    def run(
-        step: Step,
-        backend: str = "gloo",
-        algorithm: str = "native",
-        sabotage: str = "x:9:9",
-        **policy: object,
-    ) -> list[Record]:
-        fault.write_text(sabotage)
-        given = {"iters": 2, "warmup": 1, "timeout": 60.0, "sync": "barrier", **policy}
-        settings = Policy(**given)  # type: ignore[arg-type]
-        axes = Axes(
-            collectives=(),
-            sizes=(),
-            ranks=(step.world,),
-            backends=(backend,),
-            algorithms=(algorithm,),
-        )
-        cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
-        jobs = [Job(cases[0], 1, "", step=step)]
-        limit = settings.timeout or 60.0
-        plan = Plan(0, backend, step.world, (), settings, jobs, limit)
-        lines: list[World | Record] = []
-        launcher.run([plan], Listener(lines.append))
-        return [line for line in lines if isinstance(line, Record)]
-
-    return run
 
 
 def small(name: str, layout: str, options: str = "", layers: int = 2) -> Step:

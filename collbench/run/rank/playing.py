@@ -34,7 +34,7 @@ class Computation:
     """What stands for computation: products of matrices and copies of memory, or the time they
     take. ``beat`` is called now and then. Where an operation says only how long it takes,
     products and copies are as many as take that long, by those of rank 0, which ``decide`` tells
-    all ranks."""
+    all ranks; where either would do, a host spins so long, and a device multiplies."""
 
     def __init__(
         self,
@@ -60,11 +60,12 @@ class Computation:
         self._at = 0
         units = {"gemm": partial(self._product, side), "copy": partial(self._copy, CHUNK)}
         self._unit_ns = 1
-        if kind in units:
+        self._timed = "gemm" if kind == "auto" and device.type != "cpu" else kind
+        if self._timed in units:
             took = []
             for _ in range(TRIED):
                 began = clock()
-                units[kind]()
+                units[self._timed]()
                 finish()
                 took.append(clock() - began)
             (self._unit_ns,) = decide([max(1, min(took))])
@@ -77,7 +78,8 @@ class Computation:
         parts: list[Action] = []
         units = -(-op.compute_ns // self._unit_ns)
         if self._kind in ("auto", "gemm"):
-            flops = op.flops or (self._flops * units if self._kind == "gemm" else 0.0)
+            long = self._kind == "gemm" or (self._timed == "gemm" and not op.touched)
+            flops = op.flops or self._flops * units * long
             parts += [partial(self._multiply, flops)] if flops else []
         if self._kind in ("auto", "copy"):
             touched = op.touched or (2 * CHUNK * units if self._kind == "copy" else 0)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from collbench.core.text import bandwidth, counted, duration, size
@@ -38,7 +39,7 @@ from collbench.show.document import (
 from collbench.show.figures import safe, thinned
 from collbench.show.views.series import View
 from collbench.suite.case import Case
-from collbench.workload.step import Program, Step
+from collbench.workload.step import Program, Recorded, Step
 
 HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waited", "busbw\nGB/s")
 RANKS = 8  # of a timeline
@@ -63,16 +64,20 @@ def document(file: RunFile) -> Document:
         if len(found) > 1:
             brief.append(toned(f"{named(case)} on {case.label}", strong=True))
         brief += sentences(one) + _expected(one, step)
+        if step and step.recorded:
+            brief.append(_recorded(one, step.recorded))
         brief += _contended(file, one, step) + _wire(file, one, step)
         if seen:
             brief += [_table(seen), toned(LEGEND, "quiet")]
         if step and (blame := _blamed(one, step)):
             brief.append(blame)
         brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
-        told = {"operations": [each._asdict() for each in seen]}
+        told: dict[str, Any] = {"operations": [each._asdict() for each in seen]}
         if step and one.whole.operations:
             without = blamed(step.program(0), one.whole.operations[0])
             told["without"] = [{"op": each.at, **_bounds(each.less)} for each in without]
+        if step and step.recorded:
+            told["recorded"] = recorded_values(step.recorded)
         rows.append({**values(one), **told})
     if not found:
         brief = ["no step was measured to its end"]
@@ -121,6 +126,43 @@ def _expected(one: Overlap, step: Step | None) -> list[Block]:
         f" {took / ns:.2f}x of that"
     )
     return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]
+
+
+def recorded_words(recorded: Recorded) -> str:
+    """What iterations of the trace took, and from when to when that is."""
+    number = len(recorded.times_ns)
+    return f"median of {counted(number, 'iteration')} of the trace, {recorded.meaning}"
+
+
+def recorded_values(recorded: Recorded) -> dict[str, Any]:
+    return {"median_ns": median(recorded.times_ns), **msgspec.structs.asdict(recorded)}
+
+
+def _recorded(one: Overlap, recorded: Recorded) -> Table:
+    """What the step took beside what it took in its trace."""
+    before, row = median(recorded.times_ns), derive(one.whole)
+    ends = (row.lo, row.hi) if row else (math.inf, math.inf)
+    ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
+    took = median(one.whole.times_ns)
+    lines = [
+        Line(("recorded", duration(before), "", "")),
+        Line(
+            (
+                "replayed",
+                duration(took),
+                _ends(*ends),
+                f"{took / max(1.0, before):.3f} [{ratios[0]}, {ratios[1]}]",
+            )
+        ),
+    ]
+    return Table(
+        name="recorded",
+        title="Replayed beside recorded",
+        heads=("step", "median", "95 %", "replayed / recorded"),
+        lines=lines,
+        note=f"recorded: {recorded_words(recorded)}; the ratio's interval is that of the replayed"
+        " median alone",
+    )
 
 
 def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
@@ -263,6 +305,9 @@ def section(view: View) -> Section | None:
             title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
             tables.append(_parts(title, one))
             step = step_of(file, case)
+            if step and step.recorded:
+                beside = _recorded(one, step.recorded)
+                tables.append(replace(beside, title=f"{title}: replayed beside recorded"))
             if step is None or not one.whole.operations:
                 continue
             seen = phases(step, one.whole.operations[0])

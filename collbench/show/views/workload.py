@@ -10,11 +10,11 @@ from collbench.records.stats import median
 from collbench.records.steps import Overlap, busy
 from collbench.show.document import Block, Cell, Document, Line, Table, toned
 from collbench.show.views.prediction import in_words
-from collbench.show.views.steps import CLOSE, signed, values
+from collbench.show.views.steps import CLOSE, recorded_values, recorded_words, signed, values
 from collbench.workload.count import Count, Forecast, Machine, group_words
 from collbench.workload.models import MODELS
 from collbench.workload.presets import PATTERNS, PRESETS
-from collbench.workload.step import Step
+from collbench.workload.step import Recorded, Step
 from collbench.workload.walk import Walk
 
 
@@ -67,6 +67,7 @@ def document(
         f"memory a rank: {_held(found)}",
         *(forecast_words(machine, expected) if machine and expected else ()),
         *([_beside(step, expected, taken)] if expected and taken else ()),
+        *(_recorded(step.recorded, expected) if step.recorded else ()),
         *(f"assumed: {each}" for each in step.assumptions),
     ]
     return Document(
@@ -86,6 +87,7 @@ def document(
             "assumptions": list(step.assumptions),
             **({"forecast": _values(expected)} if expected else {}),
             **({"measured": values(taken)} if taken else {}),
+            **({"recorded": recorded_values(step.recorded)} if step.recorded else {}),
         },
     )
 
@@ -163,6 +165,15 @@ def _beside(step: Step, expected: Forecast, one: Overlap) -> Table:
         lines=lines,
         note="computation as --tflops says; phases: while operations of the group were under way",
     )
+
+
+def _recorded(recorded: Recorded, expected: Forecast | None) -> list[str]:
+    """What the step took in its trace, and what is predicted over that."""
+    took = median(recorded.times_ns)
+    lines = [f"recorded: {duration(took)}, {recorded_words(recorded)}"]
+    if expected and took:
+        lines.append(f"predicted / recorded: {expected.step * 1e9 / took:.2f}")
+    return lines
 
 
 def _ratio(ns: float, predicted: float) -> Cell:

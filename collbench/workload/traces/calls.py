@@ -261,18 +261,18 @@ WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 
 def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
-    """What an all_to_all sends to each member: as much, or as its splits say."""
+    """What an all_to_all sends to each member: as much, or as its splits say; where they are not
+    told, blocks that cannot be equal are unknown."""
+    most = max(said.given, said.got)
     if said.sends is None or said.receives is None:
         raise ValueError("its splits are cut")
     if not said.sends and not said.receives:
-        if (n and said.given % n) or said.got != said.given:
-            raise ValueError("its blocks are unequal, and their sizes are not told")
-        return {"kind": "all_to_all", "nbytes": _fits(said.given * size)}
+        unequal = (n and said.given % n) or said.got != said.given
+        return {"kind": "all_to_allv" if unequal else "all_to_all", "nbytes": _fits(most * size)}
     if not n:
         raise ValueError("the members of its group are not told")
     sends = _blocks(said.sends, said.given, n)
     receives = _blocks(said.receives, said.got, n)
-    most = max(said.given, said.got)
     return {
         "kind": "all_to_allv",
         "nbytes": _fits(most * size),

@@ -84,7 +84,7 @@ def _execution(path: Path, asked: _Asked) -> Told:
 
 def _own(paths: Sequence[Path], asked: _Asked) -> Trace:
     """What collbench recorded."""
-    from collbench.workload.traces import own  # type: ignore[attr-defined]
+    from collbench.workload.traces import own
 
     trace: Trace = own.read(paths)
     return trace
@@ -173,14 +173,14 @@ def read(
     c10d operators. Raises UsageError.
     """
     if form and form not in FORMS:
-        raise UsageError(f"--form '{form}' is unknown", f"one of {', '.join(FORMS)}")
+        raise UsageError(f"--from '{form}' is unknown", f"one of {', '.join(FORMS)}")
     found = _recognised(paths, form)
     asked = _Asked(limits, from_ops)
     forms = {name for _, name in found}
     if len(forms) > 1:
         first = {name: path for path, name in reversed(found)}
         told = ", ".join(f"{path} is {FORMS[name].title}" for name, path in first.items())
-        raise UsageError(f"these are of several formats: {told}", "--form chooses one")
+        raise UsageError(f"these are of several formats: {told}", "--from chooses one")
     (form,) = forms
     if whole := FORMS[form].whole:
         return whole([path for path, _ in found], asked)

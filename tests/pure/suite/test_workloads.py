@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,56 @@ def test_a_step_is_prepared_once_for_all_its_parts(tmp_path: Path) -> None:
     assert len(prepared.jobs) == 2
     assert len(prepared.cases) == 6
     assert not prepared.skips
+
+
+TRACED = """
+[axes]
+backends = "gloo"
+[[workload]]
+trace = "job"
+gaps = "none"
+scale = "1/2"
+"""
+
+
+def traced(tmp_path: Path, text: str = TRACED) -> Path:
+    (tmp_path / "job").mkdir()
+    for rank in range(2):
+        sizes = {"in_msg_size": 64, "out_msg_size": 64}
+        group = {"world_size": 2, "pg_id": 0, "global_ranks": [0, 1]}
+        call = {"comms": "all_reduce", "dtype": "float", **group, **sizes}
+        (tmp_path / f"job/rank{rank}.json").write_text(json.dumps([call, call]))
+    return suite(tmp_path, text)
+
+
+def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
+    read = toml.load(str(traced(tmp_path)))
+    (step,) = read.settled().steps
+    assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
+    assert [op.nbytes for op in step.programs[0].ops] == [128]
+    rows, _ = matching.rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
+    assert [job.step for job in rows[0].jobs.values()] == [step, step]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "hint"),
+    [
+        (("gaps", 'name = "toy:ddp"\ngaps'), "name: a trace says itself", "leave it out"),
+        (('"none"', '"most"'), "--gaps most", "x0.5"),
+        (('"none"', "1"), "[[workload]] 1", ""),
+        (("gaps", "gap"), "unknown field `gap`", ""),
+        (('"job"', '"no-job"'), "no-job", ""),
+        (('"job"', "3"), "trace", ""),
+        (('trace = "job"', 'name = "toy:ddp"'), "unknown field `gaps`", ""),
+        (('trace = "job"', "step = {}"), "step: there is no such key", "trace"),
+        (("[axes]", "[axes]\nranks = 4"), "4 ranks: replay:job gaps=none has 2", "--ranks 0-3"),
+    ],
+)
+def test_what_is_wrong_with_a_trace_is_told_with_its_table(
+    tmp_path: Path, change: tuple[str, str], words: str, hint: str
+) -> None:
+    path = traced(tmp_path, TRACED.replace(*change, 1))
+    with pytest.raises(UsageError) as error:
+        toml.load(str(path)).expand()
+    assert words in error.value.message
+    assert hint in error.value.hint

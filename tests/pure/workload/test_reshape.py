@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from collbench.core.errors import UsageError
 from collbench.workload import presets, reshape, walk
-from collbench.workload.step import Op, Program, Step, refuse
+from collbench.workload.step import Op, Program, Recorded, Step, refuse
 
 
 @given(st.integers(1, 10_000), st.integers(2, 9), st.fractions(Fraction(1, 5000), 1))
@@ -113,3 +113,16 @@ def test_a_title_tells_steps_apart_that_have_one_name() -> None:
     assert one.title != other.title
     assert one.title.startswith("x #")
     assert one.title == Step("x", 1, one.programs, assumptions=("told",)).title
+
+
+def test_what_was_recorded_is_that_of_the_step_as_it_was() -> None:
+    op = Op(kind="all_reduce", nbytes=64, dtype="float", op="sum", group="dp")
+    recorded = Recorded((5,), "from begin to end")
+    step = Step("x", 2, (Program((0, 1), (op,)),), {"dp": ((0, 1),)}, recorded=recorded)
+    assert reshape.summed(reshape.computing(step, "sleep", 0), "gloo").recorded == recorded
+    for other in (
+        reshape.scaled(step, Fraction(1, 2)),
+        reshape.sliced(step, "dp"),
+        reshape.computing(step, "none", 0),
+    ):
+        assert other.recorded is None

@@ -13,6 +13,7 @@ from collbench.records.types import Record
 from collbench.show.document import toned
 from collbench.show.views import steps
 from collbench.suite.case import Case
+from collbench.workload.step import Recorded
 
 MS = 1_000_000
 
@@ -83,3 +84,12 @@ def test_what_is_far_from_what_operations_take_by_themselves_is_marked(
     *_, cell = steps._table([one]).lines[0].cells
     told = toned(cell) if isinstance(cell, str) else cell
     assert told == toned(f"{5.2 / alone:.2f}", tone)  # type: ignore[arg-type]
+
+
+def test_what_a_step_took_in_its_trace_stands_beside_what_it_takes() -> None:
+    recorded = Recorded((9 * MS, 10 * MS, 30 * MS), "from a mark's begin to its end")
+    table = steps._recorded(overlap((12.0,) * 8, 10, 4), recorded)
+    before, after = (line.cells for line in table.lines)
+    assert before[:2] == ("recorded", "10.0 ms")
+    assert after[-1] == "1.200 [1.200, 1.200]"
+    assert "median of 3 iterations of the trace, from a mark's begin to its end" in table.note

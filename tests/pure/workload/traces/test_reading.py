@@ -49,7 +49,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "k1.json", traced.KINETO)
     with pytest.raises(UsageError, match="several formats") as e:
         reading.read([tmp_path])
-    assert "--form" in e.value.hint
+    assert "--from" in e.value.hint
 
 
 def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_other_files_are_no_traces(name: str, content: bytes, tmp_path: Path) ->
 
 
 def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--form 'x'"):
+    with pytest.raises(UsageError, match="--from 'x'"):
         reading.read(flight(tmp_path, 0), "x")
 
 
