@@ -19,15 +19,24 @@ def export(
     output: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON."""
+    """Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT, JSON or Chakra."""
     from collbench.core import algorithms, files
     from collbench.core import export as exports
     from collbench.suite.grammar import parse_size
 
-    if to not in exports.FORMATS:
-        raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(exports.FORMATS)}")
+    formats = (*exports.FORMATS, "chakra")
+    if to not in formats:
+        raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(formats)}")
+    if to == "chakra" and output is None:
+        raise UsageError("--to chakra writes a file a rank", "-o FOLDER says where")
     schedule = algorithms.find(collective, algorithm).schedule(n, root)
-    text = exports.FORMATS[to](schedule, parse_size(nbytes, "--bytes"))
+    size = parse_size(nbytes, "--bytes")
+    if to == "chakra" and output is not None:
+        from collbench.workload.traces import chakra_files, steps
+
+        trace = steps.of_schedule(schedule, size)
+        return typer.echo(chakra_files.write(output, algorithm.partition(":")[0], trace.ranks))
+    text = exports.FORMATS[to](schedule, size)
     if output is None:
         return typer.echo(text, nl=False)
     files.save(output, text, exports.NAME if to == "json" else "", shared=True)

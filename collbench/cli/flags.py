@@ -95,10 +95,10 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--to",
             help=(
                 "msccl (XML), msccl-executor (the same for msccl-executor-nccl and RCCL), goal"
-                " (LogGOPSim), dot (Graphviz) or json."
+                " (LogGOPSim), dot (Graphviz), json, or chakra (a trace a rank, in folder -o)."
             ),
         ),
-        "nbytes": Option("--bytes", help="Size of the collective, for goal."),
+        "nbytes": Option("--bytes", help="Size of the collective, for goal and chakra."),
         "output": Option("-o", "--output", help="Write to this file instead of the terminal."),
     },
     "pairs": {

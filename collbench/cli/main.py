@@ -57,7 +57,7 @@ COMMANDS = {
     ),
     "export": (
         "collbench.cli.export:export",
-        "Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT or JSON.",
+        "Write an algorithm's schedule for other tools: MSCCL XML, GOAL, DOT, JSON or Chakra.",
     ),
     "pairs": (
         "collbench.cli.pairs:pairs",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collbench.workload.wanted import Wanted
 
 FORMATS = ("table", "json", "csv", "md")
+SHOWN = (*FORMATS, "chakra")
 
 # The options, as help tells of them.
 Name = Annotated[
@@ -79,7 +80,12 @@ Blame = Annotated[
     bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
 ]
 Format = Annotated[
-    str, Option("--format", help="table, json, md, or csv (with --show: the step itself).")
+    str,
+    Option(
+        "--format",
+        help="table, json, md, csv (with --show: the step itself), or chakra (the step's traces for"
+        " simulators, a file a rank, into the folder --output).",
+    ),
 ]
 
 
@@ -124,7 +130,9 @@ def workload(
     """
     wanted = _wanted(name, layout, options, layers, scale, group, compute, tflops)
     if not name or show or link or source:
-        return _counted(wanted, ngpus, (link, inside, source, node, tflops), output_format)
+        return _counted(
+            wanted, ngpus, (link, inside, source, node, tflops), (output_format, output)
+        )
     if _is_run(name):
         raise UsageError(f"{name}: the step of a run is counted", "--show, --link or --from")
     said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
@@ -144,7 +152,10 @@ def _wanted(*words: Any) -> Wanted:
 
 
 def _counted(
-    wanted: Wanted, ngpus: int | None, machine: tuple[str, str, str, int, float], printed: str
+    wanted: Wanted,
+    ngpus: int | None,
+    machine: tuple[str, str, str, int, float],
+    to: tuple[str, Path | None],
 ) -> None:
     """Print the list of steps; or one as counted, and what it would take on a machine."""
     from collbench.cli import outputs
@@ -153,10 +164,17 @@ def _counted(
     from collbench.workload.count import count, forecast
     from collbench.workload.walk import Walk
 
-    outputs.check(printed, (), FORMATS)
+    printed, folder = to
+    outputs.check(printed, (), SHOWN)
+    if printed == "chakra" and not (wanted.name and folder):
+        raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
     if not wanted.name:
         return outputs.deliver(view.listed(), printed)
     (made, taken), at = _source(wanted, ngpus), _machine(*machine)
+    if printed == "chakra" and folder:
+        from collbench.workload.traces import chakra_files, steps
+
+        return outputs.show(chakra_files.write(folder, "step", steps.of(made).ranks) + "\n")
     walk = Walk(made)
     expected = forecast(made, at, walk.actors) if at else None
     if printed == "csv":

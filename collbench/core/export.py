@@ -307,14 +307,23 @@ def _limits(schedule: Schedule, longest: int, blocks: int) -> None:
         )
 
 
-def goal(schedule: Schedule, nbytes: int) -> str:
-    """GOAL text for LogGOPSim: a message for all that a rank sends another in a step, tagged with
-    the step's number.
+class Message(NamedTuple):
+    """All that a rank sends another in a step, or gets (``peer`` -1: a copy within it), and the
+    earlier ones of its rank, by their places in its list, that must be there before."""
 
-    ``nbytes`` is the collective's size; a block's bytes are divided over its cells as evenly as
-    whole bytes allow. A barrier's messages have one byte. Local copies are ``calc 0``; reducing
-    costs nothing here. Raises UsageError where a cell would be empty: LogGOPSim takes no messages
-    of 0 bytes.
+    peer: int
+    sends: bool
+    nbytes: int
+    step: int
+    needs: list[int]
+
+
+def messages(schedule: Schedule, nbytes: int) -> list[list[Message]]:
+    """Every rank's messages, for a collective of this size.
+
+    A block's bytes are divided over its cells as evenly as whole bytes allow; a barrier's messages
+    have one byte. Raises UsageError where a cell would be empty: simulators take no messages of 0
+    bytes.
     """
     blocks = schedule.n if schedule.row.total else 1
     block = nbytes // blocks if schedule.has_data else 1
@@ -324,13 +333,29 @@ def goal(schedule: Schedule, nbytes: int) -> str:
         )
         raise UsageError(f"{nbytes} B leave cells empty", hint)
     bounds = [block * cell // schedule.cells for cell in range(schedule.cells + 1)]
+
+    def size(op: _Op) -> int:
+        cells = [cell % schedule.cells for cell in op.transfer.into]
+        return sum(bounds[cell + 1] - bounds[cell] for cell in cells)
+
+    ranks = _operations(schedule.n, map(_messages, staged(schedule).steps()))
+    return [
+        [Message(op.peer, op.sends, size(op), op.step, op.needs) for op in ops] for ops in ranks
+    ]
+
+
+def goal(schedule: Schedule, nbytes: int) -> str:
+    """GOAL text for LogGOPSim: a message for all that a rank sends another in a step, tagged with
+    the step's number.
+
+    ``nbytes`` is the collective's size. Local copies are ``calc 0``; reducing costs nothing here.
+    Raises UsageError where a cell would be empty.
+    """
     lines = [f"num_ranks {schedule.n}", ""]
-    for rank, ops in enumerate(_operations(schedule.n, map(_messages, staged(schedule).steps()))):
+    for rank, ops in enumerate(messages(schedule, nbytes)):
         lines.append(f"rank {rank} {{")
         for number, op in enumerate(ops):
-            cells = [cell % schedule.cells for cell in op.transfer.into]
-            size = sum(bounds[cell + 1] - bounds[cell] for cell in cells)
-            way = f"send {size}b to" if op.sends else f"recv {size}b from"
+            way = f"send {op.nbytes}b to" if op.sends else f"recv {op.nbytes}b from"
             lines.append(
                 f"l{number}: " + ("calc 0" if op.peer < 0 else f"{way} {op.peer} tag {op.step}")
             )

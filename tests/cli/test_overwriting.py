@@ -114,3 +114,10 @@ def test_json_beside_older_json_says_its_name(inside, tmp_path: Path) -> None:
 def test_json_of_another_ending_gets_an_example(inside) -> None:
     done = inside(*MODEL, "-J", "out.txt")
     assert (done.returncode, "hint: for example -J out.json\n" in done.stderr) == (2, True)
+
+
+def test_a_schedule_for_simulators_is_a_folder(inside, tmp_path: Path) -> None:
+    there = tmp_path / "et"
+    assert inside("export", *RING, "--to", "chakra", "-o", str(there)).returncode == 0
+    assert (there / "ring.0.et").is_file()
+    assert inside("export", *RING, "--to", "chakra").returncode == 2

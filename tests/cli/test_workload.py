@@ -52,6 +52,20 @@ def test_the_step_itself_is_read_again(bare, tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, first)
 
 
+def test_simulators_get_a_file_a_rank(bare, tmp_path: Path) -> None:
+    chakra = ("--show", "--format", "chakra")
+    done = bare("workload", "toy:ddp", "-g", "3", *chakra, "--output", str(tmp_path / "et"))
+    assert (done.returncode, "3 files" in done.stdout) == (0, True)
+    names = sorted(path.name for path in (tmp_path / "et").iterdir())
+    assert names == ["comm_group.json", "step.0.et", "step.1.et", "step.2.et"]
+
+
+@pytest.mark.parametrize("words", [("toy:ddp",), ()])
+def test_files_for_simulators_need_a_step_and_a_folder(bare, words: tuple[str, ...]) -> None:
+    done = bare("workload", *words, "--show", "--format", "chakra")
+    assert (done.returncode, "--output FOLDER" in done.stderr) == (2, True)
+
+
 def test_a_prediction_says_what_it_rests_on(bare) -> None:
     done = bare(
         *("workload", "megatron:llama3-70b", "--link", "ib200", "--node-ranks", "8"),

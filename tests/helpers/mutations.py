@@ -7,6 +7,7 @@ Anything else it raises. Each mutation is made of a seed of its own.
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import factories
 import msgspec
+import traced
 from factories import case, record, world
 from typer.testing import CliRunner
 
@@ -39,6 +41,8 @@ from collbench.records.types import (
 )
 from collbench.suite import toml
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Threshold
+from collbench.workload.traces import reading
+from collbench.workload.traces.types import RankTrace
 
 NUMBERS = ("0", "1", "-1", "2", "7", "255", "4096", "65537", "1048576", "1048577", "2147483648")
 NUMBERS += (str(1 << 61), str(1 << 62), str(1 << 63), str(1 << 64), "9" * 40, "9" * 5000)
@@ -401,7 +405,69 @@ def _lines(kind: str) -> Kind:
     return Kind(lambda rng: changed_run(rng, kind), read_run, run_command)
 
 
+# traces
+
+
+def changed_bytes(rng: random.Random, data: bytes) -> bytes:
+    """Some bytes changed, left out, put in or said again."""
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        at, to = sorted(rng.randrange(len(data) + 1) for _ in range(2))
+        to = min(to, at + rng.choice((1, 4, 40)))
+        how = rng.random()
+        if how < 0.6:
+            new = rng.choice((b"\0", b"\xff" * 9, b"\x80", b"\x7f", b"(", b"c", b"t.", b"\x95"))
+            new = new if how < 0.2 else rng.randbytes(1)
+            data = data[:at] + new + data[at + 1 if how > 0.2 else to :]
+        elif how < 0.75:
+            data = data[:at]
+        else:
+            data = data[:to] + data[at:to] * rng.choice((1, 2, 100)) + data[to:]
+    return data
+
+
+def read_trace(form: str, name: str) -> Callable[[bytes, Path], None]:
+    """As commands do; whatever is read has its numbers within bounds."""
+
+    def given(data: bytes, path: Path) -> None:
+        path = path.with_name(name)
+        path.write_bytes(data)
+        for rank in reading.read([path], form).ranks:
+            msgspec.convert(msgspec.to_builtins(rank), RankTrace)
+
+    return given
+
+
+def _trace(form: str, name: str, content: str | bytes) -> Kind:
+    read = read_trace(form, name)
+    if isinstance(content, bytes):
+        return Kind(lambda rng: changed_bytes(rng, content), read)
+    return Kind(lambda rng: changed_text(rng, content, content[:1] in "{["), read)
+
+
+def changed_pickle(rng: random.Random) -> bytes:
+    """A pickle with bytes changed, or of values that are."""
+    if rng.random() < 0.4:
+        return changed_bytes(rng, traced.flight_pickle())
+    while True:
+        try:
+            text = changed_text(rng, json.dumps(traced.FLIGHT), True)
+            return pickle.dumps(json.loads(text), protocol=rng.choice((2, 4)))
+        except (ValueError, RecursionError):
+            continue
+
+
+TRACES = {
+    "flight pickle": Kind(changed_pickle, read_trace("flight", "nccl_trace_rank_0")),
+    "flight JSON": _trace("flight", "nccl_trace_rank_0", json.dumps(traced.FLIGHT)),
+    "execution": _trace("et", "rank1.json", json.dumps(traced.EXECUTION)),
+    "kineto": _trace("kineto", "rank1.json", json.dumps(traced.KINETO)),
+    "param": _trace("param", "0.json", json.dumps(traced.PARAM)),
+    "aicb": _trace("aicb", "x.csv", traced.AICB),
+    "simai": _trace("simai", "x.txt", traced.SIMAI),
+    "chakra": _trace("chakra", "x.0.et", traced.chakra()),
+}
 KINDS = {
+    **TRACES,
     **{name: _lines(name) for name in ("run", "world", "record", "end")},
     "suite": _text(SUITE, suite_reader, "run", "FILE", "--dry-run"),
     "expectations": _text(

@@ -22,6 +22,7 @@ from collbench.core.errors import UsageError, first_line
 MOST_BYTES = 4 << 30  # of a file, unpacked
 MOST_NODES = 50_000_000
 LONGEST = 16 << 20  # bytes of a value that is read whole
+LONGEST_LINE = 1 << 20
 DEEP = 32  # lists and objects within each other
 PIECE = 1 << 20
 HINT = "is it whole, and of the format that --form says?"
@@ -74,6 +75,26 @@ class Stream:
                 raise self.refused(self.limits.longest, f"more than {self.limits.longest:,} B")
         return b"".join(pieces)
 
+    def lines(self) -> Iterator[str]:
+        """Line after line, without ends. Raises UsageError for one that is no text, or too long."""
+        left, number = b"", 0
+        while piece := self.more():
+            *found, left = (left + piece).split(b"\n")
+            if len(left) > LONGEST_LINE:
+                raise self.refused(self.given, f"a line of more than {LONGEST_LINE:,} B")
+            for line in found:
+                number += 1
+                yield self._text(line, number)
+        yield self._text(left, number + 1)
+
+    def _text(self, line: bytes, number: int) -> str:
+        if number > self.limits.nodes:
+            raise self.refused(self.given, f"there are more than {self.limits.nodes:,} lines")
+        try:
+            return line.decode().rstrip("\r").removeprefix("\ufeff")
+        except UnicodeDecodeError as e:
+            raise UsageError(f"{self.path}: line {number}: it is no text", HINT) from e
+
     def refused(self, at: int, why: str, hint: str = HINT) -> UsageError:
         return UsageError(f"{self.path}: byte {at:,}: {why}", hint)
 
@@ -108,6 +129,7 @@ VALUE = re.compile(
     rf'{_nested(DEEP)}|"(?:[^"\\]++|\\.)*+"|[^\s{{}}\[\],:"]++(?=[\s{{}}\[\],:"])'.encode(),
     re.DOTALL,
 )
+OR_DEEP = f"or has lists and objects more than {DEEP} deep"
 SPACE = re.compile(rb"[ \t\r\n]*+")
 
 
@@ -127,7 +149,7 @@ class Json:
     def __init__(self, stream: Stream, *lists: str) -> None:
         self.stream, self.lists = stream, lists
         self.header: dict[str, bytes] = {}
-        self._buffer, self._at, self._before = b"", 0, 0
+        self._buffer, self._at, self._before, self._held = b"", 0, 0, 0
 
     def __iter__(self) -> Iterator[Element]:
         first = self._next()
@@ -164,6 +186,9 @@ class Json:
                 yield from self._elements(key)
             else:
                 self.header[key] = self._value()
+                self._held += len(self.header[key]) + len(key)
+                if self._held > 2 * self.stream.limits.longest:
+                    raise self._refused("it has too much beside its lists")
             if self._closed(b"}"):
                 return
 
@@ -211,14 +236,14 @@ class Json:
         """The whole value that is next. Raises UsageError."""
         if self._next() in (b"", b"}", b"]", b",", b":"):
             raise self._refused("a value is missing")
+        longest = self.stream.limits.longest
         while not (found := VALUE.match(self._buffer, self._at)):
-            if len(self._buffer) - self._at > self.stream.limits.longest:
-                raise self._refused(
-                    f"a value has more than {self.stream.limits.longest:,} B, or lists and objects"
-                    f" {DEEP} deep"
-                )
+            if len(self._buffer) - self._at > longest:
+                raise self._refused(f"a value has more than {longest:,} B, {OR_DEEP}")
             if not self._fill():
-                raise self._refused("it ends within a value")
+                raise self._refused(f"it ends within a value, {OR_DEEP}")
+        if len(found[0]) > longest:
+            raise self._refused(f"a value has more than {longest:,} B")
         self._at = found.end()
         return found[0]
 

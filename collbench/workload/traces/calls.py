@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.errors import UsageError
 from collbench.core.text import printable
@@ -69,9 +71,11 @@ TYPES = {
 }
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one"
+NO_RANK = "the file does not tell its rank, which is taken for 0"
 MOST = 1 << 62
 MOST_LOSSES = 100  # of reasons that are told
 MOST_CALLS = 2_000_000  # of a rank
+MOST_MEMBERS = 1 << 23  # of all groups
 
 
 class Said(NamedTuple):
@@ -85,8 +89,8 @@ class Said(NamedTuple):
     at: str
     group: str = WORLD
     n: int = 0
-    sends: tuple[int, ...] = ()
-    receives: tuple[int, ...] = ()
+    sends: tuple[int, ...] | None = ()  # None where their list is cut
+    receives: tuple[int, ...] | None = ()
     root: int = -1
     peer: int = -1
 
@@ -111,6 +115,7 @@ class Calls:
         self.described: dict[str, str] = {}
         self.assumptions: dict[str, None] = {}
         self._lost: dict[str, Lost] = {}
+        self._members = 0
 
     def add(self, said: Said, **fields: object) -> int:
         """One call more, or one that is lost: its place in the list, or -1."""
@@ -132,6 +137,14 @@ class Calls:
             self.assumptions[SUMS] = None
         told |= {"group": said.group, "dtype": dtype or "uint8", "source": said.at}
         return self.append(Call(**(told | fields)))  # type: ignore[arg-type]
+
+    def group(self, name: str, ranks: Sequence[int], described: str = "") -> None:
+        """The members of a group, in order. Raises UsageError where groups have too many."""
+        self._members += len(ranks)
+        if self._members > MOST_MEMBERS or len(self.groups) > MOST_RANKS:
+            raise UsageError(f"{self.path}: its groups have too many members", "is it a trace?")
+        self.groups[name] = tuple(ranks)
+        self.described[name] = described
 
     def append(self, call: Call) -> int:
         """One call more: its place. Raises UsageError where they are too many."""
@@ -155,12 +168,10 @@ class Calls:
         """Whether nothing was there, or lost."""
         return not self.made and not self._lost
 
-    def name_world(self, name: str, world: int) -> None:
-        """Gives the group of all the empty name."""
-        found = self.groups.pop(name, ())
-        self.groups[WORLD] = found or tuple(range(world))
-        if name in self.described:
-            self.described[WORLD] = self.described.pop(name)
+    def name_world(self, name: str) -> None:
+        """Gives a group that is there, that of all, the empty name."""
+        self.groups[WORLD] = self.groups.pop(name)
+        self.described[WORLD] = self.described.pop(name, "")
 
     def trace(
         self,
@@ -172,24 +183,53 @@ class Calls:
         **fields: str,
     ) -> RankTrace:
         """The rank's trace; its groups are those that it is in. Raises UsageError."""
+        if rank < 0:
+            rank = 0
+            self.assumptions[NO_RANK] = None
         members = [max(ranks) for ranks in self.groups.values() if ranks]
-        world = max(world, rank + 1 if rank >= 0 else 0, 1 + max(members, default=-1))
+        world = max(world, rank + 1, 1 + max(members, default=-1))
         if world > MOST_RANKS:
             raise UsageError(f"{self.path}: a world of {world} ranks", f"{MOST_RANKS:,} at most")
-        mine = {k: v for k, v in self.groups.items() if rank in v or rank < 0}
+        self.groups = {name: ranks for name, ranks in self.groups.items() if rank in ranks}
+        moved = self._drop_unknown()
         return RankTrace(
-            rank=max(rank, 0),
+            rank=rank,
             world=world,
             calls=tuple(self.made),
-            groups=mine,
-            described={k: printable(v)[:200] for k, v in self.described.items() if k in mine},
+            groups=self.groups,
+            described={
+                name: printable(words)[:200]
+                for name, words in self.described.items()
+                if words and name in self.groups
+            },
             steps=tuple(steps),
             busy=tuple(busy),
-            marked=tuple(marked),
+            marked=tuple((moved[first], moved[end]) for first, end in marked),
             lost=tuple(self._lost.values()),
             source=str(self.path),
             **fields,
         )
+
+    def _drop_unknown(self) -> list[int]:
+        """Loses the calls of groups of which the rank is not known to be one, but of that of all,
+        and waits for them: how many are left before each place."""
+        unknown = {call.group for call in self.made} - {WORLD, *self.groups}
+        if not unknown:
+            return [*range(len(self.made) + 1)]
+        places: dict[int, int] = {}
+        made: list[Call] = []
+        moved: list[int] = []
+        for place, call in enumerate(self.made):
+            moved.append(len(made))
+            after = tuple(places[each] for each in call.after if each in places)
+            if call.group in unknown:
+                why = f"the rank is not told to be in group '{call.group[:40]}'"
+                self.lose(why, call.source, call.nbytes)
+            elif call.kind != "wait" or after or not call.after:
+                places[place] = len(made)
+                made.append(replace(call, after=after))
+        self.made = made
+        return [*moved, len(made)]
 
 
 def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
@@ -200,16 +240,17 @@ def _meant(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
         return {"kind": kind}
     if kind in POINT_TO_POINT:
         return {"kind": kind, "nbytes": _fits(max(given, got) * size), "peer": said.peer}
-    if n <= 0 and (kind not in WHOLES or kind.startswith("all_to")):
-        raise ValueError("the members of its group are not told")
     if kind.startswith("all_to"):
         return _exchanged(kind, said, n, size)
+    part, whole = (given, got) if kind in ("all_gather", "gather") else (got, given)
     if kind in WHOLES:
         elements = max(given, got)
-    elif kind in ("all_gather", "scatter"):
-        elements = got if kind == "all_gather" and got else max(got, 0) * n or given * n
-    else:
-        elements = given if kind == "reduce_scatter" and given else max(given, 0) * n or got * n
+    elif kind in ("all_gather", "reduce_scatter"):
+        elements = whole or part * n
+    else:  # all but the root have a part alone
+        elements = part * n or whole
+    if not elements and max(given, got):
+        raise ValueError("the members of its group are not told")
     told: dict[str, object] = {"kind": kind, "nbytes": _fits(elements * size)}
     if COLLECTIVES[kind].rooted:
         told["root"] = said.root
@@ -221,12 +262,14 @@ WHOLES = ("all_reduce", "broadcast", "reduce")  # every rank has all of it
 
 def _exchanged(kind: str, said: Said, n: int, size: int) -> dict[str, object]:
     """What an all_to_all sends to each member: as much, or as its splits say."""
+    if said.sends is None or said.receives is None:
+        raise ValueError("its splits are cut")
     if not said.sends and not said.receives:
-        if kind == "all_to_allv" and (said.given != said.got or said.given % n):
-            raise ValueError("its blocks are unequal, and their sizes are not told")
-        if said.given % n or (said.got and said.got != said.given):
+        if (n and said.given % n) or said.got != said.given:
             raise ValueError("its blocks are unequal, and their sizes are not told")
         return {"kind": "all_to_all", "nbytes": _fits(said.given * size)}
+    if not n:
+        raise ValueError("the members of its group are not told")
     sends = _blocks(said.sends, said.given, n)
     receives = _blocks(said.receives, said.got, n)
     most = max(said.given, said.got)
@@ -263,6 +306,11 @@ def listed(text: str, most: int = MOST_RANKS) -> tuple[int, ...] | None:
         return None
     numbers = tuple(int(word) for word in re.findall(r"\d{1,18}", text))
     return numbers if len(numbers) <= most else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of JSON is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 NUMBERED = (

@@ -19,7 +19,16 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD, Whole
 from collbench.workload.traces.bounded import Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, listed, rank_in
+from collbench.workload.traces.calls import (
+    MOST,
+    MOST_CALLS,
+    Calls,
+    Said,
+    is_number,
+    kind_of,
+    listed,
+    rank_in,
+)
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
 COMMS = "record_param_comms"
@@ -85,7 +94,7 @@ def read(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, 
         if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
             found.nodes.append((node.id, node.name, at, raw))
             found.held += len(raw)
-            if found.held > stream.limits.nbytes // 8:
+            if found.held > stream.limits.nbytes // 16 or len(found.nodes) > MOST_CALLS:
                 raise stream.refused(at, "its communication takes too much memory")
     for _, name, at, raw in sorted(found.nodes):  # they are written as they end
         found.take(name, source.decode(raw, _Node, f"byte {at:,}, a node"))
@@ -107,7 +116,7 @@ class _Found:
         self.ops = 0
         self._from_ops = from_ops
         self._default = ""
-        self._open: dict[tuple[Any, ...], list[int]] = {}
+        self._open: dict[tuple[str, int, bool], list[int]] = {}
 
     def take(self, name: str, node: _Node) -> None:
         """A node, in the order of calls."""
@@ -152,8 +161,7 @@ class _Found:
         for group in groups:
             ranks = listed(group.ranks) if isinstance(group.ranks, str) else group.ranks
             name = self._named(group.pg_name, group.pg_desc)
-            self.made.groups[name] = tuple(ranks or range(group.group_size))
-            self.made.described[name] = group.pg_desc
+            self.made.group(name, ranks or range(group.group_size), group.pg_desc)
 
     def _named(self, name: str, desc: str) -> str:
         """The name of a group; that of all has the empty one."""
@@ -169,17 +177,17 @@ class _Found:
         except msgspec.ValidationError as e:
             self.made.lose("it does not tell what it is" + f": {e}" * bool(attributes), at)
             return
-        base = 0 if values and _is_number(values[0]) else 1
+        base = 0 if values and is_number(values[0]) else 1
         number, place, *_ = [*values[base : base + 1], *values[base + 2 : base + 3], -1, -1]
-        place = place if isinstance(place, int) and 0 <= place < MOST_RANKS else -1
-        key = (tuple(number) if isinstance(number, list) else (number, False))[:2]
+        place = place if is_number(place) and 0 <= place < MOST_RANKS else -1
+        key = _numbered(number)
         group = self._named(said.pg_name, said.pg_desc)
         if said.collective_name == "wait":
             self._wait(group if said.pg_name else None, key, at)
         elif said.collective_name != "init":
             self._call(node, said, group, key, place)
 
-    def _wait(self, group: str | None, key: tuple[Any, ...], at: str) -> None:
+    def _wait(self, group: str | None, key: tuple[int, bool], at: str) -> None:
         """A wait for the calls of this number, of any group where it names none."""
         made = self.made
         calls = next(
@@ -194,19 +202,16 @@ class _Found:
             made.append(Call("wait", after=tuple(calls), source=at))
 
     def _call(
-        self, node: _Node, said: _Comms, group: str, key: tuple[Any, ...], place: int
+        self, node: _Node, said: _Comms, group: str, key: tuple[int, bool], place: int
     ) -> None:
         made, at = self.made, f"node {node.id}"
         if group not in made.groups and said.global_rank_stride > 0 and said.pg_size:
             start, stride = said.global_rank_start, said.global_rank_stride
             if start >= 0 and start + (said.pg_size - 1) * stride < MOST_RANKS:
-                made.groups[group] = tuple(start + i * stride for i in range(said.pg_size))
+                ranks = range(start, start + said.pg_size * stride, stride)
+                made.group(group, ranks, said.pg_desc)
         kind = kind_of(said.collective_name)
         sends, receives = listed(said.in_split_size), listed(said.out_split_size)
-        if sends is None or receives is None:
-            nbytes = max(said.in_msg_nelems, said.out_msg_nelems)
-            made.lose("its splits are cut", at, nbytes)
-            return
         rooted = kind in ("broadcast", "reduce", "gather", "scatter")
         members = made.groups.get(group, ())
         if not rooted and kind not in ("send", "recv") and 0 <= place < len(members):
@@ -225,9 +230,8 @@ class _Found:
             root=place if rooted else -1,
             peer=place if kind in ("send", "recv") else -1,
         )
-        number = key[0] if _is_number(key[0]) and 0 <= key[0] < MOST else -1
         blocks = str(said.is_asynchronized_op).strip('"').lower() in ("false", "0")
-        found = made.add(told, number=number, waits=blocks)
+        found = made.add(told, number=key[0], waits=blocks)
         if found >= 0:
             self._open.setdefault((group, *key), []).append(found)
 
@@ -241,12 +245,12 @@ class _Found:
         self.made.assumptions[NO_GROUPS] = None
         values = node.inputs.values
         given, got = (_elements(node.inputs, place) for place in (row.given, row.got))
-        types = node.inputs.types[row.given] if row.given < len(node.inputs.types) else ""
-        dtype = re.search(r"Tensor\(([\w :]+)\)", types if isinstance(types, str) else "")
+        types = " ".join(str(kind)[:200] for kind in node.inputs.types[:2])
+        dtype = re.search(r"Tensor\(([\w :]+)\)", types)
 
         def number(place: int) -> int:
             value = values[place] if 0 <= place < len(values) else -1
-            return value if _is_number(value) and 0 <= value < MOST_RANKS else -1
+            return value if is_number(value) and 0 <= value < MOST_RANKS else -1
 
         sends, receives = (_numbers(values, place) for place in row.splits)
         said = Said(
@@ -301,8 +305,12 @@ OPERATORS = {
 }
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _numbered(value: Any) -> tuple[int, bool]:
+    """The number of a call in its group, and whether it is that of a message; -1 where it is none.
+    It stands alone, or with the other beside it."""
+    first, *rest = value if isinstance(value, list) and value else (value,)
+    good = is_number(first) and 0 <= first < MOST
+    return first if good else -1, rest[:1] == [True]
 
 
 def _elements(values: _Values, place: int) -> int:
@@ -311,17 +319,17 @@ def _elements(values: _Values, place: int) -> int:
 
 
 def _product(shape: Any) -> int:
-    """Of a shape, or of a list of such, which may be lists again."""
+    """Elements of a shape, or of a list of such, which may be lists again."""
     if not isinstance(shape, list) or not shape:
         return 0 if shape != [] else 1
-    if all(_is_number(size) and size >= 0 for size in shape):
+    if all(is_number(size) and size >= 0 for size in shape):
         return min(math.prod(shape[:64]), MOST)
     return sum(map(_product, shape))
 
 
 def _numbers(values: Sequence[Any], place: int) -> tuple[int, ...]:
     found = values[place] if 0 <= place < len(values) else []
-    good = isinstance(found, list) and all(_is_number(n) and 0 <= n < MOST for n in found)
+    good = isinstance(found, list) and all(is_number(n) and 0 <= n < MOST for n in found)
     return tuple(found) if good else ()
 
 

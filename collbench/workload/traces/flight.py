@@ -31,7 +31,6 @@ Sizes = Annotated[
 Words = Annotated[list[str], Meta(max_length=1 << 16)]
 DEFAULT = "default_pg"
 MOST = 1_000_000  # entries and tensors of them
-MEMBERS = "calls without known groups are taken for the group of all ranks"
 
 
 class Entry(msgspec.Struct):
@@ -64,26 +63,20 @@ def read(stream: Stream, packed: bool) -> tuple[RankTrace, tuple[str, ...]]:
     made = Calls(stream.path)
     groups, entries = _pickle(stream) if packed else _json(stream)
     for name, group in groups.items():
-        if (ranks := listed(group.ranks)) is not None and ranks:
-            made.groups[name] = ranks
-        made.described[name] = group.desc
-    world = next((name for name, group in groups.items() if group.desc == DEFAULT), "")
+        if ranks := listed(group.ranks):
+            made.group(name, ranks, group.desc)
+    named = [(name, group.desc) for name, group in groups.items()]
+    named += [entry.process_group for entry in entries]
+    world = next((name for name, desc in named if desc == DEFAULT), WORLD)
+    if world in made.groups:
+        made.name_world(world)
     entries.sort(key=lambda entry: entry.record_id)
     if entries and entries[0].record_id > 0:
         first = entries[0].record_id
         made.lose("its buffer kept the last calls only (TORCH_FR_BUFFER_SIZE)", calls=first)
-    backend = ""
     for entry in entries:
-        backend = backend or entry.profiling_name.partition(":")[0][:20]
-        _take(made, entry)
-    if world:
-        made.name_world(world, 0)
-        made.made = [
-            msgspec.structs.replace(call, group=WORLD) if call.group == world else call
-            for call in made.made
-        ]
-    if not groups:
-        made.assumptions[MEMBERS] = None
+        _take(made, entry, WORLD if entry.process_group[0] == world else entry.process_group[0])
+    backend = entries[0].profiling_name.partition(":")[0][:20] if entries else ""
     return made.trace(rank_in(stream.path), backend=backend), tuple(made.assumptions)
 
 
@@ -133,7 +126,7 @@ def _json(stream: Stream) -> tuple[dict[str, _Group], list[Entry]]:
 PEERS = re.compile(r"(\w+) (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def _take(made: Calls, entry: Entry) -> None:
+def _take(made: Calls, entry: Entry, group: str) -> None:
     """One entry; that of a coalesced call tells how its members fared, which have their own."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     at = f"record {entry.record_id}"
@@ -141,7 +134,6 @@ def _take(made: Calls, entry: Entry) -> None:
         "number": entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
         "state": entry.state if entry.state in ("scheduled", "started", "completed") else "",
     } | _times(entry)
-    group = entry.process_group[0][:200]
     if name.startswith("coalesced"):
         return _spread(made.made, group, fields)
     peers = PEERS.fullmatch(name)

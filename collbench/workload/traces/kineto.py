@@ -16,12 +16,24 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD
 from collbench.workload.traces.bounded import Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, listed, nanoseconds, rank_in
+from collbench.workload.traces.calls import (
+    MOST,
+    Calls,
+    Said,
+    is_number,
+    kind_of,
+    listed,
+    nanoseconds,
+    rank_in,
+)
 from collbench.workload.traces.types import Interval, RankTrace
 
+MOST_KEPT = 3_000_000
+FEWER = "profile fewer steps"
 Time = float | str
 Elements = Annotated[int, Meta(ge=0, lt=MOST)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+Base = Annotated[int, Meta(ge=0, lt=MOST >> 1)]
 
 
 class _Event(msgspec.Struct):
@@ -80,10 +92,12 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     source, found = Json(stream, "traceEvents"), _Found(stream)
     for _, at, raw in source:
         found.take(source.decode(raw, _Event, f"byte {at:,}, an event"), at, source)
+        if found.held > MOST_KEPT:
+            raise stream.refused(at, f"more than {MOST_KEPT:,} kernels and launches", FEWER)
     if "traceEvents" in source.header:
         raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
     world = source.decoded("distributedInfo", _World, _World())
-    base = source.decoded("baseTimeNanoseconds", int, 0)
+    base = source.decoded("baseTimeNanoseconds", Base, 0)
     return found.trace(world, base)
 
 
@@ -96,9 +110,8 @@ class _Found:
     as that may stand there."""
 
     def __init__(self, stream: Stream) -> None:
-        self.path = stream.path
+        self.made = Calls(stream.path)
         self.kernels: list[tuple[int, int, int, _Comms]] = []
-        self.bare: list[tuple[str, int]] = []
         self.launched: dict[int, int] = {}
         self.steps: list[Interval] = []
         self.busy = _Union()
@@ -114,17 +127,22 @@ class _Found:
             if said.name:
                 self.kernels.append((begins, ends, at, said))
             else:
-                self.bare.append((event.name[:60], at))
+                what = event.name[:60].split("_")[0]
+                self.made.lose(f"kernels do not say what they communicate: {what}", f"byte {at}")
         elif event.cat == "user_annotation" and event.name.startswith("ProfilerStep#"):
             self.steps.append(_interval(event, at, source))
         elif event.cat in ("cuda_runtime", "cuda_driver") and LAUNCHES.fullmatch(event.name):
             launch = source.decode(event.args, _Correlated, f"byte {at:,}, a launch's args")
             self.launched[launch.correlation] = _interval(event, at, source)[0]
 
+    @property
+    def held(self) -> int:
+        """How much is kept of it."""
+        return sum(map(len, (self.kernels, self.launched, self.steps, self.busy.found)))
+
     def trace(self, world: _World, base: int) -> tuple[RankTrace, tuple[str, ...]]:
         """What came of it. Raises UsageError where nothing communicates."""
-        made = Calls(self.path)
-        default = ""
+        made, default = self.made, ""
         for group in world.pg_config:
             ranks = listed(group.ranks) if isinstance(group.ranks, str) else tuple(group.ranks)
             size = group.pg_size or group.group_size
@@ -132,23 +150,18 @@ class _Found:
                 default = default or group.pg_name
                 ranks = ranks or tuple(range(world.world_size))
             if ranks and (not size or len(ranks) == size):
-                made.groups[group.pg_name] = ranks
-                made.described[group.pg_name] = group.pg_desc
-        for name, at in self.bare:
-            made.lose(
-                f"kernels do not say what they communicate: {name.split('_')[0]}", f"byte {at}"
-            )
+                made.group(group.pg_name, ranks, group.pg_desc)
         for begins, ends, at, said in sorted(self.kernels, key=lambda kernel: kernel[0]):
             default = default or (said.group if said.described == "default_pg" else "")
             self._call(made, said, at, default, (base + begins, base + ends), base)
-        if not made.made and not self.bare:
+        if made.empty:
             raise UsageError(
-                f"{self.path}: no kernel of it communicates",
+                f"{made.path}: no kernel of it communicates",
                 "traces of Gloo have none: record with collbench.record",
             )
         if default in made.groups:
-            made.name_world(default, 0)
-        rank = rank_in(self.path) if world.rank is None else world.rank
+            made.name_world(default)
+        rank = rank_in(made.path) if world.rank is None else world.rank
         steps, busy = (
             [(base + begins, base + ends) for begins, ends in each]
             for each in (sorted({*self.steps}), self.busy.merged())
@@ -161,22 +174,16 @@ class _Found:
     ) -> None:
         name, place = said.group[:200], f"byte {at}"
         if name not in made.groups and (ranks := _members(said)):
-            made.groups[name] = ranks
-            made.described[name] = said.described
+            made.group(name, ranks, said.described)
         kind, n = kind_of(said.name), said.size or len(made.groups.get(name, ()))
         sends, receives = listed(said.sends), listed(said.receives)
-        if sends is None or receives is None:
-            made.lose("its splits are cut", place, max(said.given, said.got))
-            return
-        if kind == "all_to_allv" and not sends and not receives and said.given == said.got:
-            kind = "all_to_all"
         there = _rank(said.rank)
         if there < 0:
             peer = _rank(said.target if kind == "send" else said.source)
             members = made.groups.get(name, ())
             there = members.index(peer) if peer in members else -1
         told = Said(
-            "all_to_all" if kind == "all_to_all" else said.name,
+            said.name,
             said.dtype,
             said.given,
             said.got,
@@ -188,7 +195,7 @@ class _Found:
             root=there,
             peer=there,
         )
-        issued = self.launched.get(said.correlation) if _is_number(said.correlation) else None
+        issued = self.launched.get(said.correlation) if is_number(said.correlation) else None
         fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": when[1]}
         if issued is not None:
             fields["issued_ns"] = base + issued
@@ -208,15 +215,11 @@ def _members(said: _Comms) -> tuple[int, ...]:
     return ()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _rank(value: Any, most: int = MOST_RANKS) -> int:
     """A number that may be told as one or as text; -1 where it is none."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,18}", value):
         value = int(value)
-    return value if _is_number(value) and 0 <= value < most else -1
+    return value if is_number(value) and 0 <= value < most else -1
 
 
 def _interval(event: _Event, at: int, source: Json) -> Interval:
@@ -234,19 +237,19 @@ class _Union:
     """The union of intervals, which come in about the order of time."""
 
     def __init__(self) -> None:
-        self._found: list[Interval] = []
+        self.found: list[Interval] = []
         self._enough = 1 << 17
 
     def add(self, begins: int, ends: int) -> None:
-        self._found.append((begins, ends))
-        if len(self._found) > self._enough:
-            self._found = self.merged()
-            self._enough = max(1 << 17, 2 * len(self._found))
+        self.found.append((begins, ends))
+        if len(self.found) > self._enough:
+            self.found = self.merged()
+            self._enough = max(1 << 17, 2 * len(self.found))
 
     def merged(self) -> list[Interval]:
         """In the order of time, none touching another."""
         made: list[Interval] = []
-        for begins, ends in sorted(self._found):
+        for begins, ends in sorted(self.found):
             if made and begins <= made[-1][1]:
                 made[-1] = (made[-1][0], max(made[-1][1], ends))
             else:

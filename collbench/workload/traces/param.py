@@ -60,7 +60,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
         raise UsageError(f"{stream.path}: it has no calls", HINT)
     made = found.made
     if found.whole in made.groups:
-        made.name_world(found.whole, 0)
+        made.name_world(found.whole)
         made.made = [
             msgspec.structs.replace(call, group=WORLD) if call.group == found.whole else call
             for call in made.made
@@ -115,8 +115,7 @@ class _Found:
         name = "" if entry.pg_id is None else str(entry.pg_id)[:200]
         ranks = tuple(entry.global_ranks or ())
         if ranks and name not in self.made.groups:
-            self.made.groups[name] = ranks
-            self.made.described[name] = entry.pg_desc or ""
+            self.made.group(name, ranks, entry.pg_desc or "")
         size = entry.world_size or len(ranks)
         if size > self.world:
             self.world, self.whole = size, name

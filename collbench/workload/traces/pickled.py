@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from collbench.workload.traces.bounded import Stream
 
-MOST = 256 << 20  # bytes of a file
+MOST = 128 << 20  # bytes of a file
+MOST_OPERATIONS = 10_000_000
 MARK = object()
 
 
@@ -58,12 +59,12 @@ def read(stream: Stream) -> Any:
         if len(data) > MOST:
             raise stream.refused(MOST, f"a pickle of more than {MOST:,} B")
     try:
-        return loads(bytes(data), stream.limits.nodes)
+        return loads(data, min(stream.limits.nodes, MOST_OPERATIONS))
     except Refused as e:
         raise stream.refused(e.at, str(e)) from e
 
 
-def loads(data: bytes, most: int) -> Any:
+def loads(data: bytes | bytearray, most: int) -> Any:
     """The value that a pickle's operations make, of which there are ``most`` at most. Raises
     Refused."""
     stack: list[Any] = []
@@ -87,7 +88,7 @@ def loads(data: bytes, most: int) -> Any:
     raise Refused(at, f"more than {most:,} operations")
 
 
-def _argument(data: bytes, at: int, how: _Read) -> tuple[Any, int]:
+def _argument(data: bytes | bytearray, at: int, how: _Read) -> tuple[Any, int]:
     end = at + how.length
     if end > len(data):
         raise Refused(at, "it ends within an operation")
@@ -129,7 +130,7 @@ def _perform(code: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -
 
 VALUES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys("KMJG", lambda number: number),
-    **dict.fromkeys(("X", "\x8c", "\x8d"), lambda raw: raw.decode("utf-8", "surrogatepass")),
+    **dict.fromkeys(("X", "\x8c", "\x8d"), lambda raw: raw.decode("utf-8", "replace")),
     **dict.fromkeys("UT", lambda raw: raw.decode("latin-1")),
     **dict.fromkeys("BC", bytes),
     **dict.fromkeys(("\x8a", "\x8b"), lambda raw: int.from_bytes(raw[:16], "little", signed=True)),

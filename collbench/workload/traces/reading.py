@@ -11,13 +11,22 @@ from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
-from collbench.workload.traces import execution, flight, kineto, param
+from collbench.workload.step import WORLD
+from collbench.workload.traces import (
+    aicb,
+    chakra,
+    execution,
+    flight,
+    kineto,
+    param,
+    protobuf,
+    steps,
+)
 from collbench.workload.traces.bounded import Limits, Stream, head
 from collbench.workload.traces.types import RankTrace, Trace
 
 MOST_FILES = 1 << 16
 MOST_CALLS = 8_000_000  # of all ranks
-ONE_FILE = "the file does not tell its rank, which is taken for 0"
 Told = tuple[RankTrace, tuple[str, ...]]
 
 
@@ -34,6 +43,7 @@ class Form(NamedTuple):
     title: str
     begins: Callable[[bytes, Path], bool]
     read: Callable[[Path, _Asked], Told]
+    whole: Callable[[Sequence[Path], _Asked], Trace] | None = None  # of all files at once
 
 
 def _object(*names: str) -> Callable[[bytes, Path], bool]:
@@ -50,6 +60,18 @@ def _list(*names: str) -> Callable[[bytes, Path], bool]:
     return lambda start, path: bool(pattern.match(start) and wanted.search(start))
 
 
+def _streamed(
+    read: Callable[[Stream], Told],
+) -> Callable[[Path, _Asked], Told]:
+    """How a file is read by what takes a stream of its bytes."""
+
+    def opened(path: Path, asked: _Asked) -> Told:
+        with Stream(path, asked.limits) as stream:
+            return read(stream)
+
+    return opened
+
+
 def _flight(path: Path, asked: _Asked) -> Told:
     with Stream(path, asked.limits) as stream:
         return flight.read(stream, head(path, 1) == b"\x80")
@@ -60,31 +82,81 @@ def _execution(path: Path, asked: _Asked) -> Told:
         return execution.read(stream, asked.from_ops)
 
 
-def _kineto(path: Path, asked: _Asked) -> Told:
-    with Stream(path, asked.limits) as stream:
-        return kineto.read(stream)
+def _own(paths: Sequence[Path], asked: _Asked) -> Trace:
+    """What collbench recorded."""
+    from collbench.workload.traces import own  # type: ignore[attr-defined]
+
+    trace: Trace = own.read(paths)
+    return trace
 
 
-def _param(path: Path, asked: _Asked) -> Told:
-    with Stream(path, asked.limits) as stream:
-        return param.read(stream)
+def _step(paths: Sequence[Path], asked: _Asked) -> Trace:
+    """The step in one file. Raises UsageError for more."""
+    if len(paths) > 1:
+        raise UsageError(f"{paths[1]}: a second step", "a step is in one file")
+    return steps.read(paths[0])
+
+
+def _never(path: Path, asked: _Asked) -> Told:
+    raise AssertionError(path)
 
 
 def _is_pickle(start: bytes, path: Path) -> bool:
     return start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
 
 
+def _is_chakra(start: bytes, path: Path) -> bool:
+    """Whether a file begins with metadata as Chakra's do: attributes, and a version."""
+    try:
+        length, begins = protobuf.varint(start, 0)
+        fields = dict(protobuf.fields(start[begins : begins + length]))
+    except protobuf.Broken:
+        return False
+    named = ".et" in path.suffixes
+    return (named or length > 1) and {*fields} <= {1, 2} and begins + length <= len(start)
+
+
+def _has_columns(start: bytes, *columns: bytes) -> bool:
+    """Whether the first lines, but for comments, have these columns."""
+    lines = (line for line in start.splitlines() if line.strip() and line[:1] not in b"#[")
+    return {*columns} <= {*next(lines, b"").removeprefix(b"\xef\xbb\xbf").split(b",")}
+
+
 FLIGHT_JSON = _object("pg_config", "entries", "nccl_comm_state")
+SCHEMA = re.compile(rb'\s*\{.{0,400}?"schema"\s*:\s*"\d+\.\d+\.\d+', re.DOTALL)
+PHASES = re.compile(rb"^\s*\[\[phase\]\]", re.MULTILINE)
+SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode())
 # in the order in which a file is held against them
 FORMS = {
+    "collbench": Form("collbench's own recording", _object("collbench_trace"), _never, _own),
+    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
     "flight": Form(
         "PyTorch's flight recorder",
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
         _flight,
     ),
-    "kineto": Form("Kineto", _object("traceEvents", "deviceProperties"), _kineto),
-    "et": Form("PyTorch's execution trace", _object("nodes", "schema"), _execution),
-    "param": Form("PARAM's communication trace", _list("comms", "compute"), _param),
+    "et": Form(
+        "PyTorch's execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
+    ),
+    "param": Form("PARAM's", _list("comms", "compute"), _streamed(param.read)),
+    "aicb": Form(
+        "AICB's",
+        lambda start, path: _has_columns(start, *map(str.encode, aicb.COLUMNS)),
+        _streamed(aicb.read),
+    ),
+    "simai": Form(
+        "SimAI's", lambda start, path: bool(SIMAI.match(start)), _streamed(aicb.read_simai)
+    ),
+    "step": Form(
+        "a step of one's own",
+        lambda start, path: (
+            _has_columns(start, b"ranks", b"op", b"bytes")
+            or (path.suffix == ".toml" and bool(PHASES.search(start)))
+        ),
+        _never,
+        _step,
+    ),
+    "chakra": Form("Chakra's", _is_chakra, _streamed(chakra.read)),
 }
 
 
@@ -110,6 +182,8 @@ def read(
         told = ", ".join(f"{path} is {FORMS[name].title}" for name, path in first.items())
         raise UsageError(f"these are of several formats: {told}", "--form chooses one")
     (form,) = forms
+    if whole := FORMS[form].whole:
+        return whole([path for path, _ in found], asked)
     ranks, assumptions = _ranks([path for path, _ in found], FORMS[form], asked)
     return Trace(form, ranks, tuple(assumptions))
 
@@ -171,4 +245,12 @@ def _ranks(
                 "take fewer ranks or steps",
             )
     world = max(each.world for each in from_file.values())
-    return tuple(replace(from_file[rank], world=world) for rank in sorted(from_file)), assumptions
+    ranks = [replace(from_file[rank], world=world) for rank in sorted(from_file)]
+    if any(
+        call.group == WORLD and WORLD not in each.groups for each in ranks for call in each.calls
+    ):
+        assumptions[
+            f"the group of all has {counted(world, 'rank')}, as far as these files tell"
+        ] = None
+    everyone = {WORLD: tuple(range(world))}
+    return tuple(replace(each, groups=everyone | each.groups) for each in ranks), assumptions

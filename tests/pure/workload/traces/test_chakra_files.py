@@ -1,0 +1,144 @@
+"""What is written for simulators is read back as what it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collbench.core import algorithms, export
+from collbench.core.errors import UsageError
+from collbench.workload.traces import chakra_files, reading, steps
+from collbench.workload.traces.chakra_files import needed
+from collbench.workload.traces.types import Call, RankTrace, Trace
+from collbench.workload.wanted import Wanted
+
+
+def written(trace: Trace, folder: Path) -> Trace:
+    chakra_files.write(folder, "step", trace.ranks)
+    return reading.read([folder])
+
+
+def said(rank: RankTrace, call: Call) -> tuple[Any, ...]:
+    if call.kind == "compute":
+        return call.kind, round(call.flops), call.phase, max(call.took_ns, 0)
+    return (
+        call.kind,
+        rank.groups[call.group],
+        call.nbytes,
+        call.dtype,
+        call.op,
+        call.root,
+        call.peer,
+        call.tag,
+        call.sends,
+        call.phase,
+    )
+
+
+STEPS = {
+    "ddp:gpt2-124m": (4, ""),
+    "megatron:llama3-8b": (8, "tp=2,pp=2,dp=2"),
+    "fsdp2:llama3-8b": (2, ""),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_read_back_as_it_was(name: str, tmp_path: Path) -> None:
+    ranks, layout = STEPS[name]
+    trace = steps.of(Wanted(name, layout=layout, layers=2).made(ranks))
+    calls = [
+        [said(rank, call) for call in rank.calls if call.kind not in ("wait", "mark")]
+        for rank in trace.ranks
+    ]
+    back = written(trace, tmp_path)
+    assert [[said(rank, call) for call in rank.calls] for rank in back.ranks] == calls
+
+
+UNEVEN = """#group ep 0-1
+ranks,op,bytes,dtype,group,splits,root,gap_us
+0,all_to_allv,40,float,ep,0 10,,
+1,all_to_allv,40,float,ep,3 0,,
+0-1,broadcast,6,half,,,1,
+0-1,compute,,,,,,12.345
+0-1,gather,64,half,ep,,1,
+"""
+
+
+def test_blocks_roots_and_lengths_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text(UNEVEN)
+    trace = steps.read(tmp_path / "s.csv")
+    back = written(trace, tmp_path / "made")
+    assert [[said(r, c) for c in r.calls] for r in back.ranks] == [
+        [said(r, c) for c in r.calls] for r in trace.ranks
+    ]
+
+
+def test_an_input_is_what_simulators_are_told(tmp_path: Path) -> None:
+    """comm_size is the bytes of the input: an nth of what an all_gather gives."""
+    rank = RankTrace(0, 4, (Call("all_gather", nbytes=4096),), {"": (0, 1, 2, 3)})
+    (raw,) = [*chakra_files._messages(rank, {})][1:]
+    assert b"comm_size" + b"\x48\x80\x08" in raw  # field 9, 1024
+
+
+def needs(*calls: Call) -> list[list[int] | None]:
+    return [*needed(calls)]
+
+
+def test_computation_holds_up_what_comes_after_it() -> None:
+    assert needs(Call("compute"), Call("all_reduce"), Call("compute")) == [[], [0], [0]]
+
+
+def test_a_call_that_is_waited_for_holds_up_what_comes_after_it() -> None:
+    assert needs(Call("all_reduce", waits=True), Call("compute")) == [[], [0]]
+
+
+def test_a_wait_holds_up_what_comes_after_it() -> None:
+    calls = Call("all_reduce"), Call("compute"), Call("wait", after=(0,)), Call("compute")
+    assert needs(*calls) == [[], [], None, [0, 1]]
+
+
+def test_a_wait_for_all_is_for_all() -> None:
+    calls = Call("all_reduce"), Call("send", peer=1), Call("wait"), Call("compute")
+    assert needs(*calls) == [[], [], None, [0, 1]]
+
+
+def test_calls_of_a_group_come_in_order() -> None:
+    calls = Call("all_reduce"), Call("all_reduce", group="tp"), Call("broadcast", root=0)
+    assert needs(*calls) == [[], [], [0]]
+
+
+def test_a_call_after_a_wait_needs_what_that_was_for() -> None:
+    calls = Call("recv", peer=1), Call("wait", after=(0,)), Call("send", peer=1, after=(1,))
+    assert needs(*calls) == [[], None, [0]]
+
+
+def test_a_schedule_is_its_messages(tmp_path: Path) -> None:
+    schedule = algorithms.find("all_reduce", "ring").schedule(4)
+    back = written(steps.of_schedule(schedule, 4096), tmp_path)
+    for rank, ops in zip(back.ranks, export.messages(schedule, 4096), strict=True):
+        sent = [("send" if op.sends else "recv", op.peer, op.nbytes, op.step) for op in ops]
+        assert [(c.kind, c.peer, c.nbytes, c.tag) for c in rank.calls] == sent
+
+
+def test_a_message_of_a_schedule_waits_for_what_it_carries(tmp_path: Path) -> None:
+    schedule = algorithms.find("all_reduce", "ring").schedule(4)
+    back = written(steps.of_schedule(schedule, 4096), tmp_path)
+    assert {c.kind for c in back.ranks[0].calls if not c.after} == {"send", "recv"}
+    sends = [call for call in back.ranks[0].calls if call.kind == "send"]
+    carried = [{back.ranks[0].calls[need].tag for need in call.after} for call in sends[1:]]
+    assert all(call.tag - 1 in tags for call, tags in zip(sends[1:], carried, strict=True))
+
+
+def test_files_of_others_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "step.0.et").write_bytes(b"another's")
+    trace = steps.of(Wanted("toy:ddp").made(2))
+    with pytest.raises(UsageError, match=r"step\.0\.et exists"):
+        chakra_files.write(tmp_path, "step", trace.ranks)
+
+
+def test_what_was_written_is_written_again(tmp_path: Path) -> None:
+    trace = steps.of(Wanted("toy:ddp").made(2))
+    chakra_files.write(tmp_path, "step", trace.ranks)
+    assert "2 files" in chakra_files.write(tmp_path, "step", trace.ranks)

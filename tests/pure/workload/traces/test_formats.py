@@ -1,0 +1,431 @@
+"""Others' traces are read as what they say, from small twins of their files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import traced
+
+from collbench.core.errors import UsageError
+from collbench.workload.traces import reading
+from collbench.workload.traces.types import Call, RankTrace, Trace
+
+
+def read(folder: Path, name: str, content: Any, form: str = "", **kinds: Any) -> Trace:
+    path = folder / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return reading.read([path], form, **kinds)
+
+
+def one(folder: Path, name: str, content: Any, **kinds: Any) -> RankTrace:
+    (rank,) = read(folder, name, content, **kinds).ranks
+    return rank
+
+
+def said(call: Call) -> tuple[Any, ...]:
+    return call.kind, call.group, call.nbytes, call.dtype
+
+
+ALL = {
+    "nccl_trace_rank_0": ("flight", traced.flight_pickle()),
+    "fr_rank_0": ("flight", traced.flight_json()),
+    "et_0.json": ("et", json.dumps(traced.EXECUTION)),
+    "kineto_0.json": ("kineto", json.dumps(traced.KINETO)),
+    "0.json": ("param", json.dumps(traced.PARAM)),
+    "w.csv": ("aicb", traced.AICB),
+    "w.txt": ("simai", traced.SIMAI),
+    "step.0.et": ("chakra", traced.chakra()),
+    "step.csv": ("step", "ranks,op,bytes,dtype,group\n0-1,all_reduce,64,float,\n"),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_file_is_known_by_what_it_has(name: str, tmp_path: Path) -> None:
+    form, content = ALL[name]
+    path = tmp_path / ("x.csv" if form == "step" else "unnamed")
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert reading.recognise(path) == form
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "step.csv"])
+def test_a_packed_file_is_read_as_the_other(name: str, tmp_path: Path) -> None:
+    _, content = ALL[name]
+    raw = content if isinstance(content, bytes) else content.encode()
+    plain = one(tmp_path, name, raw)
+    packed = one(tmp_path, name + ".gz", gzip.compress(raw))
+    assert (packed.calls, packed.groups) == (plain.calls, plain.groups)
+
+
+# the flight recorder
+
+
+@pytest.fixture(params=["pickle", "JSON"])
+def flight(request: pytest.FixtureRequest, tmp_path: Path) -> RankTrace:
+    made = traced.flight_pickle() if request.param == "pickle" else traced.flight_json()
+    return one(tmp_path, "nccl_trace_rank_0", made)
+
+
+def test_a_flight_recorder_tells_kinds_and_sizes(flight: RankTrace) -> None:
+    assert [said(call) for call in flight.calls] == [
+        ("all_reduce", "", 64, "float"),
+        ("all_gather", "1", 64, "float"),
+        ("send", "", 12, "float"),
+        ("broadcast", "", 28, "float"),
+    ]
+
+
+def test_a_flight_recorder_tells_times_of_events(flight: RankTrace) -> None:
+    assert (flight.calls[0].took_ns, flight.calls[0].ends_ns) == (250_000, traced.DONE)
+
+
+def test_a_flight_recorder_tells_how_far_a_call_came(flight: RankTrace) -> None:
+    assert flight.calls[-1].state == "started"
+
+
+def test_a_flight_recorder_tells_peers_and_groups(flight: RankTrace) -> None:
+    assert (flight.calls[2].peer, flight.groups) == (1, {"": (0, 1), "1": (0, 1)})
+
+
+def test_an_uneven_exchange_without_blocks_is_lost(flight: RankTrace) -> None:
+    (lost,) = flight.lost
+    assert ("unequal" in lost.why and "record 4" in lost.why, lost.nbytes) == (True, 20)
+
+
+def test_a_root_that_is_not_told_is_unknown(flight: RankTrace) -> None:
+    assert flight.calls[-1].root == -1
+
+
+def test_calls_that_a_ring_buffer_lost_are_counted(tmp_path: Path) -> None:
+    late = traced.FLIGHT | {"entries": [traced.entry("nccl:all_reduce", 7, [4])]}
+    rank = one(tmp_path, "trace0", late)
+    assert [(lost.calls, "TORCH_FR_BUFFER_SIZE" in lost.why) for lost in rank.lost] == [(7, True)]
+
+
+def test_members_of_a_coalesced_call_have_its_end(tmp_path: Path) -> None:
+    sent = {"is_p2p": True, "p2p_seq_id": 4, "state": "scheduled"}
+    end = sent | {"state": "completed"}
+    entries = [
+        traced.entry("nccl:send 0->1", 0, [3], **sent),
+        traced.entry("nccl:recv 0<-1", 1, [3], **sent),
+        traced.entry("nccl:coalesced", 2, **end),
+    ]
+    rank = one(tmp_path, "trace0", traced.FLIGHT | {"entries": entries})
+    assert [(c.kind, c.state) for c in rank.calls] == [("send", "completed"), ("recv", "completed")]
+
+
+def gloo(folder: Path, rank: int = 1) -> Trace:
+    """As Gloo's, whose groups are not told: one of all, and another."""
+    unknown = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    entries = [
+        traced.entry("gloo:all_reduce", 0, [4]),
+        traced.entry("gloo:all_gather", 1, [4], output_sizes=[[2, 4]]),
+        traced.entry("gloo:all_reduce", 2, [4], process_group=("1", "undefined")),
+    ]
+    return read(folder, f"trace{rank}", traced.FLIGHT | {"pg_config": unknown, "entries": entries})
+
+
+def test_without_groups_all_ranks_are_as_many_as_files_tell(tmp_path: Path) -> None:
+    trace = gloo(tmp_path)
+    assert (trace.world, trace.ranks[0].groups) == (2, {"": (0, 1)})
+    assert "the group of all has 2 ranks, as far as these files tell" in trace.assumptions
+
+
+def test_calls_of_unknown_members_are_lost(tmp_path: Path) -> None:
+    (rank,) = gloo(tmp_path).ranks
+    assert [said(call) for call in rank.calls] == [
+        ("all_reduce", "", 16, "float"),
+        ("all_gather", "", 32, "float"),
+    ]
+    assert [(lost.calls, lost.nbytes) for lost in rank.lost] == [(1, 16)]
+
+
+# PyTorch's execution trace
+
+
+def test_the_buckets_of_resnet_are_read(tmp_path: Path) -> None:
+    rank = one(tmp_path, "et.json", traced.EXECUTION)
+    sizes = [call.nbytes // 4 for call in rank.calls if call.kind == "all_reduce"]
+    assert sizes == [*traced.BUCKETS] * 2
+
+
+def test_a_rank_is_known_by_its_place_in_groups(tmp_path: Path) -> None:
+    rank = one(tmp_path, "et.json", traced.EXECUTION)
+    assert (rank.rank, rank.world, rank.groups) == (1, 2, {"": (0, 1)})
+
+
+def test_waits_are_for_the_calls_of_their_number(tmp_path: Path) -> None:
+    rank = one(tmp_path, "et.json", traced.EXECUTION)
+    assert [(at, c.after) for at, c in enumerate(rank.calls) if c.kind == "wait"] == [
+        (2, (0,)),
+        (3, (1,)),
+        (11, (9,)),
+        (12, (10,)),
+    ]
+
+
+def test_marked_steps_are_known_by_their_calls(tmp_path: Path) -> None:
+    assert one(tmp_path, "et.json", traced.EXECUTION).marked == ((0, 9), (9, 18))
+
+
+def test_marks_and_waits_move_with_calls_that_are_lost(tmp_path: Path) -> None:
+    bare = {"pg_name": "9", "pg_desc": "x", "global_rank_stride": -1}
+    nodes = [
+        {"name": "ProfilerStep#1"},
+        traced.comms(1, "allreduce", 4, **bare),
+        traced.comms(1, "wait", 0),
+        {"name": "ProfilerStep#2"},
+        traced.comms(2, "allreduce", 4),
+        traced.comms(2, "wait", 0),
+    ]
+    rank = one(tmp_path, "et0.json", traced.numbered(nodes))
+    assert [(c.kind, c.after) for c in rank.calls] == [("all_reduce", ()), ("wait", (0,))]
+    assert rank.marked == ((0, 0), (0, 2))
+
+
+def test_a_broadcast_has_its_root(tmp_path: Path) -> None:
+    assert one(tmp_path, "et.json", traced.EXECUTION).calls[0].root == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "got", "kind", "nbytes"),
+    [
+        ("_allgather_base", 6, 12, "all_gather", 48),
+        ("all_gather_into_tensor_coalesced", 6, 12, "all_gather", 48),
+        ("reduce_scatter_tensor_coalesced", 12, 6, "reduce_scatter", 48),
+        ("_reduce_scatter_base", 12, 6, "reduce_scatter", 48),
+        ("gather", 6, 12, "gather", 48),
+        ("gather", 6, 0, "gather", 48),
+        ("scatter", 0, 6, "scatter", 48),
+        ("reduce", 6, 6, "reduce", 24),
+        ("all_to_all", 6, 6, "all_to_all", 24),
+        ("recvAnySource", 6, 6, "recv", 24),
+        ("barrier", 1, 1, "barrier", 0),
+    ],
+)
+def test_sizes_become_the_whole(
+    name: str, given: int, got: int, kind: str, nbytes: int, tmp_path: Path
+) -> None:
+    node = traced.comms(1, name, given, out_msg_nelems=got)
+    (call,) = one(tmp_path, "et0.json", traced.numbered([node])).calls
+    assert (call.kind, call.nbytes) == (kind, nbytes)
+
+
+def test_splits_count_rows(tmp_path: Path) -> None:
+    splits = {"in_split_size": "[1, 2]", "out_split_size": "[2, 0]", "out_msg_nelems": 20}
+    node = traced.comms(1, "all_to_allv", 30, **splits)
+    (call,) = one(tmp_path, "et0.json", traced.numbered([node])).calls
+    assert (call.sends, call.receives, call.nbytes) == ((10, 20), (20, 0), 120)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (traced.comms(1, "all_to_allv", 30, in_split_size="[1, ...]"), "cut"),
+        (traced.comms(1, "all_to_allv", 31), "unequal"),
+        (traced.comms(1, "frobnicate", 31), "'frobnicate' is unknown"),
+        (traced.comms(1, "allreduce", 31, dtype="ComplexFloat"), "'ComplexFloat' is unknown"),
+    ],
+)
+def test_what_a_node_does_not_tell_is_lost_and_told(node: Any, why: str, tmp_path: Path) -> None:
+    (lost,) = one(tmp_path, "et0.json", traced.numbered([node])).lost
+    assert (why in lost.why, "et0.json: node 2" in lost.why, lost.calls) == (True, True, 1)
+
+
+OPERATORS = [
+    {
+        "name": "c10d::_allgather_base_",
+        "inputs": {
+            "values": [[1], [2], "<Object>", False, -1],
+            "shapes": [[16], [8], [], [], []],
+            "types": ["Tensor(c10::BFloat16)", "Tensor(c10::BFloat16)", "Object", "Bool", "Int"],
+        },
+    },
+    {
+        "name": "c10d::send",
+        "inputs": {
+            "values": [[[1]], "<Object>", 1, 5],
+            "shapes": [[[4, 2]], [], [], []],
+            "types": ["GenericList[Tensor(float)]", "Object", "Int", "Int"],
+        },
+    },
+]
+
+
+def test_operators_are_read_where_that_is_asked_for(tmp_path: Path) -> None:
+    trace = read(tmp_path, "et0.json", traced.numbered(OPERATORS), from_ops=True)
+    assert [(*said(c), c.peer, c.tag) for c in trace.ranks[0].calls] == [
+        ("all_gather", "", 32, "bfloat16", -1, 0),
+        ("send", "", 32, "float", 1, 5),
+    ]
+
+
+def test_operators_alone_are_refused_otherwise(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Gloo writes none; c10d operators found: 2") as e:
+        read(tmp_path, "et0.json", traced.numbered(OPERATORS))
+    assert "--from-ops" in e.value.hint
+
+
+# Kineto
+
+
+@pytest.fixture
+def kineto(tmp_path: Path) -> RankTrace:
+    return one(tmp_path, "k.json", traced.KINETO)
+
+
+BASE = 1_700_000_000_000_000_000
+
+
+def test_kernels_tell_what_they_communicate(kineto: RankTrace) -> None:
+    assert [said(call) for call in kineto.calls] == [
+        ("all_reduce", "", 2048, "bfloat16"),
+        ("all_to_allv", "3", 120, "bfloat16"),
+    ]
+
+
+def test_kernels_tell_times(kineto: RankTrace) -> None:
+    call = kineto.calls[0]
+    assert (call.issued_ns, call.begins_ns, call.ends_ns) == (
+        BASE + 4_500,
+        BASE + 10_500,
+        BASE + 30_750,
+    )
+
+
+def test_cut_lists_of_ranks_are_taken_from_the_head(kineto: RankTrace) -> None:
+    assert (kineto.rank, kineto.groups) == (1, {"": (0, 1, 2, 3), "3": (1, 3)})
+
+
+def test_blocks_of_an_exchange_are_elements(kineto: RankTrace) -> None:
+    assert (kineto.calls[1].sends, kineto.calls[1].receives) == ((20, 40), (30, 10))
+
+
+def test_other_kernels_are_when_the_rank_computed(kineto: RankTrace) -> None:
+    assert kineto.busy == ((BASE + 5_000, BASE + 20_000),)
+
+
+def test_steps_are_marked(kineto: RankTrace) -> None:
+    assert kineto.steps == ((BASE + 1_000, BASE + 91_000),)
+
+
+def test_kernels_without_words_are_lost(kineto: RankTrace) -> None:
+    (lost,) = kineto.lost
+    assert (lost.calls, "ncclDevKernel" in lost.why) == (1, True)
+
+
+def test_a_trace_without_kernels_that_communicate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no kernel of it communicates"):
+        read(tmp_path, "k.json", {"traceEvents": [traced.kernel("gemm", 1, 2)]})
+
+
+# PARAM
+
+
+def test_calls_of_param_are_read(tmp_path: Path) -> None:
+    rank = one(tmp_path, "1.json", traced.PARAM)
+    assert [(c.kind, c.group, c.nbytes, c.root, c.phase) for c in rank.calls] == [
+        ("reduce_scatter", "", 128, -1, "forward"),
+        ("compute", "", 0, -1, ""),
+        ("wait", "", 0, -1, ""),
+        ("broadcast", "2", 24, 1, ""),
+    ]
+
+
+def test_computation_of_param_has_its_flops(tmp_path: Path) -> None:
+    assert one(tmp_path, "1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
+
+
+def test_unknown_computation_of_param_is_lost(tmp_path: Path) -> None:
+    (lost,) = one(tmp_path, "1.json", traced.PARAM).lost
+    assert "emb_lookup" in lost.why
+
+
+# AICB, SimAI
+
+
+def test_lines_of_aicb_are_read(tmp_path: Path) -> None:
+    rank = one(tmp_path, "w.csv", traced.AICB)
+    assert [(c.kind, c.group, c.nbytes, c.peer) for c in rank.calls] == [
+        ("all_reduce", "dp", 8, -1),
+        ("broadcast", "tp", 40, -1),
+        ("compute", "", 0, -1),
+        ("all_gather", "tp", 20_971_520, -1),
+        ("send", "pp", 4096, 1),
+        ("mark", "", 0, -1),
+    ]
+
+
+def test_groups_of_aicb_have_the_order_of_megatron(tmp_path: Path) -> None:
+    groups = one(tmp_path, "w.csv", traced.AICB).groups
+    assert {name: groups[name] for name in ("tp", "dp", "pp")} == {
+        "tp": (0, 1),
+        "dp": (0, 2, 4, 6),
+        "pp": (0, 8),
+    }
+
+
+def test_shapes_of_aicb_are_flops(tmp_path: Path) -> None:
+    assert one(tmp_path, "w.csv", traced.AICB).calls[2].flops == 2 * 4096 * 5120 * 3840
+
+
+def test_members_that_aicb_does_not_tell_are_lost(tmp_path: Path) -> None:
+    (lost,) = one(tmp_path, "w.csv", traced.AICB).lost
+    assert ("group 'ep'" in lost.why, lost.calls, lost.nbytes) == (True, 1, 64)
+
+
+def test_layers_of_simai_go_forward_and_back(tmp_path: Path) -> None:
+    rank = one(tmp_path, "w.txt", traced.SIMAI)
+    assert [
+        (c.kind, c.group, c.took_ns if c.kind == "compute" else c.nbytes) for c in rank.calls
+    ] == [
+        ("compute", "", 556_000),
+        ("all_reduce", "tp", 16_777_216),
+        ("compute", "", 100),
+        ("all_gather", "tp", 64),
+        ("compute", "", 7),
+        ("reduce_scatter", "tp", 64),
+        ("compute", "", 5),
+        ("all_to_all", "ep", 128),
+    ]
+
+
+# Chakra
+
+
+@pytest.fixture
+def chakra(tmp_path: Path) -> RankTrace:
+    (tmp_path / "comm_group.json").write_text(traced.GROUPS_BESIDE)
+    return one(tmp_path, "step.0.et", traced.chakra())
+
+
+def test_nodes_of_chakra_are_read(chakra: RankTrace) -> None:
+    assert [(c.kind, c.group, c.nbytes, c.after) for c in chakra.calls] == [
+        ("compute", "", 0, ()),
+        ("all_reduce", "", 8_196_000, (0,)),
+        ("all_gather", "1", 1024, ()),
+        ("send", "", 64, (1, 2)),
+    ]
+
+
+def test_messages_of_chakra_have_peers(chakra: RankTrace) -> None:
+    assert (chakra.calls[-1].peer, chakra.calls[-1].tag) == (2, 9)
+
+
+def test_computation_of_chakra_has_its_length(chakra: RankTrace) -> None:
+    assert chakra.calls[0].took_ns == 25_000
+
+
+def test_groups_beside_a_chakra_trace_are_read(chakra: RankTrace) -> None:
+    assert chakra.groups == {"": (0, 1, 2, 3), "1": (0, 2)}
+
+
+def test_a_collective_without_kind_is_lost(chakra: RankTrace) -> None:
+    (lost,) = chakra.lost
+    assert ("node 6" in lost.why, lost.nbytes) == (True, 8)

@@ -1,0 +1,235 @@
+"""Files and folders of traces are read as one job, and nothing takes more than its bounds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import traced
+
+from collbench.core.errors import UsageError
+from collbench.workload.traces import pickled, reading
+from collbench.workload.traces.bounded import DEEP, Limits
+
+
+def put(path: Path, content: Any) -> Path:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    path.write_bytes(raw)
+    return path
+
+
+def flight(folder: Path, *ranks: int) -> list[Path]:
+    return [put(folder / f"trace{rank}", traced.flight_pickle()) for rank in ranks]
+
+
+def test_a_folder_is_read_in_the_order_of_ranks(tmp_path: Path) -> None:
+    flight(tmp_path, 10, 9)
+    put(tmp_path / "notes.txt", b"nothing")
+    assert [rank.rank for rank in reading.read([tmp_path]).ranks] == [9, 10]
+
+
+def test_all_ranks_have_the_world_of_the_largest(tmp_path: Path) -> None:
+    assert {rank.world for rank in reading.read(flight(tmp_path, 0, 5)).ranks} == {6}
+
+
+def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
+    (first,) = flight(tmp_path, 1)
+    again = put(tmp_path / "other_1", traced.flight_json())
+    with pytest.raises(UsageError, match=r"trace1 and .*other_1 are of rank 1"):
+        reading.read([first, again])
+
+
+def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
+    flight(tmp_path, 0)
+    put(tmp_path / "k1.json", traced.KINETO)
+    with pytest.raises(UsageError, match="several formats") as e:
+        reading.read([tmp_path])
+    assert "--form" in e.value.hint
+
+
+def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
+    flight(tmp_path, 0)
+    put(tmp_path / "k1.json", traced.KINETO)
+    assert reading.read([tmp_path], "kineto").form == "kineto"
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda folder: folder / "none", "no such file"),
+        (lambda folder: folder, "no file in it is a trace"),
+        (lambda folder: put(folder / "x", b"hello"), "no format"),
+        (lambda folder: put(folder / "x", b""), "no format"),
+    ],
+)
+def test_what_is_no_trace_is_refused(made: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=why):
+        reading.read([made(tmp_path)])
+
+
+def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
+    trace = reading.read([put(tmp_path / "dump", traced.flight_pickle())])
+    assert trace.ranks[0].rank == 0
+    assert "the file does not tell its rank, which is taken for 0" in trace.assumptions
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.jsonl", b'{"line": "run", "schema": 3, "nodes": 2}\n'),
+        ("pyproject.toml", b"[project]\nname = 'x'\n"),
+        ("readme.md", b"# Nothing\n" * 100),
+        ("data.csv", b"a,b\n1,2\n"),
+    ],
+)
+def test_other_files_are_no_traces(name: str, content: bytes, tmp_path: Path) -> None:
+    assert reading.recognise(put(tmp_path / name, content)) == ""
+
+
+def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--form 'x'"):
+        reading.read(flight(tmp_path, 0), "x")
+
+
+# bounds
+
+
+class Calls:
+    def __reduce__(self) -> Any:
+        return (os.system, ("true",))
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_that_calls_is_refused(protocol: int, tmp_path: Path) -> None:
+    evil = put(tmp_path / "trace0", pickle.dumps({"entries": [Calls()]}, protocol=protocol))
+    with pytest.raises(UsageError, match=r"byte \d+: operation .* plain data does not need"):
+        reading.read([evil], "flight")
+
+
+@pytest.mark.parametrize("protocol", (0, 1))
+def test_pickles_as_text_are_not_read(protocol: int, tmp_path: Path) -> None:
+    evil = put(tmp_path / "trace0", pickle.dumps({"entries": [Calls()]}, protocol=protocol))
+    with pytest.raises(UsageError, match="it is no JSON"):
+        reading.read([evil], "flight")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, -1, 300, 70_000, -70_000, 1 << 40, -(1 << 40), 0.5, None, True, False]},
+        {"b": ("x", ("y",), (), (1, 2, 3, 4)), "c": {"d": {}}, "e": ["é" * 300, "z"]},
+        [["same"]] * 3,
+    ],
+)
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_plain_pickles_are_read_as_python_reads_them(value: Any, protocol: int) -> None:
+    assert pickled.loads(pickle.dumps(value, protocol=protocol), 10_000) == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"\x80\x02}q\x00", "it ends before its end"),
+        (b"\x80\x02X\xff\xff\xff\x7fabc", "B, which it does not have"),
+        (b"\x80\x02\x8d\xff\xff\xff\xff\xff\xff\xff\x7fabc", "B, which it does not have"),
+        (b"\x80\x02}N]s.", "a key is no text"),
+        (b"\x80\x02h\x05.", "operation 'h'"),
+        (b"\x80\x02a.", "operation 'a'"),
+        (b"\x80\x02.", "no value"),
+        (b"\x80\x02K", "it ends within an operation"),
+    ],
+)
+def test_broken_pickles_are_refused(raw: bytes, why: str) -> None:
+    with pytest.raises(pickled.Refused, match=why):
+        pickled.loads(raw, 100)
+
+
+def test_deep_pickles_are_only_as_deep_as_memory(tmp_path: Path) -> None:
+    deep = put(tmp_path / "trace0", b"\x80\x02" + b")" + b"\x85" * 200_000 + b".")
+    with pytest.raises(UsageError, match="no flight recorder's"):
+        reading.read([deep])
+
+
+SMALL = Limits(nbytes=1 << 16, nodes=50, longest=1 << 12)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"traceEvents": [{"name": "' + b"x" * 10_000 + b'"}]}', "a value has more than 4,096 B"),
+        (b'{"traceEvents": [' + b"[" * (DEEP + 2) + b"]" * (DEEP + 2) + b"]}", "lists and objects"),
+        (b'{"traceEvents": [' + b"{}," * 60 + b"{}]}", "more than 50 nodes"),
+        (b'{"traceEvents": [{}' + b" " * (1 << 17) + b"]}", "more than 65,536 B unpacked"),
+        (b'{"traceEvents": [{"name": "x"', "it ends within a value"),
+        (b'{"traceEvents": [{}', "it ends before its end"),
+        (b'{"traceEvents": [{} {}]}', "a comma is missing"),
+        (b'{"traceEvents": [{},]}', "a value is missing"),
+        (b'{"traceEvents": [] "x"}', "a comma is missing"),
+        (b'{"traceEvents": []} x', "there is more after its end"),
+        (b'{"traceEvents": [{"name": 5}]}', "byte 17, an event"),
+        (b'{"traceEvents": [{]}', "JSON is malformed"),
+        (b'{"traceEvents": [{"ts": -1, "cat": "kernel"}]}', "an event's time is none"),
+    ],
+)
+def test_what_is_beyond_bounds_is_refused_with_its_byte(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=why) as e:
+        reading.read([put(tmp_path / "k0.json", content)], "kineto", limits=SMALL)
+    assert "byte" in e.value.message or "kernel" in e.value.message
+
+
+def test_a_bomb_is_refused_without_being_unpacked(tmp_path: Path) -> None:
+    bomb = put(tmp_path / "k0.json", gzip.compress(b'{"traceEvents": [' + b" " * (1 << 20)))
+    with pytest.raises(UsageError, match="more than 65,536 B unpacked"):
+        reading.read([bomb], limits=SMALL)
+
+
+def test_a_packed_file_that_is_cut_is_refused(tmp_path: Path) -> None:
+    cut = put(tmp_path / "k0.json.gz", gzip.compress(json.dumps(traced.KINETO).encode())[:-20])
+    with pytest.raises(UsageError, match=r"k0.json.gz: byte \d+: "):
+        reading.read([cut], "kineto")
+
+
+def test_shared_lists_of_a_pickle_are_counted_each_time(tmp_path: Path) -> None:
+    shape = [[1]] * 60_000
+    entry = traced.entry("nccl:all_reduce", 0, input_sizes=shape)
+    huge = put(tmp_path / "trace0", pickle.dumps({"entries": [entry] * 60_000}, protocol=2))
+    with pytest.raises(UsageError, match="more than 1,000,000 entries"):
+        reading.read([huge])
+
+
+def test_a_size_beyond_bounds_is_lost(tmp_path: Path) -> None:
+    huge = traced.entry("nccl:all_reduce", 0, [1 << 40, 1 << 40])
+    (rank,) = reading.read(
+        [put(tmp_path / "t0", traced.FLIGHT | {"entries": [huge]})], "flight"
+    ).ranks
+    assert [lost.calls for lost in rank.lost] == [1]
+
+
+def test_a_message_longer_than_its_file_is_refused(tmp_path: Path) -> None:
+    cut = put(tmp_path / "x.0.et", traced.chakra()[:-3])
+    with pytest.raises(UsageError, match=r"x.0.et: byte \d+: it ends within a message"):
+        reading.read([cut])
+
+
+def test_a_message_of_more_than_its_bound_is_refused(tmp_path: Path) -> None:
+    huge = put(tmp_path / "x.0.et", traced.chakra() + b"\xff\xff\xff\x7f" + b"x" * 100)
+    with pytest.raises(UsageError, match="a message of 268,435,455 B"):
+        reading.read([huge])
+
+
+def test_a_step_is_every_rank_as_it_is(tmp_path: Path) -> None:
+    content = b"#group tp 0-1;2-3\nranks,op,bytes,dtype,group,after\n0-3,all_reduce,64,float,tp,\n"
+    trace = reading.read([put(tmp_path / "s.csv", content + b"0-3,wait,,,,0\n")])
+    assert [(r.groups["tp"], [c.kind for c in r.calls]) for r in trace.ranks] == [
+        ((0, 1), ["all_reduce", "wait"]),
+        ((0, 1), ["all_reduce", "wait"]),
+        ((2, 3), ["all_reduce", "wait"]),
+        ((2, 3), ["all_reduce", "wait"]),
+    ]
