@@ -51,7 +51,7 @@ def trace(
     outputs.check(output_format, out or [], FORMATS)
     judged = judge(reading.read(files, form, from_ops=from_ops))
     outputs.deliver(view.document(judged), output_format, out or [])
-    if judged.disagreements or (judged.hang and judged.hang.named):
+    if judged.disagree or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)
-    if judged.hang:
+    if judged.disagreements or judged.hang:
         raise typer.Exit(Exit.NO_VERDICT)

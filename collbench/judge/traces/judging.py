@@ -44,6 +44,13 @@ class Judged(NamedTuple):
         return tuple(sorted({*range(self.trace.world)} - {rank.rank for rank in self.trace.ranks}))
 
     @property
+    def disagree(self) -> bool:
+        """Whether ranks disagree for sure: operations without numbers, of which some ranks have
+        more than others, may be joined wrongly."""
+        unsure = {*self.joined.by_order} & _short(self.joined).keys()
+        return any(meeting.group.label not in unsure for meeting in self.disagreements)
+
+    @property
     def steps(self) -> int:
         """Iterations that are marked on all ranks."""
         return min((len(rank.steps or rank.marked) for rank in self.trace.ranks), default=0)
@@ -86,7 +93,7 @@ def _losses(trace: Trace) -> Iterator[Lack]:
         told = f"{counted(calls, 'call')}{of}, " if calls else ""
         ranks = sorted({rank for rank, _ in each})
         yield Lack(
-            f"lost: {each[0][1].why}", f"{told}{_ranks(ranks)}: left out of all that is told"
+            f"lost: {each[0][1].why}", f"{told}{in_words(ranks)}: left out of all that is told"
         )
 
 
@@ -94,7 +101,7 @@ def _files(made: Judged) -> Iterator[Lack]:
     """Ranks that are not there, and clocks."""
     if made.missing:
         yield Lack(
-            f"no trace of {_ranks(made.missing)}, of {made.trace.world}",
+            f"no trace of {in_words(made.missing)}, of {made.trace.world}",
             "give their files, too: what others wait for them is not seen",
         )
     if len(made.trace.ranks) == 1:
@@ -115,7 +122,11 @@ def _calls(made: Judged) -> Iterator[Lack]:
     every = (*made.joined.meetings, *made.joined.messages)
     untimed = sum(meeting.taken is None for meeting in every)
     if every and untimed == len(every):
-        yield Lack("no times of operations", "what they take is not known: sizes and order only")
+        yield Lack(
+            "no times of operations",
+            "what they take is not known; torch's profiler records it, and a flight recorder with"
+            " TORCH_NCCL_ENABLE_TIMING=1",
+        )
     elif untimed:
         yield Lack(f"no times of {untimed:,} of {counted(len(every), 'operation')}", "left out")
     if made.joined.by_order:
@@ -132,7 +143,7 @@ def _calls(made: Judged) -> Iterator[Lack]:
     if whole := sum(kind == "all_to_allv" and not call.sends for kind, call in calls):
         yield Lack(
             f"no splits of {counted(whole, 'all_to_allv call')}",
-            "taken for even where bytes are counted; their imbalance is not known",
+            "taken for even where bytes are counted, and by collbench replay with --assume-even",
         )
     rooted = {name for name, row in COLLECTIVES.items() if row.rooted}
     if number := sum(kind in rooted and call.root < 0 for kind, call in calls):
@@ -147,13 +158,16 @@ def _calls(made: Judged) -> Iterator[Lack]:
 def _told(made: Judged) -> Iterator[Lack]:
     """Iterations, computation, and where ranks' traces end."""
     if not made.steps:
-        yield Lack("no iterations are marked", "what is told is of the whole trace")
+        yield Lack(
+            "no iterations are marked",
+            "what is told is of the whole trace; step() of torch's profiler marks them",
+        )
     if any(each.how == "" for each in made.exposed):
         yield Lack("neither computation nor waits have times", "exposed communication is not known")
     if made.hang is None:
         for label, ranks in _short(made.joined).items():
             yield Lack(
-                f"operations on {label} that others have and {_ranks(ranks)} not",
+                f"operations on {label} that others have and {in_words(ranks)} not",
                 "a trace that was taken for less long, or lost calls",
             )
 
@@ -171,8 +185,9 @@ def _short(joined: Joined) -> dict[str, list[int]]:
     return {label: sorted({*ranks}) for label, ranks in found.items() if ranks}
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spelled(ranks)}"
+def in_words(ranks: Sequence[int]) -> str:
+    """Ranks as they are told: rank 3, ranks 0-2,4."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spelled(sorted(ranks))}"
 
 
 def _listed(labels: Sequence[str]) -> str:

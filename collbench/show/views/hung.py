@@ -11,7 +11,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted, size
 from collbench.judge.traces.hung import Front, Hang, through
 from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
-from collbench.judge.traces.judging import Judged
+from collbench.judge.traces.judging import Judged, in_words
 from collbench.show.document import Line, Table
 from collbench.workload.files import spelled
 from collbench.workload.step import POINT_TO_POINT
@@ -40,9 +40,9 @@ def _missing(found: Hang) -> str:
     front = found.fronts[0]
     called = tuple(rank for rank in found.culprits if rank in front.missing)
     gone = tuple(rank for rank in found.culprits if rank in front.silent)
-    also = f", there is no trace of {ranks(gone)}" if gone else ""
+    also = f", there is no trace of {in_words(gone)}" if gone else ""
     half = {"send": "the recv for ", "recv": "the send for "}.get(front.call.kind, "")
-    return f"{ranks(called)} never called {half}{operation(front)}{also}{_others(front)}"
+    return f"{in_words(called)} never called {half}{operation(front)}{also}{_others(front)}"
 
 
 def _silent(found: Hang) -> str:
@@ -50,7 +50,7 @@ def _silent(found: Hang) -> str:
     plural = len(found.culprits) > 1
     why = "they crashed, or their files" if plural else "it crashed, or its file"
     return (
-        f"there is no trace of {ranks(found.culprits)}, and {_waiting(front)} in"
+        f"there is no trace of {in_words(found.culprits)}, and {_waiting(front)} in"
         f" {operation(front)}{_since(front)}: {why} {'are' if plural else 'is'} not among these"
     )
 
@@ -58,7 +58,7 @@ def _silent(found: Hang) -> str:
 def _other(found: Hang) -> str:
     front = found.fronts[0]
     told = "; ".join(
-        f"{ranks(of)} called {words}" for words, of in _alike(front.odd, front.group).items()
+        f"{in_words(of)} called {words}" for words, of in _alike(front.odd, front.group).items()
     )
     usual = tuple(
         rank for rank in (*front.waiting, *front.behind, *front.done) if rank not in front.odd
@@ -66,7 +66,7 @@ def _other(found: Hang) -> str:
     where = f"as #{front.number} on {place(front.group)}"
     if not usual:
         return f"ranks disagree {where}: {told}"
-    return f"{told} {where}, where {ranks(usual)} called {said(front.call, front.group)}"
+    return f"{told} {where}, where {in_words(usual)} called {said(front.call, front.group)}"
 
 
 def _circle(found: Hang) -> str:
@@ -83,7 +83,7 @@ def _behind(found: Hang) -> str:
     front = found.fronts[0]
     its = "its device has" if len(found.culprits) == 1 else "their devices have"
     return (
-        f"{ranks(found.culprits)} called {operation(front)}, but {its} not begun it: what was"
+        f"{in_words(found.culprits)} called {operation(front)}, but {its} not begun it: what was"
         f" given to the device before has not ended; {_waiting(front)}{_since(front)}"
     )
 
@@ -91,8 +91,8 @@ def _behind(found: Hang) -> str:
 def _some(found: Hang) -> str:
     front = found.fronts[0]
     return (
-        f"{ranks(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
-        f" {operation(front)}{_since(front)}, which {ranks(front.done)} completed: a device or a"
+        f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
+        f" {operation(front)}{_since(front)}, which {in_words(front.done)} completed: a device or a"
         " link, or the job ran on"
     )
 
@@ -100,15 +100,10 @@ def _some(found: Hang) -> str:
 def _all(found: Hang) -> str:
     front = found.fronts[0]
     return (
-        f"{ranks(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
+        f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
         f" {operation(front)}{_since(front)}, and none is through: a device, a link, or the job"
         " ran on"
     )
-
-
-def ranks(of: Sequence[int]) -> str:
-    """Ranks in words: rank 3, ranks 0-2,4."""
-    return f"rank {of[0]}" if len(of) == 1 else f"ranks {spelled(sorted(of))}"
 
 
 def place(group: Group) -> str:
@@ -137,15 +132,15 @@ def operation(front: Front) -> str:
 
 def _waiting(front: Front) -> str:
     others = front.waiting
-    return f"{ranks(others)} {'waits' if len(others) == 1 else 'wait'}"
+    return f"{in_words(others)} {'waits' if len(others) == 1 else 'wait'}"
 
 
 def _others(front: Front) -> str:
     """Who waits in it, and since when."""
     number = len(front.waiting)
     if not number:
-        return f", which {ranks(front.done)} completed" if front.done else ""
-    who = ranks(front.waiting) if number == 1 else counted(number, "other")
+        return f", which {in_words(front.done)} completed" if front.done else ""
+    who = in_words(front.waiting) if number == 1 else counted(number, "other")
     return f", which {who} wait{'s' * (number == 1)} in{_since(front)}"
 
 
@@ -266,7 +261,7 @@ def _around(judged: Judged, front: Front) -> Table:
 
 def _called(meeting: Meeting, here: bool) -> tuple[str, ...]:
     kinds = "; ".join(
-        words if len(of) == len(meeting.calls) else f"{words} ({ranks(of)})"
+        words if len(of) == len(meeting.calls) else f"{words} ({in_words(of)})"
         for words, of in _alike(meeting.calls, meeting.group).items()
     )
     done = [rank for rank, call in meeting.calls.items() if through(call)]
@@ -289,7 +284,7 @@ def disagreements(found: Iterable[Meeting]) -> Table:
                 place(meeting.group),
                 str(meeting.number),
                 "; ".join(
-                    f"{ranks(of)}: {words}" for words, of in _alike(calls, meeting.group).items()
+                    f"{in_words(of)}: {words}" for words, of in _alike(calls, meeting.group).items()
                 ),
                 said(meeting.call, meeting.group) if len(calls) < len(meeting.calls) else "-",
             )

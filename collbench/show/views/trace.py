@@ -71,7 +71,10 @@ def headline(judged: Judged) -> Headline:
     if judged.disagreements:
         first = judged.disagreements[0]
         where = f"#{first.number} of {hung.place(first.group)}"
-        return Headline(f"ranks disagree on operation {where}", "bad")
+        if judged.disagree:
+            return Headline(f"ranks disagree on operation {where}", "bad")
+        told = "operations have no numbers, and their traces may begin apart"
+        return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"

@@ -82,3 +82,15 @@ def test_a_disagreement_of_a_job_that_went_on_is_told() -> None:
     found = judge(trace(usual, calls_of("all_gather"), usual))
     assert found.hang is None
     assert [meeting.number for meeting in found.disagreements] == [1]
+
+
+def test_operations_without_numbers_of_traces_that_begin_apart_are_no_sure_disagreement() -> None:
+    usual = calls_of("all_reduce", "all_gather", "all_reduce", number=-1)
+    found = judge(trace(usual, usual[1:], usual))
+    assert found.disagreements
+    assert not found.disagree
+
+
+def test_operations_without_numbers_of_which_ranks_have_as_many_are_one() -> None:
+    usual, odd = calls_of("all_reduce", number=-1), calls_of("all_gather", number=-1)
+    assert judge(trace(usual, odd, usual)).disagree
