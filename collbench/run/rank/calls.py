@@ -80,6 +80,15 @@ def allocate(
     return found
 
 
+def copied(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
+    """What all slots hold, rank by rank; nothing where the device has not twice the room for it, as
+    libraries may want some, too."""
+    written = [[buffers.written for buffers in slot] for slot in slots]
+    if 2 * sum(each.nbytes for slot in written for each in slot) > room:
+        return []
+    return [[each.clone() for each in slot] for slot in written]
+
+
 def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:
     """A call on the buffers of a slot: this rank's, or all ranks' where they are virtual."""
     if virtual:
