@@ -241,7 +241,8 @@ def test_ranks_that_share_a_gpu_come_last_and_alone_and_never_more_than_two(
 
     check = gpu.Check(tmp_path, 8)
     monkeypatch.setattr(check, "collbench", collbench)
-    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [])
+    told = gpu.Figure(what="tests/gpu", value="-")
+    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [told])
     monkeypatch.delenv("NCCL_TESTS", raising=False)
     sharing = {}
     for name, stages in gpu.SLICES.items():
