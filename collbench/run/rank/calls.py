@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -86,7 +87,9 @@ def copied(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
     written = [[buffers.written for buffers in slot] for slot in slots]
     if 2 * sum(each.nbytes for slot in written for each in slot) > room:
         return []
-    return [[each.clone() for each in slot] for slot in written]
+    with suppress(torch.cuda.OutOfMemoryError):  # others may have looked at the same room
+        return [[each.clone() for each in slot] for slot in written]
+    return []
 
 
 def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:

@@ -19,6 +19,7 @@ from collbench.run.backends import Base, Call
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
 from collbench.run.rank import device_clock, gpu, measure
+from collbench.run.rank.calls import Buffers, copied
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
@@ -444,6 +445,17 @@ def test_inputs_are_put_back_by_one_launch_where_memory_has_room_for_copies(
     else:
         assert min(part.count("torch ") for part in between) > 3
     assert stream.log.count("torch clone") == (3 if launches else 0)
+
+
+def test_without_room_after_all_there_are_no_copies() -> None:
+    class Full(torch.Tensor):
+        def clone(self, **_: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError
+
+    whole = torch.zeros(4)
+    slot = [Buffers(whole, whole, whole)]
+    assert torch.equal(copied([slot], 1 << 20)[0][0], whole)
+    assert copied([[Buffers(whole, whole, whole.as_subclass(Full))]], 1 << 20) == []
 
 
 def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
