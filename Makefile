@@ -8,7 +8,7 @@ INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
 # is no network: then PYTHON is one with torch and Triton
 SLICE ?=
 WHEELS ?=
-HERE = PYTHONPATH=$(CURDIR)/$(VENV)/wheels:$(CURDIR)
+HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
 .PHONY: demo test test-all lint perf faults lab gpu-check gallery clean

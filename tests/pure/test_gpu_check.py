@@ -21,7 +21,9 @@ from collbench.records.types import Record, RunFile
 from collbench.run.backends import Base, Call
 from collbench.suite.case import Case
 
-SCRIPTS = Path(__file__).parents[1] / "perf"
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "tests" / "perf"
+SHARE = "--share-gpu"
 KIB = 1024
 NCCL_TESTS = """# nccl-tests version 2.19.6 nccl-headers=23004 nccl-library=23004
 # Collective test starting: all_reduce_perf
@@ -225,6 +227,48 @@ def test_the_page_tells_of_all_slices_that_are_there(gpu: ModuleType, tmp_path: 
         "| what quick shows",
         "| what tests shows",
     ]
+
+
+def test_ranks_that_share_a_gpu_come_last_and_alone_and_never_more_than_two(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more of them NCCL may hang, and what comes after would be lost."""
+    asked: list[list[str]] = []
+
+    def collbench(name: str, *options: str) -> RunFile:
+        asked.append([name, *options])
+        raise gpu.NotMeasured("x")
+
+    check = gpu.Check(tmp_path, 8)
+    monkeypatch.setattr(check, "collbench", collbench)
+    told = gpu.Figure(what="tests/gpu", value="-")
+    monkeypatch.setattr(gpu, "gpu_tests", lambda check: [told])
+    monkeypatch.delenv("NCCL_TESTS", raising=False)
+    sharing = {}
+    for name, stages in gpu.SLICES.items():
+        asked.clear()
+        gpu.measured(check, {"copy_rate": 3000.0, "graphs": [], "why_not": "x"}, stages)
+        sharing[name] = [options[options.index("-g") + 1] for options in asked if SHARE in options]
+    *others, last = sharing.values()
+    assert not any(others) and last and set(last) == {"2"}
+
+
+def test_a_machine_without_a_network_installs_only_from_its_folder_of_wheels(
+    tmp_path: Path,
+) -> None:
+    """And runs the Python that is there, beside what it lacks."""
+    (tmp_path / "msgspec-1-py3-none-any.whl").touch()
+    told = subprocess.run(
+        ["make", "-n", "gpu-check", f"WHEELS={tmp_path}", "PYTHON=python3", f"VENV={tmp_path}/v"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    installs = [line for line in told.splitlines() if "pip install" in line]
+    assert len(installs) == 1 and "--no-index" in installs[0] and "--no-deps" in installs[0]
+    (run,) = (line for line in told.splitlines() if "tests/perf/gpu.py" in line)
+    assert f"{tmp_path}/v/wheels" in run and "python3 tests/perf/gpu.py" in run
 
 
 def test_programs_that_take_too_long_are_given_up(gpu: ModuleType, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.records import store
 from collbench.records.importers.text import unprefixed
-from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
+from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
@@ -140,6 +140,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     started: str = ""
     failed: str = ""
     printed: tuple[str, str, str] | None = None
+    chose: Choice | None = None
 
 
 class Reading:
@@ -343,6 +344,7 @@ def _record(case: Case, table: Table, line: Line, world: int) -> Record:
         times_ns=line.times_ns,
         per_rank=line.per_rank,
         told=line.told,
+        chose=line.chose,
         sync=table.sync,
         wrong=None if line.wrong is None else min(line.wrong, MOST),
         checked=min(checked, MOST),

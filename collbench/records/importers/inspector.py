@@ -1,9 +1,10 @@
 """What NCCL's Inspector writes (plugins/profiler/inspector of NCCL and RCCL): a line of JSON for
 every call that an application made, by each process of its own calls.
 
-It names neither datatype, reduction, root nor placement, so that bytes are shown as int8. Calls of
-one communicator, collective and size are one record, each of them a sample: of a file that holds
-all ranks' lines the slowest rank's time, else the mean of those that there are.
+It names neither datatype, reduction, root nor placement, so that bytes are shown as int8, and of
+what NCCL ran only the channels, where it is told to be verbose. Calls of one communicator,
+collective and size are one record, each of them a sample: of a file that holds all ranks' lines
+the slowest rank's time, else the mean of those that there are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted
 from collbench.records.importers import MOST_NS, Line, Reading, Table
 from collbench.records.importers.text import sane
-from collbench.records.types import ToolTime
+from collbench.records.types import Choice, ToolTime
 from collbench.suite.case import Whole
 
 # The Inspector's names, and whether its size is a rank's block. It knows no bandwidth of All2All,
@@ -56,12 +57,19 @@ class _Metadata(msgspec.Struct):
     dump_timestamp_us: Whole = 0
 
 
+class _Trace(msgspec.Struct):
+    """What NCCL_INSPECTOR_DUMP_VERBOSE=1 adds: an event for each channel."""
+
+    kernel_events: list[Any] = []
+
+
 class _Call(msgspec.Struct):
     coll: str
     coll_sn: Whole
     coll_msg_size_bytes: Whole
     coll_exec_time_us: Whole
     coll_timing_source: str = ""
+    event_trace_sn: _Trace | None = None
 
 
 class _Entry(msgspec.Struct):
@@ -83,10 +91,12 @@ class _Kind(NamedTuple):
 
 
 class _Calls(NamedTuple):
-    """The calls of one kind: the first line, and microseconds by call and rank."""
+    """The calls of one kind: the first line, microseconds by call and rank, and the numbers of
+    channels that any rank told."""
 
     where: str
     times: dict[int, dict[int, int]]
+    channels: set[int]
 
 
 def read(text: str, reading: Reading) -> None:
@@ -145,7 +155,8 @@ def _take(
         call.coll_msg_size_bytes,
         call.coll_timing_source[:20],
     )
-    calls = found.setdefault(kind, _Calls(where, {}))
+    calls = found.setdefault(kind, _Calls(where, {}, set()))
+    calls.channels.add(len(call.event_trace_sn.kernel_events) if call.event_trace_sn else 0)
     times = calls.times.setdefault(call.coll_sn, {})
     if head.rank in times:
         reading.lost.append((where, f"call {call.coll_sn} of rank {head.rank} once more"))
@@ -163,7 +174,9 @@ def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
         f"communicator {' '.join(filter(None, (kind.communicator, kind.name)))}: {UNTOLD}",
         "" if whole else f"of {counted(len(seen), 'rank')} of {n}",
         f"timed by {kind.clock}" * bool(kind.clock),
+        _on(calls.channels),
     ]
+    alike = len(calls.channels) == 1 and max(calls.channels)
     # as the application called it: not aligned, one call at a time
     table = Table(collective=name, n=n, mode="host")
     line = Line(
@@ -179,8 +192,16 @@ def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
         ),
         times_ns=times,
         note="; ".join(filter(None, note)),
+        chose=Choice(channels=max(calls.channels)) if alike else None,
     )
     reading.add(table, line)
+
+
+def _on(channels: set[int]) -> str:
+    """A number of channels, or those that calls or ranks differ in; 0 is of lines without them."""
+    least, most = min(channels - {0}, default=0), max(channels)
+    told = counted(most, "channel") if least == most else f"{least} to {most} channels"
+    return f"on {told}" if most else ""
 
 
 def _iso(microseconds: int) -> str:

@@ -177,6 +177,8 @@ class Symmetric(Base):
             None  # before the new ones, so that two cases never share the memory
         )
         self._tapes = {}
+        if self.stream:
+            torch.cuda.empty_cache()  # of copies that the case before had, which others cannot use
         if self.policy.virtual:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         self._buffers = self._allot(_whole_pages(nbytes))

@@ -166,6 +166,8 @@ class TorchSymmetric(TorchDistributed):
 
     def allocate(self, nbytes: int) -> Tensor:
         self._spare: Tensor | None = None
+        if self.stream:
+            torch.cuda.empty_cache()  # which symmetric memory is not taken from
         return self._symmetric(nbytes)
 
     def _symmetric(self, nbytes: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +79,17 @@ def allocate(
                 views = [send, recv, *views]
             found[-1].append(Buffers(views[0], views[1], views[2] if placement else None))
     return found
+
+
+def copied(slots: Sequence[Slot], room: int) -> list[list[torch.Tensor]]:
+    """What all slots hold, rank by rank; nothing where the device has not twice the room for it, as
+    libraries may want some, too."""
+    written = [[buffers.written for buffers in slot] for slot in slots]
+    if 2 * sum(each.nbytes for slot in written for each in slot) > room:
+        return []
+    with suppress(torch.cuda.OutOfMemoryError):  # others may have looked at the same room
+        return [[each.clone() for each in slot] for slot in written]
+    return []
 
 
 def prepare(backend: Backend, case: Case, slot: Slot, virtual: bool) -> Call:

@@ -55,6 +55,9 @@ class Stream(Protocol):
     def drain(self) -> None:
         """Wait until all that was issued is done."""
 
+    def room(self) -> int:
+        """Bytes of the device's memory that nobody has."""
+
     def capture(self, action: Callable[[], object]) -> Callable[[], object]:
         """Record what ``action`` issues, without running it; the result issues all of it as one
         graph, and keeps it."""
@@ -103,6 +106,9 @@ class Cuda:
 
     def drain(self) -> None:
         torch.cuda.current_stream(self._device).synchronize()
+
+    def room(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def capture(self, action: Callable[[], object]) -> Callable[[], object]:
         """Memory allocated meanwhile comes from a pool of the graph's own. Other threads go on as

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import torch
 
 from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
@@ -24,7 +25,7 @@ from collbench.run.rank import check, counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.calls import Pattern, Slot, allocate, prepare
+from collbench.run.rank.calls import Pattern, Slot, allocate, copied, prepare
 from collbench.run.rank.check import Checker
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Stream
@@ -112,6 +113,7 @@ class Trial:
         self._grows = (
             self._case.in_place and self._case.row.reduces and not OPS[self._case.op].idempotent
         )
+        self._kept: list[list[torch.Tensor]] = []
         self._checked = 0
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
         self._beside = job.control and not bench.backend.interpreted and behind is None
@@ -143,6 +145,8 @@ class Trial:
         chose = self._bench.backend.overheard(self._once)
         if self._grows or slow:
             self._fill(0)
+        if self._grows and self._bench.backend.stream:
+            self._kept = copied(self._slots, self._bench.backend.stream.room())
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
@@ -339,7 +343,7 @@ class Trial:
     def _sampler(self, inner: int) -> Sampler:
         beat = partial(self._bench.board.beat, self._rank)
         calls = self._timed()
-        freshen = self._fill if self._grows else None
+        freshen = self._put_back if self._grows else None
         stream = self._clock()
         if stream and self._case.mode == "graph":
             return GraphSampler(
@@ -354,7 +358,7 @@ class Trial:
     def _on_device(self, inner: int) -> Sampler:
         """By the device's clock, as isolated calls are."""
         stream, beat = self._bench.backend.stream, partial(self._bench.board.beat, self._rank)
-        freshen = self._fill if self._grows else None
+        freshen = self._put_back if self._grows else None
         assert stream
         return DeviceSampler(stream, self._timed(), inner, self._control, beat, freshen)
 
@@ -421,6 +425,14 @@ class Trial:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.written)
             checker.fill_send(buffers.send, slot)
+
+    def _put_back(self, slot: int) -> None:
+        """A slot as it was filled before, by a launch for each rank's buffer where there are
+        copies: filling a large one anew takes thousands."""
+        if not self._kept:
+            return self._fill(slot)
+        for buffers, copy in zip(self._slots[slot], self._kept[slot], strict=True):
+            buffers.written.copy_(copy)
 
     def _check(self, slots: list[int], when: str) -> list[Fields]:
         """Fields of records if any rank's receive buffer differs anywhere, else nothing."""

@@ -10,7 +10,7 @@ import pytest
 from collbench.core.errors import UsageError
 from collbench.records import derive, importers
 from collbench.records.importers import Asked, Reading
-from collbench.records.types import Record, ToolTime
+from collbench.records.types import Choice, Record, ToolTime
 
 
 def line(rank: int = 0, call: int = 0, us: object = 50, n: int = 4, **fields: Any) -> str:
@@ -24,6 +24,10 @@ def line(rank: int = 0, call: int = 0, us: object = 50, n: int = 4, **fields: An
         "coll_algobw_gbs": 1.3,
         "coll_busbw_gbs": 1.9,
     }
+    if channels := fields.pop("channels", 0):  # as NCCL_INSPECTOR_DUMP_VERBOSE=1 has it
+        events = [{"channel_id": at, "kernel_start_sn": 3 + at} for at in range(channels)]
+        performed["event_trace_sn"] = {"coll_start_sn": 1, "kernel_events": events}
+        performed["event_trace_ts"] = {"coll_start_ts": 17, "kernel_events": events}
     head = {"id": fields.pop("id", "0xe6"), "comm_name": "DP", "rank": rank, "n_ranks": n}
     about = {
         "inspector_output_format_version": "v4.0",
@@ -151,6 +155,20 @@ def test_lines_that_are_none_are_named(odd: str, why: str) -> None:
     ((where, reason),) = found.lost
     assert where == "line 2" and why in reason
     assert len(only(found).times_ns) == 2
+
+
+def test_of_what_ran_a_verbose_inspector_tells_the_channels() -> None:
+    ranks = [line(rank, call, channels=24) for rank in range(4) for call in range(3)]
+    record = only(read(*ranks))
+    assert record.chose == Choice(channels=24) and "; on 24 channels" in record.note
+    row = derive.derive(record)
+    assert row is not None and row.chose == "x24"
+
+
+def test_channels_that_differ_are_told_and_none_is_chosen() -> None:
+    record = only(read(line(0, channels=24), line(1, channels=16), line(2), line(3, channels=16)))
+    assert record.chose is None and record.note.endswith("; on 16 to 24 channels")
+    assert "channel" not in only(read(line())).note
 
 
 def test_a_file_without_a_call_is_refused() -> None:

@@ -5,17 +5,12 @@ a step is to wait for as few loads and barriers as it can."""
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from compiled import THREADS, compiled, disassembled, loops, options, usage, waited_for
 
 from collbench.run.backends import _kernel
-from collbench.suite.case import Case
 
 pytestmark = pytest.mark.skipif(_kernel.INTERPRETED, reason="TRITON_INTERPRET compiles nothing")
 SPILLED = {80: 48, 90: 0, 100: 48}  # on A100, H100 and H200, B200: bytes a thread, at most
@@ -27,30 +22,9 @@ KINDS = (  # what is combined, and copies
     ("all_gather", "float", "none"),
     ("all_gather", "half", "none"),
 )
-POINTERS = {"tape": "*i64", "bases": "*i64", "claim": "*i32", "report": "*i64"}
-THREADS = 32 * _kernel.WARPS
 
 
 SCOPES = {False: "sys", True: "gpu"}  # by whether all ranks are on one GPU
-
-
-def options(kind: tuple[str, str, str], virtual: bool = False) -> dict[str, Any]:
-    collective, dtype, op = kind
-    case = Case(collective=collective, backend="symm", n=2, nbytes=1024, dtype=dtype, op=op)
-    return _kernel.options(case, virtual)
-
-
-def compiled(kind: tuple[str, str, str], architecture: int, virtual: bool = False) -> Any:
-    given = options(kind, virtual)
-    launch = {name: given.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-    names = _kernel.walk.arg_names
-    source = ASTSource(
-        _kernel.walk,
-        {**POINTERS, "first": "i32", "limit": "i32", **dict.fromkeys(given, "constexpr")},
-        {(names.index(name),): value for name, value in given.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name in POINTERS},
-    )
-    return triton.compile(source, GPUTarget("cuda", architecture, 32), launch)
 
 
 def number(pattern: str, ptx: str) -> int:
@@ -73,22 +47,24 @@ def test_data_moves_16_bytes_at_once_from_registers_that_suffice(
     )  # a copy's, and a sum's
     single = given["narrow"] // THREADS  # what is not on 16 bytes, and nothing else
     assert number(r"ld\.global\.cg\.b\d+", ptx) == ways * single
-    assert stack(found.asm["cubin"], tmp_path) <= SPILLED[architecture]
-
-
-def stack(cubin: bytes, folder: Path) -> int:
-    """Bytes a thread for which there were no registers."""
-    used = disassembled(cubin, folder, "-res-usage")
-    registers, spilled = map(int, re.findall(r"(?:REG|STACK):(\d+)", used))
+    registers, spilled = usage(found.asm["cubin"], tmp_path)
     assert registers * THREADS <= 65536  # of a multiprocessor: else no block is resident
-    return spilled
+    assert spilled <= SPILLED[architecture]
 
 
-def disassembled(cubin: bytes, folder: Path, how: str) -> str:
-    path = folder / "walk.cubin"
-    path.write_bytes(cubin)
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([tool, how, path], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("architecture", SPILLED)
+def test_a_thread_asks_for_all_of_its_tile_before_it_needs_any(
+    architecture: int, tmp_path: Path
+) -> None:
+    """As many bytes of a multiprocessor are on their way at once as hide what memory takes."""
+    sass = disassembled(compiled(KINDS[0], architecture).asm["cubin"], tmp_path, "-sass")
+    tile = options(KINDS[0])["block"] * 4 // THREADS
+    copy, added = (
+        next(loop for loop in loops(sass) if sum(loop.loads) == terms * tile) for terms in (1, 2)
+    )
+    assert {*copy.loads, *copy.stores, *added.loads, *added.stores} == {16}
+    assert copy.ahead == tile and added.ahead >= 2 * tile - 16
+    assert added.instructions < 16 * len(added.loads)
 
 
 @pytest.mark.parametrize("virtual", SCOPES)
@@ -109,6 +85,15 @@ def test_what_is_published_is_released_and_what_is_awaited_acquired(
 
 
 @pytest.mark.parametrize("architecture", SPILLED)
+def test_patience_is_counted_by_the_devices_clock(architecture: int) -> None:
+    """As looks take longer over a link than in one GPU."""
+    ptx = compiled(KINDS[0], architecture).asm["ptx"]
+    after = ptx[ptx.index("bar.red") :]
+    assert re.findall(r"mov\.u64 \S+, (%globaltimer)", after) == ["%globaltimer"]
+    assert "%globaltimer" not in ptx[: ptx.index("bar.red")]  # looks come first
+
+
+@pytest.mark.parametrize("architecture", SPILLED)
 def test_who_waits_meets_one_barrier_and_looks_without_any(architecture: int) -> None:
     ptx = compiled(KINDS[0], architecture).asm["ptx"]
     looks = ptx[ptx.index("look:") : ptx.index("told:")]
@@ -119,41 +104,13 @@ def test_who_waits_meets_one_barrier_and_looks_without_any(architecture: int) ->
     assert steps.count("bar.red") == 1
 
 
-def waited_for(ttir: str) -> dict[str, int]:
-    """How many loads must have come, one after the other, before data can be loaded (``.cg``),
-    before the barrier after looks (``.red``) and before progress is released. What is in a
-    branch or a loop waits for what decides on it; what was before a loop, or a loop hands on to
-    its next turn, is there."""
-    came: dict[str, int] = {}
-    around, found = [(-1, 0)], dict.fromkeys(("cacheModifier = cg", "bar.red", "st.release"), 0)
-    for line in (line.split(" loc(")[0] for line in ttir.splitlines()):
-        indent = len(line) - len(line.lstrip())
-        if "%" not in line or line[indent] in "}^" or "tt.func" in line:
-            continue
-        while around[-1][0] >= indent:
-            around.pop()
-        parts = re.fullmatch(r"\s*(?:(%\S+) = )?(.*)", line)
-        assert parts
-        name, operation = parts[1] or "", parts[2].partition("iter_args")[0]
-        if "scf.while" in operation:
-            came.clear()
-        needs = re.findall(r"%\w+", operation)
-        depth = max([around[-1][1], *(came.get(need, 0) for need in needs)])
-        for what in found:
-            found[what] = max(found[what], depth if what in operation else 0)
-        came[name.partition(":")[0]] = depth + operation.startswith("tt.load")
-        if line.endswith("{"):
-            around.append((indent, depth))
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 def test_a_step_waits_for_few_loads_one_after_the_other(kind: tuple[str, str, str]) -> None:
     """Each instruction's head has come before: a MOVE waits for which addresses, and for these; a
     WAIT for its pairs, in the assembly, and a PUBLISH for whom to tell, and where."""
     found = compiled(kind, 90).asm
     waits = {"cacheModifier = cg": 2, "bar.red": 0, "st.release": 1}
-    assert waited_for(found["ttir"]) == waits
+    assert waited_for(found["ttir"], [*waits]) == waits
     poll, push = (block(found["ptx"], name) for name in ("bar.red", "st.release"))
     assert [number(r"ld\.global\.u64", asm) for asm in (poll, push)] == [2, 2]
     assert push.rindex("ld.global") < push.index("bar.sync")  # while others finish

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collbench.core.errors import CannotRun
 from collbench.records.types import Choice, GpuState
@@ -18,6 +19,7 @@ from collbench.run.backends import Base, Call
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
 from collbench.run.rank import device_clock, gpu, measure
+from collbench.run.rank.calls import Buffers, copied
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
@@ -38,7 +40,7 @@ class FakeStream:
     """
 
     def __init__(self, launch: int = LAUNCH) -> None:
-        self.launch, self.now, self.free = launch, 0, 0
+        self.launch, self.now, self.free, self.spare = launch, 0, 0, 1 << 30
         self.log: list[str] = []
         self.captured: list[tuple[int, Callable[[], object]]] | None = None
 
@@ -67,6 +69,9 @@ class FakeStream:
     def drain(self) -> None:
         self.now = max(self.now, self.free)
         self.log.append("drain")
+
+    def room(self) -> int:
+        return self.spare
 
     def capture(self, action: Callable[[], object]) -> Callable[[], object]:
         self.captured = []
@@ -405,6 +410,69 @@ def test_hosts_that_issue_more_slowly_than_the_device_works_do_not_wait_for_it(
 ) -> None:
     slow = clocked(monkeypatch, FakeStream(launch=70_000))
     assert tried(slow, "all_reduce", "streaming", **UNTIL_KNOWN)["waited"] == 0
+
+
+class Launches(TorchDispatchMode):
+    """Issues whatever torch does with buffers on the stream, under torch's name for it."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func is not torch.ops.aten._local_scalar_dense.default:
+            self._stream.issue(f"torch {func._overloadpacket.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("spare", "launches"),
+    [(2 * 3 * 64, ["torch copy_"]), (2 * 3 * 64 - 1, None)],
+)
+def test_inputs_are_put_back_by_one_launch_where_memory_has_room_for_copies(
+    stream: FakeStream, spare: int, launches: list[str] | None
+) -> None:
+    """Between a sample and the next; of three buffers, with as much to spare. The copies are made
+    once."""
+    stream.spare = spare
+    with Launches(stream):
+        fields = tried(stream, "all_reduce", "isolated", case={"in_place": True}, iters=9)
+    assert fields["status"] == "ok" and len(fields["times_ns"]) == 9
+    samples = " ".join(stream.log).split("hold align mark ")[3:11]
+    between = {part.split(" mark ")[1].split("drain ")[-1].strip() for part in samples[:-1]}
+    if launches:
+        assert between == {*launches}
+    else:
+        assert min(part.count("torch ") for part in between) > 3
+    assert stream.log.count("torch clone") == (3 if launches else 0)
+
+
+def test_without_room_after_all_there_are_no_copies() -> None:
+    class Full(torch.Tensor):
+        def clone(self, **_: Any) -> Any:
+            raise torch.cuda.OutOfMemoryError
+
+    whole = torch.zeros(4)
+    slot = [Buffers(whole, whole, whole)]
+    assert torch.equal(copied([slot], 1 << 20)[0][0], whole)
+    assert copied([[Buffers(whole, whole, whole.as_subclass(Full))]], 1 << 20) == []
+
+
+def test_what_is_put_back_is_what_was_there(stream: FakeStream) -> None:
+    case = Case(collective="all_reduce", backend="fake", n=1, nbytes=64, op="sum", in_place=True)
+    settled = Policy(warmup=2, batch=5, iters=4).resolved(False)
+    backend: Any = FakeGpu(stream)
+    bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None)
+    trial = Trial(bench, Job(case, 2, "cold"))
+    without_pause(trial.run())
+    for slot in (0, 1):
+        trial._fill(slot)
+    wanted = [slot[0].written.clone() for slot in trial._slots]
+    for number, slot in enumerate(trial._slots):
+        slot[0].written.zero_()
+        trial._put_back(number)
+    assert len(trial._kept) == 2 and not torch.equal(*wanted)
+    assert all(map(torch.equal, [slot[0].written for slot in trial._slots], wanted))
 
 
 UNTIL_KNOWN = {"iters": None, "max_iters": 30, "min_seconds": 0.0}

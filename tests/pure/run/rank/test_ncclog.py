@@ -365,9 +365,9 @@ def test_a_process_without_a_recent_nccl_hears_nothing(
     for name in ncclog.NAMES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "none"))
-    assert (
-        "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE" in listen().why_not
-    )  # nor has this process any NCCL
+    why = listen().why_not  # nor has this process any NCCL
+    assert "NCCL_DEBUG=INFO and NCCL_DEBUG_FILE" in why
+    assert "2.24" not in why  # a later one may have it no longer
 
 
 def test_the_backend_overhears_a_call_until_the_device_is_done() -> None:
