@@ -23,6 +23,7 @@ def overlap(
     beside: str = "sleep,gemm,copy",
     sizes: str = "64K,1M,16M",
     ngpus: str = "",
+    split: str = "",
     backend: str = "",
     algorithm: str = "native",
     dtype: str = "float",
@@ -41,8 +42,10 @@ def overlap(
     """Measure a collective beside something else on the same ranks: how much slower each is.
 
     In every round it is measured alone, and with each of --with in its background: products of
-    matrices (gemm), copies of memory (copy), another collective (all_to_all:4M), or, as a control,
-    what takes neither a core nor memory (sleep). A recorded run is shown again.
+    matrices (gemm), copies of memory (copy), a core that is kept busy (spin), another collective,
+    or, as a control, what takes neither a core nor memory (sleep). The other collective is among
+    all ranks (all_to_all:4M), in groups (all_to_all@mod:2), or in one of them (@div:2#1), whatever
+    --split makes of the first one's ranks. A recorded run is shown again.
     """
     from collbench.cli import options, outputs
     from collbench.cli.measure import and_tell, carry_out
@@ -54,8 +57,9 @@ def overlap(
     if isinstance(named := _named(what), Path):
         raise typer.Exit(_show(store.digest(named), output_format))
     ray = options.where(launcher, "", "")
+    rule = options.divided(split, launcher)
     suite = options.changed(
-        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout),
+        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout, rule),
         ngpus=ngpus,
         backend=backend,
         max_time=max_time,
@@ -78,8 +82,11 @@ def suite_of(
     dtype: str,
     rounds: int,
     timeout: float | None,
+    split: str = "",
 ) -> Suite:
-    """A collective alone and with each of ``beside`` in its background, in so many rounds."""
+    """A collective alone and with each of ``beside`` in its background, in so many rounds; in the
+    groups of a rule, if there is one."""
+    from collbench.core import groups
     from collbench.core.collectives import COLLECTIVES
     from collbench.suite import backgrounds, grammar
     from collbench.suite.policy import Policy
@@ -95,6 +102,7 @@ def suite_of(
         in_place=(COLLECTIVES[name].in_place == "same",),
         backgrounds=("", *(backgrounds.spelled(word, "--with") for word in grammar.words(beside))),
         cycles=rounds,
+        groups=groups.spelled(split) if split else "",
     )
     return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
 
