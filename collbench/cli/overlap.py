@@ -13,6 +13,7 @@ from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
+    from collbench.run.session import Order
     from collbench.suite.sweep import Suite
 
 FORMATS = ("table", "md", "csv", "json")
@@ -42,16 +43,13 @@ def overlap(
     """Measure a collective beside something else on the same ranks: how much slower each is.
 
     In every round it is measured alone, and with each of --with in its background: products of
-    matrices (gemm), copies of memory (copy), a core that is kept busy (spin), another collective,
-    or, as a control, what takes neither a core nor memory (sleep). The other collective is among
-    all ranks (all_to_all:4M), in groups (all_to_all@mod:2), or in one of them (@div:2#1), whatever
-    --split makes of the first one's ranks. A recorded run is shown again.
+    matrices (gemm), copies of memory (copy), a core that is kept busy (spin), another collective
+    (all_to_all:4M), in groups of its own if any (all_to_all@mod:2, or one alone: @div:2#1), or, as
+    a control, what takes neither a core nor memory (sleep). A recorded run is shown again.
     """
     from collbench.cli import options, outputs
-    from collbench.cli.measure import and_tell, carry_out
     from collbench.records import store
     from collbench.run import session
-    from collbench.show import live
 
     outputs.check(output_format, (), FORMATS)
     if isinstance(named := _named(what), Path):
@@ -69,9 +67,16 @@ def overlap(
     )
     keeping = options.kept(save, output, tag)
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    raise typer.Exit(_run(order, dry_run, output_format))
+
+
+def _run(order: Order, dry_run: bool, output_format: str) -> int:
+    from collbench.cli.measure import and_tell, carry_out
+    from collbench.show import live
+
     if dry_run:
-        raise typer.Exit(carry_out(order, live.Status, True))
-    raise typer.Exit(and_tell(order, lambda file: file.records and _show(file, output_format)))
+        return carry_out(order, live.Status, True)
+    return and_tell(order, lambda file: file.records and _show(file, output_format))
 
 
 def suite_of(
