@@ -113,7 +113,7 @@ class Trial:
         )
         self._checked = 0
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
-        self._beside = job.control and not bench.backend.interpreted and behind is None
+        self._beside = job.control and not bench.backend.interpreted and not job.case.background
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
