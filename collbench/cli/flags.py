@@ -125,9 +125,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             help=('Which rack hosts are in: TOML or JSON, a table [hosts] with node01 = "rack1".'),
         ),
         "iters": Option("-n", "--iters", min=1, help="Samples of each pair."),
-        "warmup": Option(
-            "-w", "--warmup_iters", min=0, help="Samples before that are not counted."
-        ),
+        "warmup": Option("-w", "--warmup_iters", min=0, help="Samples before, not counted."),
         "resume": Option(
             "--resume", metavar="RUN", help="Go on with this run, which was cut short."
         ),
@@ -137,8 +135,9 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     "overlap": {
         "what": Argument(metavar="COLLECTIVE|RUN", help="Or a recorded run, to show again."),
         "beside": Option(
-            "--with", help="In the background: sleep, gemm, copy, or collectives; a list."
+            "--with", help="sleep, spin, gemm, copy, or collectives: all_to_all@mod:2; a list."
         ),
+        "split": option("groups"),
         "sizes": Option("--sizes", help="A list."),
         "backend": option("backends"),
         "algorithm": option("algorithms"),

@@ -62,7 +62,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
         "collectives": (name,),
         "sizes": _sizes(*(values[row] for row in SIZES)),
         "modes": _modes(values["modes"], replays, policy.blocking, values["arrivals"]),
-        "groups": _groups(values["groups"], launcher),
+        "groups": divided(values["groups"], launcher),
     }
     axes = _settled(_part(Axes, {**values, **swept}), launcher, ray)
     wanted = _wanted(name, values["min_busbw"])
@@ -225,7 +225,7 @@ def _modes(
     return stood_for.get(blocking, modes)
 
 
-def _groups(rule: str, launcher: str) -> str:
+def divided(rule: str, launcher: str) -> str:
     """The rule that --split gives, else nccl-tests' environment; where it goes by host, with the
     ranks of a host that the launcher tells."""
     member, told = join.detect(launcher), ""

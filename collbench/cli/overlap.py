@@ -13,6 +13,7 @@ from collbench.core.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
+    from collbench.run.session import Order
     from collbench.suite.sweep import Suite
 
 FORMATS = ("table", "md", "csv", "json")
@@ -23,6 +24,7 @@ def overlap(
     beside: str = "sleep,gemm,copy",
     sizes: str = "64K,1M,16M",
     ngpus: str = "",
+    split: str = "",
     backend: str = "",
     algorithm: str = "native",
     dtype: str = "float",
@@ -41,21 +43,21 @@ def overlap(
     """Measure a collective beside something else on the same ranks: how much slower each is.
 
     In every round it is measured alone, and with each of --with in its background: products of
-    matrices (gemm), copies of memory (copy), another collective (all_to_all:4M), or, as a control,
-    what takes neither a core nor memory (sleep). A recorded run is shown again.
+    matrices (gemm), copies of memory (copy), a core that is kept busy (spin), another collective
+    (all_to_all:4M), in groups of its own if any (all_to_all@mod:2, or one alone: @div:2#1), or, as
+    a control, what takes neither a core nor memory (sleep). A recorded run is shown again.
     """
     from collbench.cli import options, outputs
-    from collbench.cli.measure import and_tell, carry_out
     from collbench.records import store
     from collbench.run import session
-    from collbench.show import live
 
     outputs.check(output_format, (), FORMATS)
     if isinstance(named := _named(what), Path):
         raise typer.Exit(_show(store.digest(named), output_format))
     ray = options.where(launcher, "", "")
+    rule = options.divided(split, launcher)
     suite = options.changed(
-        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout),
+        suite_of(named, beside, sizes, algorithm, dtype, rounds, timeout, rule),
         ngpus=ngpus,
         backend=backend,
         max_time=max_time,
@@ -65,9 +67,16 @@ def overlap(
     )
     keeping = options.kept(save, output, tag)
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    raise typer.Exit(_run(order, dry_run, output_format))
+
+
+def _run(order: Order, dry_run: bool, output_format: str) -> int:
+    from collbench.cli.measure import and_tell, carry_out
+    from collbench.show import live
+
     if dry_run:
-        raise typer.Exit(carry_out(order, live.Status, True))
-    raise typer.Exit(and_tell(order, lambda file: file.records and _show(file, output_format)))
+        return carry_out(order, live.Status, True)
+    return and_tell(order, lambda file: file.records and _show(file, output_format))
 
 
 def suite_of(
@@ -78,8 +87,11 @@ def suite_of(
     dtype: str,
     rounds: int,
     timeout: float | None,
+    split: str = "",
 ) -> Suite:
-    """A collective alone and with each of ``beside`` in its background, in so many rounds."""
+    """A collective alone and with each of ``beside`` in its background, in so many rounds; in the
+    groups of a rule, if there is one."""
+    from collbench.core import groups
     from collbench.core.collectives import COLLECTIVES
     from collbench.suite import backgrounds, grammar
     from collbench.suite.policy import Policy
@@ -95,6 +107,7 @@ def suite_of(
         in_place=(COLLECTIVES[name].in_place == "same",),
         backgrounds=("", *(backgrounds.spelled(word, "--with") for word in grammar.words(beside))),
         cycles=rounds,
+        groups=groups.spelled(split) if split else "",
     )
     return Suite(name="overlap", axes=axes, policy=Policy(min_seconds=0.0, timeout=timeout))
 

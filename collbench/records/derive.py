@@ -84,11 +84,12 @@ UNGATED = (
     "overhead!",
     SENSITIVE,
     "apart",
+    "cut-short",
 )
 
 # Flags of rows whose own time stands for no whole run; the vague ones only where the interval
 # is wider than a tenth to either side, whatever was asked for
-DOUBTFUL = frozenset({FEW, "bimodal", "invalid", INVALID, "skewed!", "overhead!"})
+DOUBTFUL = frozenset({FEW, "bimodal", "invalid", INVALID, "skewed!", "overhead!", "cut-short"})
 VAGUE, WIDE = frozenset({"unconverged", "unsteady"}), 0.1
 
 
@@ -164,7 +165,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         return record.row
     if record.told:
         return _told(record, record.told, world)
-    if not record.times_ns:
+    if not record.times_ns or record.status == "failed":
         return None
     times = np.asarray(record.times_ns, dtype=float) / record.inner
     n_eff = stats.n_eff(times)
@@ -414,6 +415,7 @@ def _flags(
         "no-effect": bool(without_effect(record.case.env, record.case.collective, record.chose)),
         "oversubscribed": bool(world and world.oversubscribed),
         FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",
+        "cut-short": record.stop == "cut",
         "unconverged": record.stop in ("budget", "max_n"),
         "unsteady": changing["unsteady"],
         _graded("skewed", apart): apart > 0.05,

@@ -36,10 +36,11 @@ class Overlap(NamedTuple):
 
 
 def overlaps(records: Iterable[Record]) -> list[Overlap]:
-    """One for each step of which all parts were measured, in as many rounds."""
+    """One for each step of which all parts were measured, in as many rounds; also of
+    those that were finished when a run ended."""
     found: dict[tuple[Case, int], dict[str, Record]] = {}
     for record in records:
-        if record.case.step and record.status == "ok":
+        if record.case.step and (record.status == "ok" or record.stop == "cut"):
             like = msgspec.structs.replace(record.case, collective=next(iter(PARTS)))
             found.setdefault((like, record.world), {})[record.case.collective] = record
     complete = (parts for parts in found.values() if len(parts) == len(PARTS))
@@ -230,14 +231,15 @@ def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans
 
 def _under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
     """When each operation was under way in a step: from its begin, or from the end of the one
-    before it in its lane of its group, which it waits for."""
+    before it in its lane of its group and of those that it comes after, which it waits for."""
     ends: dict[tuple[str, str], int] = {}
     found = []
     for op, seen in zip(program.ops, operations, strict=True):
         begin, end = seen.begins_ns[k], seen.ends_ns[k]
         if op.communicates and op.kind not in POINT_TO_POINT:
             lane = op.group, op.lane
-            begin = min(max(begin, ends.get(lane, 0)), end)
+            before = [ends.get(lane, 0), *(operations[each].ends_ns[k] for each in op.after)]
+            begin = min(max(begin, *before), end)
             ends[lane] = max(end, ends.get(lane, 0))
         found.append((begin, end))
     return found
@@ -264,7 +266,9 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
     """What the step takes, in ns, if each operation takes as long as by itself and computation as
     long as without communication, walked in the order and the lanes of its programs; None where
     not all of them were measured by themselves."""
-    program, seen = step.program(0), whole.operations[0] if whole.operations else []
+    if not whole.operations:
+        return None
+    program, seen = step.program(0), whole.operations[0]
     took = {op: _alone(program, seen, op) for op in {*program.ops} if op.communicates}
     talks = {op for other in step.programs for op in other.ops if op.communicates}
     missing = [
@@ -272,7 +276,7 @@ def as_alone(step: Step, whole: Record, computation: Record) -> float | None:
         for op in talks
         if not took.get(op) and any(len(group) > 1 for group in step.family(op.group))
     ]
-    if missing or not talks or not seen:
+    if missing or not talks:
         return None
     alone = {op: stats.median(times) for op, times in took.items() if times}
     computed = _computed(step, whole.operations, stats.median(computation.times_ns))

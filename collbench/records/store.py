@@ -57,6 +57,7 @@ class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
     status: str
     world: int = -1
     again: bool = False
+    stop: str = ""
 
 
 class _Brief(NamedTuple):
@@ -66,6 +67,7 @@ class _Brief(NamedTuple):
     status: str
     world: int
     again: bool
+    stop: str
 
 
 R = TypeVar("R", Record, _Brief)
@@ -347,7 +349,7 @@ def outline(path: Path) -> Outline:
             if isinstance(last, Run) and number > 1:
                 raise _several(path, run, last)
             if isinstance(last, _Read):
-                found.append(_Brief(hash(bytes(last.case)), last.status, last.world, last.again))
+                found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
     return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None)
 
 
@@ -395,21 +397,20 @@ def _several(path: Path, first: Run, second: Run) -> UsageError:
     )
 
 
+def unfinished(record: Record | _Brief) -> bool:
+    """Whether its case is measured again where the run is resumed: it failed, or was cut short."""
+    return record.status == "failed" or record.stop == "cut"
+
+
 def _standing(run: Run, records: list[R]) -> list[R]:
-    """All but failed records whose case was measured again, and those in whose place another
+    """All but unfinished records whose case was measured again, and those in whose place another
     stands; of an interleaved comparison, where every launch counts, all."""
-    failed = {
-        record.case for record in records if record.status == "failed" and run.pairing is None
-    }
-    latest = {record.case: record for record in records if record.case in failed}
+    open_ = {record.case for record in records if unfinished(record) and run.pairing is None}
+    latest = {record.case: record for record in records if record.case in open_}
     instead = {(r.case, r.world): r for r in records if r.again}
     if instead:
         records = [r for r in records if instead.get((r.case, r.world), r) is r]
-    return [
-        record
-        for record in records
-        if record.status != "failed" or latest.get(record.case, record) is record
-    ]
+    return [r for r in records if not unfinished(r) or latest.get(r.case, r) is r]
 
 
 def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:

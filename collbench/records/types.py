@@ -273,8 +273,9 @@ class Operation(
 
 
 class Background(msgspec.Struct, frozen=True):
-    """What was done in the background of a case, again and again, on rank 0: what it took each
-    time (the first 1,000), alone and during the measured calls; of groups, with the first one's."""
+    """What was done in the background of a case, again and again, on the first of its group's ranks
+    that did it, else on the first of all: what it took each time (the first 1,000), alone and
+    during the measured calls."""
 
     alone_ns: Samples
     during_ns: Samples
@@ -309,7 +310,9 @@ class Record(_Line, frozen=True, tag="record"):
     was not what the collective needs. ``injected`` says which faults were planted (faults.py).
     ``calibration`` is there for cases measured in turns with others, on CPUs. ``told`` marks an
     imported record; ``times_ns`` is then often empty. ``operations`` are a step's, by rank; of its
-    three records, sample i is of the same round. ``background`` is how that of the case fared.
+    three records, sample i is of the same round; with ``stop`` "cut" they are the rounds that had
+    been finished when the run ended, whose data was not checked afterwards. ``background`` is how
+    that of the case fared.
     Raises ValueError where times by rank are not of the case's ranks, or not as many of each.
     """
 
@@ -335,7 +338,7 @@ class Record(_Line, frozen=True, tag="record"):
     setup_ns: int = 0
     warmup: int = 0
     steady: bool = True
-    stop: Literal["", "converged", "max_n", "budget", "fixed"] = ""
+    stop: Literal["", "converged", "max_n", "budget", "fixed", "cut"] = ""
     sync: Literal["", "window", "barrier", "device", "none"] = ""
     overhead_ns: Whole = 0
     call_path_ns: Whole | None = None

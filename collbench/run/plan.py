@@ -10,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import msgspec
 
@@ -26,6 +27,7 @@ from collbench.run.steps import NONE, Steps, buffers, calls, computing
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
+from collbench.workload import reshape
 from collbench.workload.step import Step
 
 MAX_ROTATION = 64
@@ -67,6 +69,9 @@ GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
 
 
 COMPUTING = 160 << 20  # bytes of a rank for what stands for a step's computation
+
+
+MOST_SCALED = 40  # as a power of two: what is still too large at that part of it never fits
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -215,18 +220,36 @@ def fit(
 
 def _fit_step(case: Case, policy: Policy, room: Room, step: Step) -> Job | Skip:
     """A step as a job if it fits, every operation with a buffer of its own."""
-    job = Job(case, 1, "", step=step)
-    each = room.base + memory_per_rank(job, policy) - RANK_BYTES
-    if room.sharers * each <= room.available:
-        return job
-    left = max(1, room.available // room.sharers - room.base)
-    part = 1 << math.ceil(math.log2(max(2.0, (each - room.base) / left)))
-    need, there = room.sharers * each >> 20, room.available >> 20
+
+    def bytes_of(part: Step) -> tuple[int, int]:
+        """A rank's, and those of all ranks that share the room."""
+        each = room.base + memory_per_rank(Job(case, 1, "", step=part), policy) - RANK_BYTES
+        return each, math.ceil(room.sharers * part.world / step.world) * each
+
+    each, needed = bytes_of(step)
+    if needed <= room.available:
+        return Job(case, 1, "", step=step)
+    fitting = _fitting(step, lambda part: bytes_of(part)[1] / room.available)
     return Skip(
         case,
-        f"{counted(room.sharers, 'rank')} with buffers for each operation of {step.name} need"
-        f" {need:,} MiB {room.where}, {there:,} MiB are available; --scale 1/{part} would fit",
+        f"{step.name}: a rank needs {each >> 20:,} MiB for itself and a buffer for each operation,"
+        f" {counted(room.sharers, 'rank')} {needed >> 20:,} MiB {room.where}, where"
+        f" {room.available >> 20:,} MiB are available; {fitting}",
     )
+
+
+def _fitting(step: Step, share: Callable[[Step], float]) -> str:
+    """Which parts of a step would fit, of what takes that share of the room."""
+    found = []
+    for power in range(max(1, math.ceil(math.log2(share(step)))), MOST_SCALED):
+        if share(reshape.scaled(step, Fraction(1, 1 << power))) <= 1:
+            found.append(f"--scale 1/{1 << power}")
+            break
+    slices = {name: reshape.sliced(step, name) for name in step.groups}
+    fits = [name for name, part in slices.items() if share(part) <= 1]
+    if fits:
+        found.append(f"--slice {max(fits, key=lambda name: slices[name].world)}")
+    return f"{' or '.join(found)} would fit" if found else "fewer ranks may fit"
 
 
 def _calls(job: Job) -> list[Case]:

@@ -60,12 +60,12 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 
 
 def standing(resumed: RunFile | None) -> list[Record]:
-    """What need not be measured again: all but what failed, and what a budget left no time for.
-    Wrong data stays: it is a finding."""
+    """What need not be measured again: all but what failed or was cut short, and what a budget left
+    no time for. Wrong data stays: it is a finding."""
     return [
         record
         for record in (resumed.records if resumed else ())
-        if record.status != "failed" and not record.note.startswith(NO_TIME_LEFT)
+        if not store.unfinished(record) and not record.note.startswith(NO_TIME_LEFT)
     ]
 
 

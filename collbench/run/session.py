@@ -25,7 +25,7 @@ from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.derive import FEWEST_SAMPLES, NO_TIME_LEFT
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume, steps
 from collbench.run.backends import (
@@ -272,6 +272,7 @@ class _Session:
         self._begun = False
         self._worlds: dict[int, World] = {}
         self._outcomes: list[tuple[str, str]] = []
+        self._so_far: dict[Case, Record] = {}  # what there is of a case that is being measured
         self._after: dict[str, Load] = {}
         self._pace = self._paced()
 
@@ -305,7 +306,8 @@ class _Session:
         launches = self._launches(plans)
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
-        listener = Listener(self._hear, self._tick, self._go_on, self._lost, self._hung)
+        heard = self._hear, self._tick, self._go_on, self._lost, self._hung
+        listener = Listener(*heard, so_far=lambda r: self._so_far.update({r.case: r}))
         problem: Exception | None = None
         try:
             with interrupts:
@@ -322,6 +324,7 @@ class _Session:
                 raise
             problem, code, note = told(e)
         try:
+            self._keep_what_was_cut(note)
             self._finish(code, note)
         except CollbenchError as e:
             if problem is None:
@@ -371,11 +374,23 @@ class _Session:
             self._keep(line)
             self._tell(line)
 
+    def _keep_what_was_cut(self, why: str) -> None:
+        """Records of what is finished of cases that were being measured when the run ended."""
+        for record in list(self._so_far.values()):
+            rounds = counted(len(record.times_ns), "round")
+            if len(record.times_ns) >= FEWEST_SAMPLES:
+                kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
+                self._keep(kept)
+                self._tell(kept)
+            elif record.case.place == 0:
+                tell(f"{record.case.step}: cut short after {rounds}, which are too few to keep")
+
     def _tell(self, line: World | Record) -> None:
         if isinstance(line, World):
             self._worlds[line.index] = line
             self._reporter.world(line)
         else:
+            self._so_far.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
             self._reporter.record(line, derive.derive(line, self._worlds.get(line.world)))
         if self._writer is None and getattr(sys.stdout, "closed_early", False):
@@ -399,9 +414,11 @@ class _Session:
         """The case under way becomes a failed record."""
         if error.job is not None:
             for case in current.jobs[error.job].case.siblings:
-                self._hear(
-                    Record(case=case, status="failed", note=error.message, world=current.index)
-                )
+                failed = Record(case=case, status="failed", note=error.message, world=current.index)
+                so_far = self._so_far.get(case)
+                if so_far and len(so_far.times_ns) >= FEWEST_SAMPLES:
+                    failed = msgspec.structs.replace(so_far, status="failed", note=error.message)
+                self._hear(failed)
 
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""

@@ -44,6 +44,11 @@ FLAGS = {
         "fewer than 6 samples: too few for an interval",
         "{enough}",
     ),
+    "cut-short": Flag(
+        "the run ended while this was measured: what was finished is shown, its data was not"
+        " checked afterwards, and no verdict rests on it",
+        "collbench run --resume measures it again",
+    ),
     "unconverged": Flag(
         "stopped by {limit} before {precision}",
         "allow more ({more}) or ask for less ({less}){why}",

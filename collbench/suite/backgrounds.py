@@ -1,55 +1,106 @@
 """What ranks do in the background of a case, as ``--background`` and a suite's ``backgrounds`` name
 it.
 
-``gemm`` multiplies matrices that fit a core's cache, ``copy`` copies memory that does not, and
-``sleep`` does neither, as a control. Any other name is a collective, on a communicator of its own
-among the same ranks: ``all_to_all`` of the case's size, ``all_to_all:4M`` of its own. ``none`` is
-nothing.
+``gemm`` multiplies matrices that fit a core's cache, ``copy`` copies memory that does not, ``spin``
+takes a core of the host and no memory, and ``sleep`` does nothing, as a control. Any other name is
+a collective, on communicators of its own: ``all_to_all`` of the case's size, ``all_to_all:4M`` of
+its own. It is among all ranks, or, with a rule that divides them (``groups.py``), in every group at
+once, ``all_to_all:4M@mod:2``, or in one of them alone, ``all_to_all@div:2#1``. ``none`` is nothing.
 """
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
+from collbench.core import groups
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.core.text import near
 from collbench.suite import grammar
 from collbench.suite.case import Case
 
-COMPUTING = ("gemm", "copy", "sleep")
+COMPUTING = ("gemm", "copy", "spin", "sleep")
 NOTHING = "none"
 PLACES = (*COMPUTING, *(name for name, row in COLLECTIVES.items() if row.moves_data))
+WHERE = re.compile(r"(.+?)(?:#(\d{1,7}))?")  # a rule, and the one group that is meant
 
 
-def parsed(text: str, option: str = "--background") -> tuple[str, int | None]:
-    """What is done, and of how many bytes; None for as many as the case has. Raises UsageError."""
-    kind, colon, amount = text.partition(":")
-    if kind not in PLACES or (colon and kind in COMPUTING):
+class Task(NamedTuple):
+    """What is done, of how many bytes (None: as many as the case has), in the groups of which
+    ``rule`` (empty: among all ranks), and in which of them alone (None: in all)."""
+
+    kind: str
+    nbytes: int | None = None
+    rule: str = ""
+    only: int | None = None
+
+    def family(self, world: int) -> groups.Groups:
+        """The groups of a world's ranks in which it is done. Raises UsageError."""
+        found = tuple(tuple(each) for each in groups.members(self.rule, world))
+        if self.only is None:
+            return found
+        if self.only >= len(found):
+            raise UsageError(f"{self.rule} makes {len(found)} groups of {world} ranks, from #0 on")
+        return (found[self.only],)
+
+
+def parsed(text: str, option: str = "--background") -> Task:
+    """What a text asks for. Raises UsageError."""
+    what, at, where = text.partition("@")
+    kind, colon, amount = what.partition(":")
+    if kind not in PLACES or ((colon or at) and kind in COMPUTING):
         raise UsageError(
             f"{option}: nothing like '{text[:80]}' can be done in the background",
-            near(kind, PLACES) or f"none, {', '.join(COMPUTING)}, or a collective: all_to_all:4M",
+            near(kind, PLACES)
+            or f"none, {', '.join(COMPUTING)}, or a collective: all_to_all:4M, all_to_all@mod:2",
         )
-    return kind, grammar.parse_size(amount, option) if colon else None
+    nbytes = grammar.parse_size(amount, option) if colon else None
+    found = WHERE.fullmatch(where) if at else None
+    rule = groups.spelled(found[1] if found else "", option) if at else ""
+    if groups.MEETING.fullmatch(rule):
+        raise UsageError(f"{option}: '{rule}' leaves ranks out", "mod:8, div:8, node or rail")
+    return Task(kind, nbytes, rule, int(found[2]) if found and found[2] else None)
 
 
 def spelled(text: str, option: str = "--background") -> str:
     """``text`` as cases have it: empty where it names nothing. Raises UsageError."""
     if text in ("", NOTHING):
         return ""
-    parsed(text, option)
-    return text
+    task, (what, _, _) = parsed(text, option), text.partition("@")
+    only = "" if task.only is None else f"#{task.only}"
+    return f"{what}@{task.rule}{only}" if task.rule else what
+
+
+def rule(case: Case) -> str:
+    """By which ranks are divided for what is in the background."""
+    return parsed(case.background).rule if case.background else ""
+
+
+def shared(case: Case) -> int:
+    """How many of a case's ranks do what is in its background."""
+    if not case.background:
+        return 0
+    members = {*case.members}
+    return sum(len(members.intersection(g)) for g in parsed(case.background).family(case.world))
 
 
 def beside(case: Case) -> Case | None:
-    """The collective in the background of a case, if there is one: the library's own."""
-    if not case.background or (told := parsed(case.background))[0] in COMPUTING:
+    """The collective in the background of a case, if there is one, of one of its groups: the
+    library's own. Raises UsageError where ranks cannot be divided so."""
+    if not case.background or (task := parsed(case.background)).kind in COMPUTING:
         return None
-    row = COLLECTIVES[told[0]]
+    row = COLLECTIVES[task.kind]
     return replace(
         case,
         collective=row.name,
-        nbytes=case.nbytes if told[1] is None else told[1],
+        n=len(task.family(case.world)[0]),
+        groups="",
+        group=0,
+        of=1,
+        nbytes=case.nbytes if task.nbytes is None else task.nbytes,
         algorithm="native",
         op="sum" if row.reduces else "none",
         root=0 if row.rooted else -1,
@@ -65,6 +116,10 @@ def why_not(case: Case) -> str:
     """Why a case can have no such background, or an empty string."""
     if case.background and case.mode == "graph":
         return "a CUDA graph is captured while nothing else is done (--background)"
-    if beside(case) and (case.n < 2 or case.groups):
-        return f"{case.background} in the background takes two ranks or more, and no --split"
+    try:
+        other = beside(case)
+    except UsageError as e:
+        return f"{case.background} in the background: {e.message}"
+    if other and (other.n < 2 or groups.placed(case.groups)):
+        return f"{case.background} in the background takes two ranks or more, and no pairs"
     return ""

@@ -58,9 +58,9 @@ class _Sum(NamedTuple):
     nbytes: int = 0
     sent: float = 0.0
 
-    def plus(self, op: Op, members: int, place: int) -> _Sum:
-        sent = op.sent(members, place)
-        return _Sum(members, self.ops + 1, self.nbytes + op.nbytes, self.sent + sent)
+    def plus(self, number: int, op: Op, members: int, place: int) -> _Sum:
+        ops, nbytes = self.ops + number, self.nbytes + number * op.nbytes
+        return _Sum(members, ops, nbytes, self.sent + number * op.sent(members, place))
 
 
 def count(step: Step) -> Count:
@@ -93,15 +93,17 @@ def count(step: Step) -> Count:
 def _sums(step: Step, program: Program) -> dict[_Key, _Sum]:
     """The sums of a program, for the first of its ranks."""
     found: dict[_Key, _Sum] = {}
-    places: dict[str, tuple[int, int]] = {}
-    for op in program.ops:
-        if not op.communicates or not program.ranks:
-            continue
-        if op.group not in places:
+    of: dict[tuple[object, ...], tuple[Op, int]] = {}  # the first of those alike, and how many
+    for op in program.ops if program.ranks else ():
+        alike = op.kind, op.phase, op.group, op.dtype, op.nbytes, op.sends
+        first, number = of.get(alike, (op, 0))
+        of[alike] = first, number + 1
+    for op, number in of.values():
+        if op.communicates:
             members = step.members(op.group, program.ranks[0])
-            places[op.group] = len(members), members.index(program.ranks[0])
-        key = _Key(op.phase, op.group, op.kind, op.dtype)
-        found[key] = found.get(key, _Sum()).plus(op, *places[op.group])
+            place = members.index(program.ranks[0])
+            key = _Key(op.phase, op.group, op.kind, op.dtype)
+            found[key] = found.get(key, _Sum()).plus(number, op, len(members), place)
     return found
 
 
@@ -155,14 +157,23 @@ class Forecast(NamedTuple):
 
 def forecast(step: Step, machine: Machine, actors: Actors | None = None) -> Forecast:
     """What a step would take; ``actors`` as in Walk. Raises UsageError where it would never end."""
+    known: dict[tuple[object, ...], float] = {}
 
     def silent(op: Op, members: tuple[int, ...]) -> float:
         return machine.seconds(op, members) if op.kind == "compute" else 0.0
 
     def idle(op: Op, members: tuple[int, ...]) -> float:
-        return 0.0 if op.kind == "compute" else machine.seconds(op, members)
+        if op.kind == "compute":
+            return 0.0
+        alike = op.kind, op.nbytes, op.dtype, op.sends, id(members)  # of actors, who stay
+        if alike not in known:
+            known[alike] = machine.seconds(op, members)
+        return known[alike]
 
-    whole = Walk(step, machine.seconds, actors)
+    def both(op: Op, members: tuple[int, ...]) -> float:
+        return silent(op, members) + idle(op, members)
+
+    whole = Walk(step, both, actors)
     phases: dict[tuple[str, str], float] = {}
     for actor in range(len(whole.ops)):
         for key, seconds in _busy(whole, actor):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.workload.step import POINT_TO_POINT, Groups, Op, Step
+from collbench.workload.step import LOCAL, POINT_TO_POINT, Groups, Op, Step
 
 Seconds = Callable[[Op, tuple[int, ...]], float]  # what an operation takes among these ranks
 
@@ -112,11 +112,13 @@ class _Meeting:
     """One operation of several actors: complete once all are there, and all that they wait for is
     done."""
 
+    __slots__ = ("begin", "needed", "open", "there")
+
     def __init__(self, needed: frozenset[int]) -> None:
         self.needed = needed
-        self.there: dict[int, tuple[int, float]] = {}  # by actor: the place in its program, when
+        self.there: dict[int, int] = {}  # by actor: the place in its program
         self.open = 0  # how many operations it waits for
-        self.begin = 0.0
+        self.begin = 0.0  # not before
 
 
 class Walk:
@@ -135,16 +137,19 @@ class Walk:
         self.spans: list[list[Span | None]] = [[None] * len(ops) for ops in self.ops]
         self._at, self._clock = [0] * number, [0.0] * number
         self._tails: list[dict[tuple[str, str], int]] = [{} for _ in range(number)]
-        self._turns: list[Counter[Hashable]] = [Counter() for _ in range(number)]
-        self._meetings: dict[Hashable, _Meeting] = {}
-        self._met: dict[tuple[int, int], _Meeting] = {}
-        self._whole: dict[tuple[int, str], tuple[Hashable, frozenset[int]]] = {}
+        self._turns: list[Counter[int]] = [Counter() for _ in range(number)]
+        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._met: list[list[_Meeting | None]] = [[None] * len(ops) for ops in self.ops]
+        self._known: dict[Hashable, tuple[int, frozenset[int]]] = {}
+        self._names: dict[Hashable, int] = {}
         self._waiting: dict[tuple[int, int], list[_Meeting]] = defaultdict(list)
         self._undone: list[set[int]] = [set() for _ in range(number)]
         self._last = [0.0] * number
         self._runnable = deque(range(number))
+        self._running = {*self._runnable}  # and that which runs
         while self._runnable:
-            self._run(self._runnable.popleft())
+            self._run(actor := self._runnable.popleft())
+            self._running.discard(actor)
         if stuck := [a for a in range(number) if self._at[a] < len(self.ops[a])]:
             raise UsageError(
                 f"{step.name}: deadlock: {self._circle(self.actors.first[stuck[0]])}",
@@ -160,72 +165,86 @@ class Walk:
 
     def _run(self, actor: int) -> None:
         """Go on with an actor's program as far as it comes."""
-        ops, spans = self.ops[actor], self.spans[actor]
-        while (at := self._at[actor]) < len(ops):
-            op = ops[at]
-            if op.communicates:
-                if (actor, at) not in self._met:
-                    self._issue(actor, at)
-                if op.wait == "call":
-                    if (span := spans[at]) is None:
-                        return
-                    self._clock[actor] = max(self._clock[actor], span.end)
-            elif not self._here(actor, at, op):
-                return
-            self._at[actor] += 1
+        spans = self.spans[actor]
+        for at in range(self._at[actor], len(spans)):
+            self._at[actor] = at
+            op = self.ops[actor][at]
+            if op.kind in LOCAL:
+                if not self._here(actor, at, op):
+                    return
+                continue
+            if self._met[actor][at] is None:
+                self._issue(actor, at, op)
+            if op.wait == "call":
+                if (span := spans[at]) is None:
+                    return
+                self._clock[actor] = max(self._clock[actor], span.end)
+        self._at[actor] = len(spans)
 
     def _here(self, actor: int, at: int, op: Op) -> bool:
         """Do what needs nobody else, unless it waits for what is not done yet."""
-        spans = [self.spans[actor][each] for each in op.after]
-        if None in spans or (op.kind == "wait" and not op.after and self._undone[actor]):
-            return False
-        begin = max(self._clock[actor], *(span.end for span in spans if span), 0.0)
+        begin = self._clock[actor]
+        for each in op.after:
+            if (span := self.spans[actor][each]) is None:
+                return False
+            begin = max(begin, span.end)
         if op.kind == "wait" and not op.after:
+            if self._undone[actor]:
+                return False
             begin = max(begin, self._last[actor])
         took = self._seconds(op, ()) if op.kind == "compute" else 0.0
         self.spans[actor][at] = Span(begin, begin + took)
         self._clock[actor] = begin + took
         return True
 
-    def _issue(self, actor: int, at: int) -> None:
+    def _issue(self, actor: int, at: int, op: Op) -> None:
         """An actor comes to an operation with others."""
-        op = self.ops[actor][at]
-        key, needed = self._whom(actor, op)
-        turn = self._turns[actor][key]
-        self._turns[actor][key] += 1
-        meeting = self._meetings.setdefault((key, turn), _Meeting(needed))
-        self._met[actor, at] = meeting
+        name, needed = self._whom(actor, op)
+        turn = self._turns[actor][name]
+        self._turns[actor][name] = turn + 1
+        if (meeting := self._meetings.get((name, turn))) is None:
+            meeting = self._meetings[name, turn] = _Meeting(needed)
+        else:
+            self._agree(meeting, actor, at, op)
+        self._met[actor][at] = meeting
         self._undone[actor].add(at)
-        self._agree(meeting, actor, at)
-        meeting.there[actor] = at, self._clock[actor]
-        tail = self._tails[actor].get((op.lane, op.group))
-        self._tails[actor][op.lane, op.group] = at
-        for each in {*op.after, *([] if tail is None else [tail])}:
+        meeting.there[actor] = at
+        begin, tails = max(meeting.begin, self._clock[actor]), self._tails[actor]
+        tail = tails.get((op.lane, op.group))
+        tails[op.lane, op.group] = at
+        for each in op.after if tail is None else (*op.after, tail):
             if (span := self.spans[actor][each]) is None:
                 meeting.open += 1
                 self._waiting[actor, each].append(meeting)
             else:
-                meeting.begin = max(meeting.begin, span.end)
-        self._complete(meeting)
+                begin = max(begin, span.end)
+        meeting.begin = begin
+        if not meeting.open and len(meeting.there) == len(needed):
+            self._complete(meeting)
 
-    def _whom(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
-        """What those who meet in an operation call it alike, and who they are."""
+    def _whom(self, actor: int, op: Op) -> tuple[int, frozenset[int]]:
+        """What those who meet in an operation call it alike, as a number, and who they are."""
+        end = (op.kind, op.peer, op.tag) if op.kind in POINT_TO_POINT else ()
+        asked = actor, op.group, end
+        if (known := self._known.get(asked)) is None:
+            name, needed = self._named(actor, op)
+            known = self._known[asked] = self._names.setdefault(name, len(self._names)), needed
+        return known
+
+    def _named(self, actor: int, op: Op) -> tuple[Hashable, frozenset[int]]:
         kinds = self.actors.kind
         group = self.actors.members(op.group, self.actors.first[actor])
         if op.kind not in POINT_TO_POINT:
-            if (actor, op.group) not in self._whole:
-                needed = Counter(kinds[rank] for rank in group)
-                whom = (op.group, tuple(sorted(needed.items()))), frozenset(needed)
-                self._whole[actor, op.group] = whom
-            return self._whole[actor, op.group]
+            needed = Counter(kinds[rank] for rank in group)
+            return (op.group, tuple(sorted(needed.items()))), frozenset(needed)
         pair = (actor, kinds[group[op.peer]])
         way = pair if op.kind == "send" else pair[::-1]
         return (op.group, op.tag, way), frozenset(pair)
 
-    def _agree(self, meeting: _Meeting, actor: int, at: int) -> None:
+    def _agree(self, meeting: _Meeting, actor: int, at: int, mine: Op) -> None:
         """Raises UsageError where this operation is not what the others there do."""
-        for other, (place, _) in meeting.there.items():
-            mine, theirs = self.ops[actor][at], self.ops[other][place]
+        for other, place in meeting.there.items():
+            theirs = self.ops[other][place]
             same = [(op.nbytes, op.dtype, op.op, op.root) for op in (mine, theirs)]
             one_way = {mine.kind, theirs.kind} == {*POINT_TO_POINT}
             if same[0] != same[1] or (mine.kind != theirs.kind and not one_way):
@@ -238,26 +257,26 @@ class Walk:
             return
 
     def _complete(self, meeting: _Meeting) -> None:
-        """The operation, if all are there and nothing is waited for, and then those that waited
-        for it."""
+        """The operation, for which all are there and nothing is waited for, and then those that
+        waited for it alone."""
         ready = [meeting]
         while ready:
             meeting = ready.pop()
-            if meeting.open or len(meeting.there) < len(meeting.needed):
-                continue
-            begin = max(meeting.begin, *(when for _, when in meeting.there.values()))
-            for actor, (at, _) in meeting.there.items():
+            for actor, at in meeting.there.items():
                 op = self.ops[actor][at]
                 members = self.actors.members(op.group, self.actors.first[actor])
-                span = Span(begin, begin + self._seconds(op, members))
+                span = Span(meeting.begin, meeting.begin + self._seconds(op, members))
                 self.spans[actor][at] = span
                 self._undone[actor].discard(at)
                 self._last[actor] = max(self._last[actor], span.end)
-                self._runnable.append(actor)
+                if actor not in self._running:
+                    self._running.add(actor)
+                    self._runnable.append(actor)
                 for waiting in self._waiting.pop((actor, at), ()):
                     waiting.open -= 1
                     waiting.begin = max(waiting.begin, span.end)
-                    ready.append(waiting)
+                    if not waiting.open and len(waiting.there) == len(waiting.needed):
+                        ready.append(waiting)
 
     def _circle(self, rank: int) -> str:
         """Who waits for whom, from a rank that does until one of its kind comes again."""
@@ -277,12 +296,12 @@ class Walk:
 
     def _late(self, actor: int) -> tuple[int, int]:
         """The operation that an actor stands still for, and an actor that has not come to it."""
+        met = {at: meeting for at, meeting in enumerate(self._met[actor]) if meeting}
         for at in sorted(self._undone[actor]):
-            meeting = self._met[actor, at]
-            if missing := sorted(meeting.needed - {*meeting.there}):
+            if missing := sorted(met[at].needed - {*met[at].there}):
                 return at, missing[0]
         at = min(self._undone[actor])  # all are there, and operations of another hold it up
-        return at, next(each for each in sorted(self._met[actor, at].there) if each != actor)
+        return at, next(each for each in sorted(met[at].there) if each != actor)
 
 
 def refuse(step: Step) -> None:

@@ -49,12 +49,14 @@ def measure(launcher: Launcher, fault: Path) -> Measure:
         rotation: int = 2,
         env: tuple[tuple[str, str], ...] = (),
         sabotage: str = "",
+        split: str = "",
         **policy: object,
     ) -> list[Record]:
         fault.write_text(sabotage)
         settings = Policy(**{"iters": 2, "warmup": 0, "timeout": 60.0, "sync": "barrier", **policy})  # type: ignore[arg-type]
         jobs = [Job(case, rotation, "small") for case in cases]
-        plan = Plan(0, cases[0].backend, cases[0].n, env, settings, jobs, settings.timeout or 60.0)
+        limit = settings.timeout or 60.0
+        plan = Plan(0, cases[0].backend, cases[0].world, env, settings, jobs, limit, split)
         lines: list[World | Record] = []
         launcher.run([plan], Listener(lines.append))
         assert isinstance(lines[0], World)

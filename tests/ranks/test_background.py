@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -12,11 +14,12 @@ import pytest
 from collbench.core.errors import RunBroken
 from collbench.records import store
 from collbench.records.types import Record
-from collbench.run.rank.background import FEWEST, UNIT_NS
+from collbench.run.rank.background import FEWEST, UNIT_NS, _spinning
+from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
 Measure = Callable[..., list[Record]]
-KINDS = ("sleep", "gemm", "copy", "all_to_all", "all_reduce:4K", "broadcast", "all_to_allv")
+KINDS = ("sleep", "spin", "gemm", "copy", "all_to_all", "all_reduce:4K", "broadcast", "all_to_allv")
 
 
 def case(background: str = "", backend: str = "gloo", **fields: object) -> Case:
@@ -39,6 +42,43 @@ def test_it_goes_on_while_long_calls_are_measured(kind: str, measure: Measure) -
     (record,) = measure([case(kind, nbytes=16 << 20)], iters=6)
     assert record.background is not None
     assert len(record.background.during_ns) > 3
+
+
+GROUPED = {  # by the background, the groups of the case that have none of its ranks
+    "all_gather@div:2": (),
+    "all_to_all@mod:2": (),
+    "all_reduce": (),
+    "all_to_all@div:2#1": (0,),
+}
+
+
+@pytest.mark.parametrize("background", GROUPED)
+def test_groups_of_its_own_have_right_data(background: str, measure: Measure) -> None:
+    """Beside groups of the case: the same, a grid, one of all, and others."""
+    groups = [case(background, groups="div:2", of=2, group=group) for group in (1, 0)]
+    records = measure(groups[1:], iters=20, split="div:2")
+    assert [(r.status, r.wrong, r.note) for r in records] == [("ok", 0, "")] * 2
+    assert [record.case for record in records] == groups
+    assert all(record.background and record.background.alone_ns for record in records)
+    assert GROUPED[background] == tuple(
+        r.case.group for r in records if not backgrounds.shared(r.case)
+    )
+
+
+def test_wrong_data_in_one_group_of_its_own_is_told(measure: Measure) -> None:
+    (record,) = measure([case("all_to_all@mod:2", "muddler", n=4)], sabotage="stale:1:0")
+    assert record.status == "wrong"
+    assert "all_to_all in the background on rank 1" in record.note
+
+
+def test_a_core_that_is_kept_busy_leaves_python_its_lock() -> None:
+    spin, seen = _spinning(list), []
+    thread = threading.Thread(target=lambda: [spin() for _ in range(200)])
+    thread.start()
+    while thread.is_alive():
+        seen.append(time.perf_counter_ns())
+        time.sleep(0)
+    assert len(seen) > 200 * 20  # were it held, there would be one look at most to a unit
 
 
 def test_a_unit_of_sleep_is_no_shorter_than_it_says(measure: Measure) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from paths import before
 
 from collbench.core.errors import RunBroken
 from collbench.records import store
@@ -21,6 +22,7 @@ from collbench.records.types import Record
 from collbench.workload import files, presets, reshape
 from collbench.workload.step import Grid, Op, Program, Step
 
+PLUGINS = Path(__file__).parent / "plugins"
 Play = Callable[..., list[Record]]
 CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
 
@@ -242,6 +244,31 @@ def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> Non
     run = store.read(path)
     assert len({record.case for record in run.records}) == len(run.records) == 6
     assert {record.status for record in run.records} == {"ok"}
+
+
+@pytest.mark.parametrize(("what", "code"), [("interrupt", 130), ("kill", 4)])
+def test_rounds_that_were_finished_outlive_the_end_of_a_run(
+    what: str, code: int, tmp_path: Path, cli
+) -> None:
+    """In the twelfth round, of a fifth of a second each; the run then goes on."""
+    step, path = tmp_path / "step.csv", tmp_path / "run.jsonl"
+    step.write_text(
+        "ranks,op,bytes,dtype,group,reduce,wait,gap_us\n"
+        "0-1,compute,0,,,,,100000\n0-1,all_reduce,4096,float,,sum,call,0\n"
+    )
+    words = [str(step), "--backend", "saboteur", "--compute", "sleep", "-n", "12", "-w", "1"]
+    settings = {"PYTHONPATH": before(PLUGINS)}
+    done = cli(*("workload", *words, "--output", str(path)), **settings, SABOTAGE=f"{what}:1:24")
+    assert done.returncode == code, done.stderr
+    assert "cut short: of" in done.stdout
+    kept = store.read(path).records
+    assert {record.stop for record in kept} == {"cut"}
+    (rounds,) = {len(record.times_ns) for record in kept}
+    assert 6 <= rounds <= 11
+    done = cli("run", "--resume", str(path), **settings, SABOTAGE="kill:9:9")
+    assert done.returncode == 0, done.stderr
+    whole = store.read(path).records
+    assert [(record.status, len(record.times_ns)) for record in whole] == [("ok", 12)] * 3
 
 
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:

@@ -185,7 +185,8 @@ def _shifted(whole: Outlook) -> list[Finding]:
                 )
                 for row in shift.stands
             ]
-            more = f" and {counted(len(rows) - 1, 'more size')}" if len(rows) > 1 else ""
+            kind = "part" if shift.stands[0].case.step else "size"
+            more = f" and {counted(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
             cases = named(shift.stands[0].case) + more
             found.append(
                 Finding(

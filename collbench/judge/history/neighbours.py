@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from collbench.core.collectives import PARTS
 from collbench.judge.history.levels import TAU, Change, changes
 from collbench.judge.history.nights import Series
 from collbench.records import stats
@@ -35,7 +36,7 @@ class Turn(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """A change that ``rows`` saw: neighbours in size where ``agreed``, else one alone, which is no
+    """A change that ``rows`` saw: neighbours where ``agreed``, else one alone, which is no
     reason for alarm. ``delta`` is the median of theirs, ``p`` the largest; it stands in the rows
     ``stands``, and is ``over`` where each row began a new segment since."""
 
@@ -62,20 +63,30 @@ class Shift(NamedTuple):
 
 def shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
     """Every change of level by ``tau``, oldest first. Rows that differ only in size are neighbours
-    if no size lies between them; rows without a neighbour agree with nobody."""
+    if no size lies between them, and so is a whole step of training to its computation and to its
+    communication; rows without a neighbour agree with nobody."""
     days = sorted({night.day for one in series for night in one.nights})
     lines: dict[tuple[str, Case], list[Series]] = {}
     for one in series:
-        lines.setdefault(
-            (one.machine, msgspec.structs.replace(one.case, nbytes=0, align=1)), []
-        ).append(one)
+        lines.setdefault((one.machine, _sizeless(one.case)), []).append(one)
     found = []
     for line in lines.values():
-        rows = sorted(line, key=lambda one: one.case.nbytes)
+        rows = sorted(line, key=_order)
         found += [
             _shift(chain) for chain in _together([list(turns(one, days, tau)) for one in rows])
         ]
     return sorted(found, key=lambda shift: (shift.day, not shift.agreed))
+
+
+def _sizeless(case: Case) -> Case:
+    """The same for all rows of a line."""
+    of = case.siblings[-1] if case.step else case
+    return msgspec.structs.replace(of, nbytes=0, align=1)
+
+
+def _order(one: Series) -> tuple[int, int]:
+    """By size; of the parts of a step, the whole is between the others."""
+    return (one.case.place + 1) % len(PARTS) if one.case.step else 0, one.case.nbytes
 
 
 def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:

@@ -70,6 +70,7 @@ def _take_part(told: Told, channel: Channel) -> None:
     os.environ.pop("MASTER_PORT", None)
     listener = Listener(
         channel.line,
+        so_far=channel.line,
         further=channel.further,
         hung=lambda error: channel.say(Said(error=Failure.of(error))),
         turn=channel.turn,

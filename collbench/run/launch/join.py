@@ -282,7 +282,7 @@ class Joined(World):
             control = worker.connect(place, store)
             member = self._member._replace(local_rank=place.local_rank, local_n=place.local_n)
             board = shared_board(member, control)
-            line = _with(_hosts(control, place, meeting.connection.hosts), listener.line)
+            line = _with(_hosts(control, place, meeting.connection.hosts), listener.hear)
             agreed = control.broadcast(msgspec.to_builtins(plans) if member.rank == 0 else None)
             timer.cancel()
             for plan in msgspec.convert(agreed, list[Plan]):

@@ -49,7 +49,8 @@ Hear = Callable[[types.World | types.Record], None]
 class Listener(NamedTuple):
     """Who hears what comes of plans while they run.
 
-    ``line`` gets a world, then its records; ``tick``, often, the case that ranks are at and what
+    ``line`` gets a world, then its records; ``so_far`` records of what is still measured, each of
+    which replaces the one before; ``tick``, often, the case that ranks are at and what
     they do with it; ``further`` says what an open plan goes on with; ``turn`` waits for that of a
     world of joined ranks; ``lost`` hears of a plan that broke before the error is raised. Of joined
     ranks that stand still ``hung`` hears, in another thread, just before the process ends.
@@ -61,6 +62,13 @@ class Listener(NamedTuple):
     lost: Callable[[Plan, RunBroken], None] = lambda plan, error: None
     hung: Callable[[RunBroken], None] = lambda error: None
     turn: Callable[[int], object] = lambda job: None
+    so_far: Callable[[types.Record], None] = lambda record: None
+
+    def hear(self, line: types.World | types.Record) -> None:
+        """Tell who is to hear of it."""
+        if isinstance(line, types.Record) and line.stop == "cut":
+            return self.so_far(line)
+        self.line(line)
 
 
 class World(Protocol):
@@ -240,7 +248,7 @@ class RankWatch:
     def hear(self, rank: int, line: bytes | str) -> Said:
         said = msgspec.json.decode(line, type=Said)
         if said.line is not None:
-            self.listener.line(said.line)
+            self.listener.hear(said.line)
         elif said.further:
             self.plan.jobs.extend(more := self.listener.further())
             self.answer(rank, msgspec.json.encode(more))

@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 import msgspec
+import numpy as np
 import torch
 
 from collbench.records.types import Background
@@ -24,7 +25,7 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate
 from collbench.run.rank.check import Checker
 from collbench.run.rank.measure import Action, Steps, clock, nothing
-from collbench.run.rank.playing import Computation
+from collbench.run.rank.playing import SWITCH_S, TRIED, Computation
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 from collbench.workload.step import Op
@@ -33,8 +34,8 @@ UNIT_NS = 1_000_000  # of computation, which is timed as one
 TOGETHER = 8  # calls of a collective between two questions whether to stop
 FEWEST, LEAST_S = 20, 0.2  # that are timed alone, and for how long
 MOST = 1000  # times that are kept
+SPUN = 1 << 20  # numbers that are added up to find how long that takes
 PAUSE_S = 0.01  # between looks at what it does
-SWITCH_S = 5e-5  # between threads that want Python's lock; its own 5 ms would show in calls
 T = TypeVar("T")
 
 
@@ -50,18 +51,26 @@ class Task(NamedTuple):
 
 
 def background(bench: Bench, case: Case, sites: Sites) -> Behind | None:
-    """What a case has in its background on this rank; None for nothing."""
+    """What a case has in its background on this rank; None for nothing. All ranks ask."""
     if not case.background:
         return None
     other = backgrounds.beside(case)
-    task = _computation(bench, case) if other is None else _collective(bench, other, sites)
+    if other is None:
+        task = _computation(bench, case)
+    else:
+        family = backgrounds.parsed(case.background).family(case.world)
+        backend = sites.at(family, "background")  # which all ranks make
+        if not any(bench.rank in group for group in family):
+            return None
+        task = _collective(bench, other, backend)
     beat = partial(bench.board.beat, bench.rank)
     return Behind(task, bench.backend, beat)
 
 
 def _computation(bench: Bench, case: Case) -> Task:
-    kind, _ = backgrounds.parsed(case.background)
-    backend = bench.backend
+    kind, backend = backgrounds.parsed(case.background).kind, bench.backend
+    if kind == "spin":
+        return Task(_spinning(bench.control.decide), bool, 1, str)
     unit = Op(kind="compute", compute_ns=UNIT_NS)
     once = Computation(
         kind,  # type: ignore[arg-type]
@@ -74,16 +83,33 @@ def _computation(bench: Bench, case: Case) -> Task:
     return Task(once, bool, 1, str)
 
 
-def _collective(bench: Bench, case: Case, sites: Sites) -> Task:
-    """The library's own, on a backend of its own, with data that is checked."""
-    backend = sites.at((tuple(range(case.n)),), "background")
+def _spinning(decide: Callable[[list[int]], list[int]]) -> Action:
+    """A unit of sums over one number that is there again and again: numpy holds neither memory's
+    bandwidth nor Python's lock meanwhile, as a loop of Python's would."""
+
+    def spin(count: int) -> None:
+        np.add.reduce(np.broadcast_to(np.float64(1), count))
+
+    took = []
+    for _ in range(TRIED):
+        began = clock()
+        spin(SPUN)
+        took.append(clock() - began)
+    (count,) = decide([SPUN * UNIT_NS // min(took)])
+    return partial(spin, count)
+
+
+def _collective(bench: Bench, case: Case, backend: Backend) -> Task:
+    """The library's own, on a backend of its own, with data that is checked, in each group
+    another."""
+    own = backend.control or bench.control
     flag = msgspec.structs.replace(
         case, collective="all_reduce", nbytes=4, dtype="int32", op="sum", root=-1, splits=""
     )
     (buffers,), (told,) = allocate(backend, [case, flag], [0])
-    seed = bench.policy.seed + zlib.crc32(case.key.encode())
+    seed = bench.policy.seed + zlib.crc32(case.key.encode()) + own.number
     beat = partial(bench.board.beat, bench.rank)
-    checker = Checker(case, seed, bench.rank, backend.device, backend.premultiplies, beat)
+    checker = Checker(case, seed, own.rank, backend.device, backend.premultiplies, beat)
     checker.poison(buffers.written)
     checker.fill_send(buffers.send, 0)
     call, vote = (

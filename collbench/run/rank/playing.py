@@ -3,12 +3,15 @@ the computation between.
 
 An operation is started where the program starts it and waited for where the program waits for it;
 on a device, both are the stream's. Where a library's calls cannot be left to themselves, each is
-waited for where it is made. One that begins after others of its rank waits for them there.
+waited for where it is made. One that begins after others of its rank leaves that to its lane, a
+thread, as frameworks leave it to a stream or to a callback; on a device, and where calls may come
+from one thread alone, the program waits for the others there.
 """
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +24,14 @@ from collbench.core.collectives import PARTS
 from collbench.run.backends import Call
 from collbench.run.rank.gpu import Stream
 from collbench.run.rank.measure import Action, clock
-from collbench.workload.step import Compute, Op, Program
+from collbench.workload.step import POINT_TO_POINT, Compute, Op, Program
 
 STEP, COMPUTATION, COMMUNICATION = PARTS
 SIDE = {"cpu": 256, "cuda": 2048}  # of the square matrices that are multiplied, by device
 CHUNK, STORE = 4 << 20, 64 << 20  # bytes that are copied at a time, and that these go through
 SLICE_NS = 1_000_000_000  # of sleep, between signs of life
 TRIED = 5  # calls that tell how long one takes
+SWITCH_S = 5e-5  # between threads that want Python's lock; its own 5 ms would show in calls
 
 
 class Computation:
@@ -146,6 +150,51 @@ class _Once:
             self._done = True
 
 
+class _Later:
+    """The handle of a call that a lane is yet to make."""
+
+    def __init__(self) -> None:
+        self._made = threading.Event()
+        self._work: Any = None
+        self._failed: list[BaseException] = []
+
+    def make(self, after: Sequence[Any], submit: Callable[[], Any]) -> None:
+        try:
+            for each in after:
+                each.wait()
+            self._work = submit()
+        except BaseException as e:
+            self._failed.append(e)
+        self._made.set()
+
+    def wait(self) -> None:
+        self._made.wait()
+        if self._failed:
+            raise self._failed[0]
+        if self._work is not None:
+            self._work.wait()
+
+
+class Lane:
+    """A thread that makes calls in their order, each once what it comes after is done."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[Action | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def hand(self, after: Sequence[Any], submit: Callable[[], Any]) -> _Once:
+        later = _Later()
+        self._asked.put(partial(later.make, after, submit))
+        return _Once(later)
+
+    def close(self) -> None:
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while make := self._asked.get():
+            make()
+
+
 class Watched(NamedTuple):
     """When each operation of a program began and ended, by ``clock``; 0 for one that was not."""
 
@@ -155,7 +204,7 @@ class Watched(NamedTuple):
 
 class Player:
     """A program with its ``calls``, by place. ``patient``: handles may be waited for by another
-    thread."""
+    thread; ``lanes``: calls may be made by others, too."""
 
     def __init__(
         self,
@@ -164,6 +213,7 @@ class Player:
         computation: Computation,
         beat: Action,
         patient: bool,
+        lanes: bool = False,
     ) -> None:
         self._program, self._calls, self._computation = program, calls, computation
         self._beat, self._patient = beat, patient
@@ -173,9 +223,20 @@ class Player:
             for at, op in enumerate(program.ops)
             if op.kind == "compute" and (action := computation.action(op))
         }
-        self._waits = self._waited()
+        self._before: dict[int, list[int]] = {}  # what calls that lanes make come after
+        self._waits = self._waited(lanes)
+        self._shared = {at for places in self._before.values() for at in places}
+        self._lanes = {self._lane(at): Lane() for at in self._before}
+        self._interval = sys.getswitchinterval()
+        if self._lanes:
+            sys.setswitchinterval(SWITCH_S)
         self._starts = {at: self._start(at) for at in calls}
         self._plays = {part: [act for _, act in self._acts(part)] for part in PARTS}
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+        sys.setswitchinterval(self._interval)
 
     def play(self, part: str) -> Action:
         """What plays this part from its begin to its end on the host."""
@@ -241,14 +302,23 @@ class Player:
         """Whether an operation is only started where it stands."""
         return bool(self._calls[at].submit) and self._program.ops[at].wait == "later"
 
-    def _waited(self) -> list[list[int]]:
-        """The operations that are waited for at each place, and at the end: each where it is
-        first."""
-        found, ops = [], self._program.ops
+    def _lane(self, at: int) -> tuple[str, str]:
+        op = self._program.ops[at]
+        return op.group, op.lane
+
+    def _waited(self, lanes: bool) -> list[list[int]]:
+        """The operations that the program waits for at each place, and at the end: each where it is
+        first. What it leaves to ``lanes`` to wait for is noted."""
+        found: list[list[int]] = []
+        ops = self._program.ops
         open_: dict[int, None] = {}
         for at, op in enumerate(ops):
             mine = [each for each in op.after or open_ if each in open_]
-            if op.kind == "wait" or op.after:
+            leaves = lanes and at in self._calls and self._leaves(at)
+            if leaves and op.after and op.kind not in POINT_TO_POINT:
+                found.append([])
+                self._before[at] = mine
+            elif op.kind == "wait" or op.after:
                 found.append(mine)
                 for each in mine:
                     del open_[each]
@@ -271,12 +341,16 @@ class Player:
                 yield at, self._starts[at]
 
     def _start(self, at: int) -> Action:
-        call, works = self._calls[at], self._works
-        submit = call.submit if self._leaves(at) else None
+        call, works, leaves = self._calls[at], self._works, self._leaves(at)
+        lane, before = self._lanes.get(self._lane(at)), self._before.get(at, [])
 
         def start() -> None:
-            if submit:
-                works[at] = submit()
+            if lane:
+                works[at] = lane.hand([works[each] for each in before], call.submit or call.run)
+                if not leaves:
+                    works[at].wait()
+            elif leaves and call.submit:
+                works[at] = _Once(call.submit()) if at in self._shared else call.submit()
             else:
                 call.run()
             self._beat()

@@ -47,6 +47,7 @@ from collbench.workload.step import POINT_TO_POINT, Step
 FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
 SLOW_NS = 500_000_000  # of which one round warms up all there is
 LEAST, MORE = 10, 3  # rounds that may take so much more than the time that there is
+SAY_S = 1.0  # after which what there is so far is told again
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
 WATCHED, MOST_WATCHED = 5, 40_000  # steps in which each operation is timed; such times in all
@@ -62,11 +63,29 @@ class _Ready(NamedTuple):
     call: Call
 
 
-class StepTrial:
-    """One step on one rank, from its groups to the fields of its records."""
+class _Known(NamedTuple):
+    """What rank 0 knows of a step besides its samples: what its ``first`` run took, rounds that
+    ``warmed`` it up, how ranks start and why rounds ended, the loop's own time; by rank, what was
+    seen of each operation; bytes counted."""
 
-    def __init__(self, bench: Bench, job: Job, sites: Sites) -> None:
+    first: int
+    warmed: int
+    scheme: str
+    stop: Stop = "cut"
+    overhead: int = 0
+    operations: list[list[Operation]] = []
+    sent: list[Sent] = []
+
+
+class StepTrial:
+    """One step on one rank, from its groups to the fields of its records. ``tell`` gets at rank 0,
+    now and then, the fields of what there is so far."""
+
+    def __init__(
+        self, bench: Bench, job: Job, sites: Sites, tell: Callable[[list[Fields]], object]
+    ) -> None:
         assert job.step is not None, "a job of a step has it"
+        self._tell = tell
         self._bench, self._job, self._step = bench, job, job.step
         self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
         self._seed = self._policy.seed + zlib.crc32(job.case.step.encode())
@@ -83,7 +102,8 @@ class StepTrial:
         )
         calls = {one.what.at: one.call for one in self._ops}
         patient = job.case.backend != "mpi"  # which calls from one thread alone
-        self._player = Player(self._program, calls, computation, self._beat, patient)
+        lanes = patient and not backend.stream
+        self._player = Player(self._program, calls, computation, self._beat, patient, lanes)
         self._planted = bench.planted()
         self._common = bench.common
         self._checked = self._total = self._took = 0
@@ -123,7 +143,8 @@ class StepTrial:
         samplers = [self._sampler(self._action(part)) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
         self._enter(Phase.MEASURING)
-        taken, stop = yield from self._rounds(samplers, sync)
+        known = _Known(first, warmed, sync.scheme)
+        taken, stop = yield from self._rounds(samplers, sync, known)
         if self._common:
             self._common.check()
         alone = self._alone(sync, taken)
@@ -135,14 +156,12 @@ class StepTrial:
         self._enter(Phase.CHECKING)
         if wrong := self._check("after timing"):
             return wrong
+        self._player.close()
         self._enter(Phase.REPORTING)
         overhead = overhead_ns(samplers[0], self._control)
         if self._rank:
             return []
-        seen = sync.scheme, warmed, stop, overhead, first, sent
-        return [
-            self._fields(place, samples, everyones, *seen) for place, samples in enumerate(taken)
-        ]
+        return self._parts(taken, _Known(*known[:3], stop, overhead, everyones, sent))
 
     def _enter(self, phase: Phase) -> None:
         self._bench.board.enter(self._rank, phase)
@@ -177,21 +196,25 @@ class StepTrial:
             sync.scheme = "barrier"
         return rounds
 
-    def _rounds(self, samplers: Sequence[Sampler], sync: Sync) -> Steps[tuple[list[Samples], Stop]]:
-        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Where somebody
-        was late for one of a round, all of it counts as late."""
+    def _rounds(
+        self, samplers: Sequence[Sampler], sync: Sync, known: _Known
+    ) -> Steps[tuple[list[Samples], Stop]]:
+        """Rounds of one sample of each part, in an order drawn each time; at rank 0. Those so far
+        are told of now and then, and all in the end, as data is checked after much else."""
         lots = np.random.default_rng([self._seed, 1])  # the same at all ranks
         rounds: list[list[Samples]] = []
         began, stop = time.perf_counter(), 0
+        said = began
         while not stop:
             yield
             rounds.append(_round(samplers, lots, sync))
             if not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
+                if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
+                    self._tell(self._parts(_joined(rounds), known))
+                    said = time.perf_counter()
             (stop,) = self._control.decide([stop])
-        parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
-        late = [part.late.astype(bool) for part in parts]
-        return [part._replace(late=np.logical_or.reduce(late)) for part in parts], STOPS[stop]
+        return _joined(rounds), STOPS[stop]
 
     def _enough(self, rounds: Sequence[Sequence[Samples]], seconds: float) -> int:
         """Why there are rounds enough, as a place in STOPS; 0 where there are not."""
@@ -307,31 +330,25 @@ class StepTrial:
             )
         return found
 
-    def _fields(
-        self,
-        place: int,
-        samples: Samples,
-        operations: list[list[Operation]],
-        scheme: str,
-        warmed: int,
-        stop: Stop,
-        overhead: int,
-        first: int,
-        sent: list[Sent],
-    ) -> Fields:
+    def _parts(self, taken: Sequence[Samples], known: _Known) -> list[Fields]:
+        """The fields of a record for each part."""
+        return [self._fields(place, samples, known) for place, samples in enumerate(taken)]
+
+    def _fields(self, place: int, samples: Samples, known: _Known) -> Fields:
         case = self._job.case.siblings[::-1][place]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}
         if late.all():
             return nothing_valid(causes, Sampler.remedy)
         kept = samples.only(~late)
-        measured = Measured(kept, 1, warmed, True, stop, scheme, causes, overhead, "host", [], None)
+        how = known.warmed, True, known.stop, known.scheme, causes, known.overhead
+        measured = Measured(kept, 1, *how, "host", [], None)
         fields = measured_well(case, measured, self._common, range(self._control.n), self._policy)
         whole = {
-            "setup_ns": first,
-            "operations": operations,
+            "setup_ns": known.first,
+            "operations": known.operations,
             "checked": self._total,
-            "sent": sent,
+            "sent": known.sent,
         }
         return fields | {"wrong": 0 if self._policy.check else None} | (whole if not place else {})
 
@@ -383,6 +400,14 @@ def _round(samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync) -
     """A sample of each in an order that is drawn, at rank 0."""
     found = {int(place): samplers[place].take(1, sync) for place in lots.permutation(len(samplers))}
     return [one for _, one in sorted(found.items()) if one is not None]
+
+
+def _joined(rounds: Sequence[Sequence[Samples]]) -> list[Samples]:
+    """The samples of each part, at rank 0. Where somebody was late for one of a round, all of it
+    counts as late."""
+    parts = [Samples.joined(part) for part in zip(*rounds, strict=True)]
+    late = [part.late.astype(bool) for part in parts]
+    return [part._replace(late=np.logical_or.reduce(late)) for part in parts]
 
 
 def _used(step: Step) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ import torch
 
 from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
-from collbench.records.types import Choice, GpuState, Sent
+from collbench.records.types import Background, Choice, GpuState, Sent
 from collbench.run.backends import Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
@@ -35,6 +35,7 @@ from collbench.run.rank.measure import (
     Sampler,
     Steps,
     Sync,
+    T,
     clock,
     nothing,
     outlasts,
@@ -60,7 +61,7 @@ UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
 class Seen(NamedTuple):
     """What rank 0 knows of a case once it is measured: ``states`` of all ranks' GPUs, None where
     there are none; how long their ``firsts`` took, and to submit calls; ``bits`` by group, and what
-    the library ``chose`` in rank 0's."""
+    the library ``chose`` in rank 0's; by rank, how the background fared."""
 
     measured: Measured
     remedy: str
@@ -72,6 +73,7 @@ class Seen(NamedTuple):
     chose: Choice | None
     sent: list[Sent]
     notes: list[str]
+    beside: list[Background | None]
 
 
 class Trial:
@@ -116,7 +118,7 @@ class Trial:
         self._kept: list[list[torch.Tensor]] = []
         self._checked = 0
         # calls beside the samples: none where kernels are interpreted, whose time means nothing
-        self._beside = job.control and not bench.backend.interpreted and behind is None
+        self._beside = job.control and not bench.backend.interpreted and not job.case.background
         self._common = None if self._clock() else bench.common
 
     def _prepare(self, slot: Slot) -> Call:
@@ -150,11 +152,7 @@ class Trial:
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
-        work = protocol.run(setup, self._measuring)
-        if self._behind:
-            self._behind.alone()
-            work = self._behind.along(work)
-        measured, sampler = yield from work
+        measured, sampler = yield from self._along(protocol.run(setup, self._measuring))
         if self._common:
             self._common.check()
         self._enter(Phase.CHECKING)
@@ -170,13 +168,22 @@ class Trial:
         if guard:
             states = self._control.collect(msgspec.to_builtins(guard.state))
         firsts = self._control.gather(np.array([setup]))
+        beside = self._beside_all()
         if measured is None or firsts is None:
             return []
         notes = [self._ran(), *self._for_want_of_a_clock(sync, measured)]
         remedy = sampler.remedy
-        told = control, chose, sent, notes
+        told = control, chose, sent, notes, beside
         seen = Seen(measured, remedy, states, firsts, submits, summed, *told)
         return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
+
+    def _along(self, work: Steps[T]) -> Steps[T]:
+        """``work`` with what there is in the background, once that has been timed alone."""
+        if self._behind:
+            self._behind.alone()
+        if self._case.background:
+            self._control.barrier()  # ranks without any would spin for the others
+        return self._behind.along(work) if self._behind else work
 
     def _takes_longer_than_there_is(self, first_ns: int) -> bool:
         """Whether one call takes more than the time of the case, so that one is timed. Its own data
@@ -209,6 +216,7 @@ class Trial:
         if not measured.samples.durations.size:
             return fields | nothing_valid(measured.invalid, seen.remedy)
         chose = None if number else seen.chose
+        beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
         notes = [
             seen.notes[0],
             UNFUSED if self._bench.backend.stream and self._policy.agg_iters > 1 else "",
@@ -224,7 +232,7 @@ class Trial:
             "bits": seen.bits[number],
             **in_control(seen.control, ranks, self._policy.agg_iters),
             "sent": seen.sent,
-            "background": self._behind.told() if self._behind and not number else None,
+            "background": next(filter(None, beside), None),
             "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
             "note": "; ".join(filter(None, notes)),
             "wrong": 0 if self._policy.check and case.size else None,
@@ -455,9 +463,19 @@ class Trial:
 
     def _check_behind(self) -> list[Fields]:
         """What the background's last call left."""
-        told = self._control.collect(self._behind.wrong()) if self._behind else []
+        if not self._case.background:
+            return []
+        told = self._control.collect(self._behind.wrong() if self._behind else "")
         notes = [note for note in told if note]
-        return [{"status": "wrong", "wrong": len(notes), "note": notes[0]}] if notes else []
+        bad: Fields = {"status": "wrong", "wrong": len(notes), "note": (notes or [""])[0]}
+        return [bad] * len(self._own.groups) if notes else []
+
+    def _beside_all(self) -> list[Background | None]:
+        """How each rank's background fared."""
+        if not self._case.background:
+            return []
+        mine = msgspec.to_builtins(self._behind.told()) if self._behind else None
+        return msgspec.convert(self._control.collect(mine), list[Background | None])
 
     def _check_after(self, sampler: Sampler, fresh: bool) -> list[Fields]:
         """What timed calls left in their buffers, then what calls leave in fresh ones, unless the

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ from collbench.run.rank.measure import Steps, clock
 from collbench.run.rank.outcome import Fields
 from collbench.run.rank.steps import StepTrial
 from collbench.run.rank.trial import Trial
-from collbench.suite.backgrounds import beside
+from collbench.suite import backgrounds
 from collbench.suite.case import Case
 from collbench.suite.sweep import THREADS
 
@@ -197,7 +198,8 @@ class Worker:
     def _divide(self) -> None:
         """Make the groups that are measured at once; the backend then works within this rank's."""
         rule, hosts = self._plan.groups, self._control.collect(environment.host())
-        for each in {rule, *(job.case.groups for job in self._plan.jobs)}:
+        cases = [job.case for job in self._plan.jobs]
+        for each in {rule, *map(backgrounds.rule, cases), *(case.groups for case in cases)}:
             if wrong := groups.misplaced(each, hosts):
                 raise CannotRun(wrong, "--split mod:8, div:8 and others go by rank alone")
         if rule:
@@ -353,13 +355,14 @@ class Worker:
             }
             trial: StepTrial | Trial
             if job.step:
-                trial = StepTrial(bench, job, self._sites)
+                trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, started))
             else:
                 trial = Trial(bench, job, background(bench, case, self._sites))
             outcomes = yield from trial.run()
             found = [{**took, **fields} for fields in outcomes]
-        if self.place.rank:
-            return []
+        return [] if self.place.rank else self._records(case, started, found)
+
+    def _records(self, case: Case, started: str, found: Sequence[Fields]) -> list[Record]:
         about: Fields = {
             "world": self._plan.index,
             "started": started,
@@ -367,13 +370,20 @@ class Worker:
         }
         return [Record(case=each, **about, **found[each.place]) for each in case.siblings]
 
+    def _so_far(self, case: Case, started: str, found: Sequence[Fields]) -> None:
+        """Hand over what there is of a case that is still measured."""
+        for record in self._records(case, started, found):
+            self._emit(record)
+
     def _why_not(self, job: Job, bench: Bench) -> str:
         """Why the job cannot be run here; else an empty string."""
         case, ask = job.case, self._backend.why_not
         if job.step is None:
             reason = backends.why_never(case) or ask(case) or self._probe(case, bench.held)
-            other = None if reason else beside(case)
-            return reason or (other and (ask(other) or self._probe(other, bench.held))) or ""
+            if not reason and (other := backgrounds.beside(case)):
+                other = msgspec.structs.replace(other, n=case.n)  # as the backend here has
+                reason = ask(other) or self._probe(other, bench.held)
+            return reason or ""
         reason = steps.why_not(job.step, case, ask)
         if not reason:
             for each in steps.kinds(job.step, case):

@@ -65,9 +65,12 @@ def _label(case: Case, varying: set[str], several: bool) -> str:
 
 
 def told(shift: Shift) -> str:
-    """all_reduce, 1 MiB to 8 MiB: 5.1 % slower since 2026-02-09."""
+    """all_reduce, 1 MiB to 8 MiB: 5.1 % slower since 2026-02-09. Of a step, its parts in place of
+    sizes."""
     low, high = min(shift.sizes), max(shift.sizes)
     sizes = size(low) if low == high else f"{size(low)} to {size(high)}"
+    if shift.rows[0].case.step:
+        sizes = " and ".join(row.case.collective for row in shift.rows) if shift.agreed else ""
     what = ", ".join(
         filter(None, [axes([row.case for row in shift.rows])[1], sizes if high else ""])
     )

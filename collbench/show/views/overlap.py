@@ -15,6 +15,8 @@ from collbench.records.paired import Shift
 from collbench.records.types import RunFile
 from collbench.show.document import Block, Document, Line, Section, Table
 from collbench.show.views.series import View
+from collbench.suite import backgrounds
+from collbench.suite.case import Case
 from collbench.suite.faults import planted
 
 HEADS = ("collective", "size", "background", "slower by it", "itself slower", "both", "")
@@ -68,12 +70,22 @@ def _table(found: Sequence[Overlapped]) -> Table:
 def _cells(one: Overlapped) -> tuple[str, ...]:
     case = one.case
     return (
-        plain(f"{case.collective} {case.label}"),
+        plain(f"{case.collective} {case.label}{_group(case)}"),
         size(case.size),
-        plain(case.background),
+        plain(f"{case.background}{_elsewhere(case)}"),
         *(_within(each) for each in (one.slower, one.other, one.both)),
         one.verdict,
     )
+
+
+def _group(case: Case) -> str:
+    """Which ranks, where there are others."""
+    return f", group {case.group} of {case.groups}" if case.groups else ""
+
+
+def _elsewhere(case: Case) -> str:
+    """That none of the collective's ranks does what is in the background, if so."""
+    return " on other ranks" if backgrounds.shared(case) == 0 else ""
 
 
 def _within(of: Shift) -> str:
@@ -95,7 +107,10 @@ def _row(one: Overlapped) -> dict[str, Any]:
         "implementation": case.label,
         "ranks": case.n,
         "nbytes": case.size,
+        "groups": case.groups,
+        "group": case.group,
         "background": case.background,
+        "background_ranks": backgrounds.shared(case),
         "rounds": one.rounds,
         **told,
         "verdict": one.verdict,

@@ -63,6 +63,8 @@ def document(file: RunFile) -> Document:
         seen = phases(step, one.whole.operations[0]) if step and one.whole.operations else []
         if len(found) > 1:
             brief.append(toned(f"{named(case)} on {case.label}", strong=True))
+        if one.whole.stop == "cut":
+            brief.append(toned(f"{_cut(one)}; collbench run --resume measures it again", "notice"))
         brief += sentences(one) + _expected(one, step)
         if step and step.recorded:
             brief.append(_recorded(one, step.recorded))
@@ -82,6 +84,15 @@ def document(file: RunFile) -> Document:
     if not found:
         brief = ["no step was measured to its end"]
     return Document(title="Steps", brief=brief, rows=rows, values={"steps": rows})
+
+
+def _cut(one: Overlap) -> str:
+    """That a run ended while the step was measured."""
+    rounds = counted(len(one.whole.times_ns), "round")
+    return (
+        f"cut short: of {rounds} that were finished, whose data was not checked afterwards;"
+        " no verdict rests on them"
+    )
 
 
 def named(case: Case) -> str:
@@ -304,6 +315,8 @@ def section(view: View) -> Section | None:
             case = one.whole.case
             title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
             tables.append(_parts(title, one))
+            if one.whole.stop == "cut":
+                tables[-1] = replace(tables[-1], note=_cut(one))
             step = step_of(file, case)
             if step and step.recorded:
                 beside = _recorded(one, step.recorded)

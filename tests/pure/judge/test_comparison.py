@@ -28,6 +28,7 @@ from factories import (
     world,
 )
 
+from collbench.core.collectives import PARTS
 from collbench.core.errors import Exit, UsageError
 from collbench.judge import comparison as comparing
 from collbench.judge import sides
@@ -1017,3 +1018,34 @@ def test_blocks_that_were_measured_again_are_told_of_by_cause() -> None:
     seen[0] = seen[1]
     notes = compare(*experiment(rounds, change=looked_at), Rules(tau=0.1)).notes
     assert not any("measured again" in note for note in notes)
+
+
+def stepped(change: float, hidden: bool = False, seed: int = 1) -> Comparison:
+    """An experiment on a training step of which one bucket of ten takes ``change`` longer; of what
+    its communication gains, half is exposed, or nothing."""
+    step, computation, communication = (
+        case(64 << 20, part, step="ddp:x #1", op="none", dtype="uint8") for part in PARTS
+    )
+    share = change / 10
+    rows = {
+        step: noisy(0.0 if hidden else share / 2, 12, seed, 0.002),
+        computation: noisy(0.0, 12, seed + 1, 0.002),
+        communication: noisy(share, 12, seed + 2, 0.002),
+    }
+    return compare(*experiment(rows, rows), Rules(tau=0.005))
+
+
+def test_a_bucket_that_is_slower_is_found_in_its_step_and_in_its_communication() -> None:
+    """By 30 %, which is 3 % of the communication of ten."""
+    verdicts = {row.case.collective: row.verdict for row in stepped(0.3).rows}
+    assert verdicts == {"step": "REGRESSED", "computation": "SAME", "communication": "REGRESSED"}
+
+
+def test_a_bucket_whose_slowness_is_hidden_leaves_the_step_as_it_was() -> None:
+    verdicts = {row.case.collective: row.verdict for row in stepped(0.3, hidden=True).rows}
+    assert verdicts == {"step": "SAME", "computation": "SAME", "communication": "REGRESSED"}
+
+
+def test_twenty_experiments_of_steps_alike_call_nothing_changed() -> None:
+    verdicts = {row.verdict for seed in range(20) for row in stepped(0.0, seed=100 * seed).rows}
+    assert not verdicts & {"REGRESSED", "IMPROVED"}

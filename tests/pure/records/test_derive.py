@@ -193,6 +193,7 @@ LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
         ({"steady": False, "times": [9_000] * 3 + [11_000] * 3}, "unsteady", True),
         ({"preempted": 6, "load": BUSY}, "preempted", True),
         ({"stop": "budget"}, "unconverged", True),
+        ({"stop": "cut"}, "cut-short", False),
         ({"cache": "shrunk"}, "few-buffers", True),
         ({"copies_first": True}, "+copy", True),
         ({"times": [t * (1 + (i % 10 < 3)) for i, t in enumerate(STEADY)]}, "bimodal", True),

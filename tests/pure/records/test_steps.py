@@ -132,6 +132,17 @@ def test_an_operation_waits_for_the_one_before_it_in_its_lane() -> None:
     assert [part.waited for part in phases(step, watched)] == [40, 40]
 
 
+def test_an_operation_waits_for_those_it_comes_after() -> None:
+    ops = (
+        Op(kind="reduce_scatter", group="dp", nbytes=8, dtype="float", op="sum"),
+        Op(kind="all_reduce", group="rep", nbytes=4, dtype="float", op="sum", after=(0,)),
+        Op(kind="wait"),
+    )
+    step = Step("x", 2, (Program((0, 1), ops),), {"dp": ((0, 1),), "rep": ((0, 1),)})
+    watched = [seen((0, 60)), seen((10, 100)), seen((20, 100))]
+    assert [part.busy for part in phases(step, watched)] == [60, 40]
+
+
 def alone(communication: int, computation: float, *, told: bool = True) -> float | None:
     """A step of two all_reduces of which the first is under way while the rank computes."""
     ops = (OPS[0], OPS[1], OPS[0], OPS[3])

@@ -13,7 +13,7 @@ from collbench.run import resume
 
 
 def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
-    done, wrong, lost, late, never = factories.sized(5)
+    done, wrong, lost, late, never, cut = factories.sized(6)
     file = factories.run_file(
         [
             factories.record(done),
@@ -21,6 +21,7 @@ def test_what_failed_and_what_a_budget_dropped_is_measured_again() -> None:
             factories.record(lost, status="failed"),
             factories.record(late, status="skipped", times_ns=[], note=f"{NO_TIME_LEFT} 3s"),
             factories.record(never, status="skipped", times_ns=[], note="gloo has none"),
+            factories.record(cut, stop="cut"),
         ]
     )
     assert [record.case for record in resume.standing(file)] == [done, wrong, never]

@@ -7,16 +7,23 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import factories
+import msgspec
 import pytest
 
-from collbench.core.errors import Exit, UsageError
+from collbench.core.errors import Exit, RunBroken, UsageError
 from collbench.core.interrupts import interrupts
-from collbench.records import store
+from collbench.records import rows, store
+from collbench.records.steps import overlaps
 from collbench.records.types import Run
 from collbench.run import session
+from collbench.run.launch import world as worlds
+from collbench.run.launch.world import Listener
+from collbench.run.plan import Plan
 from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Skip, Suite
+from collbench.workload import presets
 
 SUITE = Suite(
     name="x",
@@ -62,3 +69,83 @@ def test_a_whole_run_has_the_end_of_its_verdict(tmp_path: Path) -> None:
     assert run(path, lambda: None) == Exit.OK
     found = store.read(path)
     assert found.end and found.end.exit == Exit.OK and len(found.records) == 4
+
+
+STEPS = Suite(
+    name="steps",
+    axes=Axes(collectives=(), sizes=(), ranks=(2,), backends=("gloo",)),
+    steps=(presets.find("toy:ddp", world=2),),
+)
+
+
+class Ended(worlds.World):
+    """Ranks that tell of so many rounds of a step before they end so."""
+
+    def __init__(self, rounds: int, end: BaseException) -> None:
+        self._rounds, self._end = rounds, end
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        (plan,) = plans
+        listener.hear(factories.world(index=plan.index, n=2))
+        for rounds in range(1, self._rounds + 1):
+            for each in plan.jobs[0].case.siblings:
+                record = factories.record(each, times_ns=[1000] * rounds, stop="cut")
+                listener.hear(msgspec.structs.replace(record, world=plan.index))
+        if isinstance(self._end, RunBroken):
+            listener.lost(plan, self._end)
+        raise self._end
+
+
+def ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, end: BaseException, **more: object
+) -> Exit:
+    monkeypatch.setattr(session, "choose", lambda *_: Ended(rounds, end))
+    asked = {"suite": STEPS, "command": ["collbench"], "output": path, **more}
+    return session.execute(session.Order(**asked), lambda: Disturbed(lambda: None))  # type: ignore[arg-type]
+
+
+def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    assert ended(path, monkeypatch, 7, KeyboardInterrupt()) == Exit.INTERRUPTED
+    found = store.read(path)
+    assert [(r.status, len(r.times_ns)) for r in found.records] == [("ok", 7)] * 3
+    assert {r.note for r in found.records} == {"cut short after 7 rounds: interrupted"}
+    (one,) = overlaps(found.records)
+    assert len(one.whole.times_ns) == 7
+    assert rows.gateable(rows.table([found])) == []
+
+
+def test_rounds_before_a_rank_was_lost_are_kept_with_the_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(RunBroken):
+        ended(path, monkeypatch, 7, RunBroken("rank 1 was killed", "", 0))
+    found = store.read(path)
+    assert [(r.status, r.note, len(r.times_ns)) for r in found.records] == [
+        ("failed", "rank 1 was killed", 7)
+    ] * 3
+    assert rows.fit(rows.table([found])) == []
+
+
+def test_rounds_too_few_for_an_interval_are_told_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    assert ended(path, monkeypatch, 5, KeyboardInterrupt()) == Exit.INTERRUPTED
+    assert store.read(path).records == []
+    assert "cut short after 5 rounds, which are too few to keep" in capsys.readouterr().err
+
+
+def test_a_step_that_was_cut_short_is_measured_again_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    ended(path, monkeypatch, 7, KeyboardInterrupt())
+    again = store.read(path)
+    assert session.prepare(session.Order(suite=STEPS, command=(), resumed=again)).jobs
+    ended(path, monkeypatch, 9, KeyboardInterrupt(), resumed=again)
+    assert [len(record.times_ns) for record in store.read(path).records] == [9] * 3
+    assert store.outline(path).cases == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from fractions import Fraction
 
 import pytest
 
@@ -11,7 +13,7 @@ from collbench.run.memory import Room
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
-from collbench.workload import presets
+from collbench.workload import presets, reshape
 from collbench.workload.step import Op, Program, Step
 
 CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
@@ -98,15 +100,45 @@ def test_uneven_blocks_are_those_that_each_member_sends() -> None:
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:
     step = presets.find("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
-    room = Room("on this host", 700 << 20, 1 << 20, 2, 256 << 20)
+    room = Room("on this host", 1 << 30, 1 << 20, 2, 256 << 20)
     jobs, (skip,) = plan.fit([case], Policy(), lambda case: room, steps.titled([step]))
     assert not jobs
-    assert skip.reason.endswith("--scale 1/32 would fit") or "--scale 1/" in skip.reason
+    needs = "a rank needs 905 MiB for itself and a buffer for each operation, 2 ranks 1,811 MiB"
+    assert needs in skip.reason
+    assert "1,024 MiB are available; --scale 1/" in skip.reason
     jobs, skips = plan.fit(
         [case], Policy(), lambda case: room._replace(available=8 << 30), steps.titled([step])
     )
     assert (len(jobs), skips) == (1, [])
     assert jobs[0].step == step
+
+
+@pytest.mark.parametrize("available", [4 << 30, 8 << 30, 40 << 30])
+def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(available: int) -> None:
+    whole = presets.find("megatron:llama3-8b", "tp=2,dp=4")
+    (case, *_) = cases_of(whole)
+
+    def reason(step: Step) -> str:
+        room = Room("on this host", available, 1 << 20, step.world, 256 << 20)
+        _, skips = plan.fit([case], Policy(), lambda _: room, {case.step: step})
+        return skips[0].reason if skips else ""
+
+    told = reason(whole)
+    part = Fraction(re.search(r"--scale (1/\d+)", told)[1])  # type: ignore[index]
+    assert not reason(reshape.scaled(whole, part))
+    assert reason(reshape.scaled(whole, 2 * part))
+    fits = {name for name in whole.groups if not reason(reshape.sliced(whole, name))}
+    sliced = re.search(r"--slice (\S+)", told)
+    assert bool(sliced) == bool(fits)
+    assert not sliced or sliced[1] in fits
+
+
+def test_what_never_fits_is_told_no_part() -> None:
+    step = presets.find("ddp:gpt2-124m", world=2)
+    (case, *_) = cases_of(step)
+    room = Room("on this host", 100 << 20, 1 << 20, 2, 256 << 20)
+    _, (skip,) = plan.fit([case], Policy(), lambda case: room, steps.titled([step]))
+    assert "100 MiB are available; fewer ranks may fit" in skip.reason
 
 
 def test_estimates_count_the_operations_and_the_computation() -> None:

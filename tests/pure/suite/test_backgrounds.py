@@ -23,6 +23,11 @@ BESIDE = {"background": "all_to_all"}
         ("barrier", "can be done"),
         ("all_to_all:", "--background"),
         ("all_to_all:4Q", "4Q"),
+        ("all_to_all@", "is no rule for groups"),
+        ("all_to_all@mid:2", "is no rule for groups"),
+        ("all_to_all@mod", "is no rule for groups"),
+        ("all_to_all@pairs", "leaves ranks out"),
+        ("gemm@mod:2", "can be done"),
         ("\x1b[31m", "can be done"),
     ],
 )
@@ -48,6 +53,42 @@ def test_a_collective_has_the_cases_size_or_its_own() -> None:
     assert (sized.nbytes, sized.root) == (4 << 20, 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "spelled", "n", "family"),
+    [
+        ("all_to_all", "all_to_all", 4, ((0, 1, 2, 3),)),
+        ("all_to_all@%2", "all_to_all@mod:2", 2, ((0, 2), (1, 3))),
+        ("all_to_all:1M@div:2", "all_to_all:1M@div:2", 2, ((0, 1), (2, 3))),
+        ("all_to_all:1M@/2#1", "all_to_all:1M@div:2#1", 2, ((2, 3),)),
+    ],
+)
+def test_a_collective_is_in_groups_of_its_own(
+    text: str, spelled: str, n: int, family: tuple[tuple[int, ...], ...]
+) -> None:
+    assert backgrounds.spelled(text) == spelled
+    one = case(background=spelled, n=2, groups="div:2", of=2)
+    other = backgrounds.beside(one)
+    assert other is not None
+    assert (other.n, other.groups, other.of, other.group) == (n, "", 1, 0)
+    assert backgrounds.parsed(spelled).family(one.world) == family
+
+
+@pytest.mark.parametrize(
+    ("background", "group", "ranks"),
+    [
+        ("all_to_all@div:2", 1, 2),  # the same ranks
+        ("all_to_all@mod:2", 1, 2),  # a grid
+        ("all_to_all@div:2#1", 0, 0),  # others
+        ("all_to_all@div:2#1", 1, 2),
+        ("all_to_all@mod:2#0", 1, 1),
+        ("", 0, 0),
+    ],
+)
+def test_ranks_that_do_both_are_counted(background: str, group: int, ranks: int) -> None:
+    one = case(n=2, groups="div:2", of=2, group=group, background=background)
+    assert backgrounds.shared(one) == ranks
+
+
 @pytest.mark.parametrize("text", ["", *backgrounds.COMPUTING])
 def test_computation_is_no_collective(text: str) -> None:
     assert backgrounds.beside(case(background=text)) is None
@@ -62,7 +103,10 @@ def test_cases_with_and_without_have_keys_of_their_own() -> None:
     [
         ({"mode": "graph", "background": "gemm"}, "CUDA graph"),
         ({"n": 1, **BESIDE}, "two ranks"),
-        ({"groups": "mod:2", "of": 2, **BESIDE}, "no --split"),
+        ({"n": 2, "groups": "pairs 0/4", "of": 2, **BESIDE}, "no pairs"),
+        ({"background": "all_to_all@div:1"}, "two ranks"),
+        ({"background": "all_to_all@div:3"}, "not equally large"),
+        ({"background": "all_to_all@div:2#2"}, "div:2 makes 2 groups of 4 ranks, from #0 on"),
     ],
 )
 def test_what_cannot_be_measured_says_why(fields: dict[str, object], words: str) -> None:

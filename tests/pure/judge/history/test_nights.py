@@ -25,6 +25,7 @@ from factories import (
 )
 from scipy import stats as reference
 
+from collbench.core.collectives import PARTS
 from collbench.core.errors import CannotRun, UsageError
 from collbench.judge.history import baselines
 from collbench.judge.history import nights as history
@@ -36,6 +37,7 @@ from collbench.judge.history.outlook import outlook
 from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
 from collbench.show.views import history as trends
+from collbench.suite.case import Case
 
 CASE = case()
 
@@ -245,6 +247,41 @@ def test_a_row_alone_agrees_with_nobody_and_neighbours_must_agree_in_time_and_di
     )
     other = case(2 << 20, collective="broadcast", op="none", root=0)
     assert not any(shift.agreed for shift in shifts([series(early, one), series(early, other)]))
+
+
+def parts(name: str) -> list[Case]:
+    """The rows of a training step."""
+    return [
+        case(64 << 20, part, step=f"{name} #1", op="none", root=-1, dtype="uint8") for part in PARTS
+    ]
+
+
+@pytest.mark.parametrize("slower", ["communication", "computation"])
+def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slower: str) -> None:
+    """Beside one that does not, and collectives."""
+    ddp, fsdp = parts("ddp:gpt2-124m"), parts("fsdp2:llama3-8b")
+
+    def level(what: Case, number: int) -> float:
+        more = {"step": 0.07, slower: 0.10}
+        return more.get(what.collective, 0.0) if what in ddp and number >= 40 else 0.0
+
+    rows = histories(list(nights([*ddp, *fsdp, *swept("all_reduce")], 60, level)))
+    found = outlook("node1", rows, {})
+    (shift,) = found.changed
+    assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
+    assert {row.case.collective for row in shift.rows} == {"step", slower}
+    assert {row.case.step for row in shift.rows} == {"ddp:gpt2-124m #1"}
+    told = trends.told(shift)
+    for words in ("ddp:gpt2-124m", "step", slower, f"slower since {shift.day}"):
+        assert words in told
+
+
+def test_a_part_of_a_step_that_changes_alone_is_no_alarm() -> None:
+    ddp = parts("ddp:gpt2-124m")
+    level = lambda what, night: 0.1 * (what.collective == "communication" and night >= 20)
+    found = outlook("node1", histories(list(nights(ddp, 40, level))), {})
+    assert found.changed == []
+    assert any(shift.rows[0].case.collective == "communication" for shift in found.shifts)
 
 
 def test_what_came_back_stands_no_more() -> None:

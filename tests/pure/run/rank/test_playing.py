@@ -1,8 +1,9 @@
 """A program's operations by a device's clock, on simulated streams: one for the program and its
-computation, one beside it for each lane."""
+computation, one beside it for each lane; and on lanes that are threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -125,3 +126,62 @@ def test_what_only_takes_time_takes_it_where_operations_are(device: str, how: st
     action = computation.action(Op(kind="compute", compute_ns=10_000))
     assert action is not None
     assert [part.func.__name__ for part in action.args[0]] == [how]  # type: ignore[attr-defined]
+
+
+class Held:
+    """An operation whose end others bring about; who waits for it in vain is told."""
+
+    def __init__(self) -> None:
+        self.ended, self.made = threading.Event(), list[str]()
+
+    def call(self, name: str, own: bool = False) -> Call:
+        def submit() -> Held:
+            self.made.append(name)
+            return self if own else ended
+
+        return Call(lambda: submit().wait(), submit)
+
+    def wait(self) -> None:
+        assert self.ended.wait(5), "waited for by who is to end it"
+
+    def action(self, op: Op) -> Callable[[], Any]:
+        return self.ended.set
+
+
+ended = Held()
+ended.ended.set()
+
+
+@pytest.mark.parametrize("part", ["step", "watched"])
+def test_an_operation_after_others_does_not_hold_up_the_program(part: str) -> None:
+    """Nor does it let others of its lane go first, one that is waited for at once either."""
+    held = Held()
+    ops = (
+        all_reduce(),
+        all_reduce(lane="other", after=(0,)),
+        all_reduce(lane="other"),
+        Op(kind="compute", compute_ns=1),
+        all_reduce(lane="other", wait="call"),
+        Op(kind="wait"),
+    )
+    calls = {0: held.call("held", own=True)}
+    calls |= {at: held.call(name) for at, name in ((1, "after"), (2, "next"), (4, "last"))}
+    one = Player(Program((0, 1), ops), calls, held, nothing, True, True)  # type: ignore[arg-type]
+    for _ in range(2):
+        held.ended.clear()
+        held.made.clear()
+        one.watched() if part == "watched" else one.play(part)()
+        assert held.made == ["held", "after", "next", "last"]
+    one.close()
+
+
+def test_what_fails_in_a_lane_is_raised_where_it_is_waited_for() -> None:
+    def fail() -> None:
+        raise RuntimeError("peer is gone")
+
+    ops = (all_reduce(), all_reduce(lane="other", after=(0,)), Op(kind="wait"))
+    calls = {0: ended.call("x"), 1: Call(fail, fail)}
+    one = Player(Program((0, 1), ops), calls, ended, nothing, True, True)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        one.play("step")()
+    one.close()

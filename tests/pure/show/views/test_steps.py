@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from factories import run_file, world
 
 from collbench.core.collectives import PARTS
 from collbench.records.steps import Overlap, Phase, overlaps
@@ -13,7 +14,8 @@ from collbench.records.types import Record
 from collbench.show.document import toned
 from collbench.show.views import steps
 from collbench.suite.case import Case
-from collbench.workload.step import Recorded
+from collbench.suite.sweep import Axes, Suite
+from collbench.workload.step import Op, Program, Recorded, Step
 
 MS = 1_000_000
 
@@ -93,3 +95,38 @@ def test_what_a_step_took_in_its_trace_stands_beside_what_it_takes() -> None:
     assert before[:2] == ("recorded", "10.0 ms")
     assert after[-1] == "1.200 [1.200, 1.200]"
     assert "median of 3 iterations of the trace, from a mark's begin to its end" in table.note
+
+
+def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> str:
+    """What is told of a step in whose world ranks may be cramped."""
+    ops = (Op(kind="compute", flops=1e9), Op(kind="all_reduce", nbytes=8, dtype="float", op="sum"))
+    step = Step("x", 2, (Program((0, 1), ops),), compute=compute)  # type: ignore[arg-type]
+    suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), steps=(step,))
+    records = [
+        Record(case=each, status="ok", world=0, times_ns=[ns * MS] * 8, stop=stop)  # type: ignore[arg-type]
+        for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
+    ]
+    file = run_file(records, [world(n=2, cramped=cramped)], suite=suite)
+    return " ".join(map(str, steps.document(file).brief))
+
+
+@pytest.mark.parametrize(
+    ("cramped", "compute", "contended"),
+    [
+        (True, "gemm", True),
+        (True, "copy", True),
+        (True, "spin", True),
+        (True, "sleep", False),
+        (True, "none", False),
+        (False, "gemm", False),
+    ],
+)
+def test_computation_that_takes_cores_from_communication_is_told(
+    cramped: bool, compute: str, contended: bool
+) -> None:
+    assert ("contended: ranks have fewer cores" in ran(cramped, compute)) is contended
+
+
+@pytest.mark.parametrize(("stop", "told"), [("cut", True), ("budget", False)])
+def test_a_step_that_was_cut_short_is_told_so(stop: str, told: bool) -> None:
+    assert ("cut short: of 8 rounds that were finished" in ran(stop=stop)) is told

@@ -2,9 +2,9 @@
 $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its third call).
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or
-fail the rank; ``sleep`` hangs it before the call, ``never-leave`` stops it after
-the last; ``refuse`` has it refuse to be opened; ``lazy`` has every rank do nothing from that call
-on.
+fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
+call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened; ``lazy`` has
+every rank do nothing from that call on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -69,6 +70,9 @@ class Sabotage:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "interrupt":
+                os.kill(psutil.Process(os.getppid()).ppid(), signal.SIGINT)
+                time.sleep(3600)
             case "raise":
                 raise ArithmeticError("planted")
             case "sleep":
