@@ -49,12 +49,11 @@ COMMANDS = {
     ),
     "trace": (
         "collbench.cli.trace:trace",
-        "Say what is in a job's traces: operations, late ranks, exposed time, and who hung it.",
+        "Say what is in a job's trace, who comes late, and who hung it.",
     ),
     "replay": (
         "collbench.cli.replay:replay",
-        "Run what a recorded job asked of the network again: one of its iterations, from its"
-        " trace.",
+        "Run one iteration of a recorded job again, from its trace.",
     ),
     "fit": (
         "collbench.cli.fit:fit",

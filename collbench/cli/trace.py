@@ -38,7 +38,7 @@ def trace(
     out: Out = None,
     debug: bool = False,
 ) -> None:
-    """Say what is in a job's traces: operations, late ranks, exposed time, and who hung it.
+    """Say what is in a job's trace, who comes late, and who hung it.
 
     A rank that hung the job is named, and so are ranks that do not agree on what they do together:
     exit code 1. Where something stands still and nobody can be named it is 3.

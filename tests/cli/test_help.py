@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from factories import night, nightly, saved
@@ -24,6 +25,8 @@ from collbench.show.flags import FLAGS
 from collbench.suite import toml
 from collbench.suite.fields import FIELDS
 from collbench.workload import files
+from collbench.workload.traces import own
+from collbench.workload.traces.types import Call, RankTrace
 
 ROOT = Path(collbench.__file__).parents[1]
 PAGES = {name: page.read_text(encoding="utf-8") for name, page in pages().items()}
@@ -105,9 +108,24 @@ def test_commands_of_the_manual_are_taken(words: list[str]) -> None:
 def test_short_commands_of_the_manual_run(
     words: list[str], bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recorded(tmp_path / "trace")
     monkeypatch.chdir(tmp_path)
     done = bare(*words)
     assert done.returncode == 0, done.stderr
+
+
+def recorded(folder: Path) -> None:
+    """The trace that the manual speaks of: three iterations of two ranks."""
+    folder.mkdir()
+    calls = [
+        Call("all_reduce", nbytes=4096, dtype="float", op="sum", number=n, begins_ns=n * 1000)
+        for n in range(3)
+    ]
+    for rank in range(2):
+        about = RankTrace(rank, 2, groups={"": (0, 1)})
+        writer = own.Writer(folder / own.name(rank), about)
+        writer.write([msgspec.structs.replace(c, ends_ns=c.begins_ns + 500) for c in calls])
+        writer.close()
 
 
 @pytest.mark.parametrize(("given", "answer"), SHOWN)
@@ -126,6 +144,7 @@ def test_what_the_manual_shows_is_what_is_printed(
 def test_files_of_the_manual_are_read(block: str, tmp_path: Path) -> None:
     path = tmp_path / "given.toml"
     path.write_text(block)
+    recorded(tmp_path / "trace")
     if "[[phase]]" in block:
         assert files.read(path).world
     elif "[[curve]]" in block:

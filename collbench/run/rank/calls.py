@@ -17,7 +17,7 @@ from collbench.run.backends import Backend, Call
 from collbench.run.plan import PAGE
 from collbench.run.rank import payload
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import nothing
+from collbench.run.rank.measure import clock, nothing
 from collbench.suite import arrivals
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault
@@ -184,3 +184,19 @@ class Pattern:
             wait(self._spread * self._rng.random())
         elif self._turn % self._own.n == self._own.rank:
             wait(self._spread)
+
+
+def submit_times(call: Call, control: Control, beat: Callable[[], None]) -> np.ndarray | None:
+    """What it takes each rank to hand a call over, without waiting for it, at rank 0; None where
+    it must wait."""
+    if call.submit is None:
+        return None
+    times = []
+    for _ in range(20):
+        beat()
+        control.barrier()
+        begin = clock()
+        work = call.submit()
+        times.append(clock() - begin)
+        work.wait()
+    return control.gather(np.array(times))

@@ -25,7 +25,7 @@ from collbench.run.rank import check, counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind
 from collbench.run.rank.bench import Bench
-from collbench.run.rank.calls import Pattern, Slot, allocate, copied, prepare
+from collbench.run.rank.calls import Pattern, Slot, allocate, copied, prepare, submit_times
 from collbench.run.rank.check import Checker
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Stream
@@ -50,11 +50,7 @@ from collbench.run.rank.outcome import (
 )
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
-
-
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
-
-
 UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
 
 
@@ -142,7 +138,9 @@ class Trial:
         slow = self._takes_longer_than_there_is(setup)
         if not slow and (wrong := self._check([0], "before timing")):
             return wrong
-        submits = self._submit_times() if self._policy.cpu_time else None
+        beat = partial(self._bench.board.beat, self._rank)
+        timed = self._policy.cpu_time
+        submits = submit_times(self._calls[0], self._control, beat) if timed else None
         self._bench.board.beat(self._rank)
         chose = self._bench.backend.overheard(self._once)
         if self._grows or slow:
@@ -378,22 +376,6 @@ class Trial:
         begin = clock()
         self._finished()
         return clock() - begin
-
-    def _submit_times(self) -> np.ndarray | None:
-        """What it takes each rank to hand a call over, without waiting for it, at rank 0; None
-        where it must wait."""
-        submit = self._calls[0].submit
-        if submit is None:
-            return None
-        times = []
-        for _ in range(20):
-            self._bench.board.beat(self._rank)
-            self._control.barrier()
-            begin = clock()
-            work = submit()
-            times.append(clock() - begin)
-            work.wait()
-        return self._control.gather(np.array(times))
 
     def _bits(self) -> list[list[str]]:
         """Digests by group of what two calls made of the same data, which must be rounded: one if
