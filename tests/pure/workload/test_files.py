@@ -264,7 +264,11 @@ PHASE = 'world = 2\n[[phase]]\nname = "p"\nops = ['
         (PHASE + '{ kind = "all_reduce", group = "g" }]', "there is no group 'g'", ""),
         (PHASE + '{ kind = "send", peer = 0 }]', "rank 0, op 0 (send): it is with itself", ""),
         (PHASE + '{ kind = "barrier", ranks = "0-2" }]', "1, ranks: there is no rank 2 of 2", ""),
-        (PHASE + '{ kind = "barrier", ranks = "1-0" }]', "op 1, ranks: '1-0' is not a set", "0-3;8"),
+        (
+            PHASE + '{ kind = "barrier", ranks = "1-0" }]',
+            "op 1, ranks: '1-0' is not a set",
+            "0-3;8",
+        ),
         (PHASE + '{ kind = "barrier", ranks = "0;0" }]', "'0;0' has a rank twice", ""),
         (PHASE + '{ kind = "barrier", after = ["x"] }]', "1, after: no operation before", "an id"),
         (PHASE + '{ kind = "barrier", id = "7" }]', "op 1, id: '7' is a number", ""),
