@@ -22,8 +22,9 @@ def picture(report: Path, output: Path) -> None:
         )
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(report.resolve().as_uri())
-        page.wait_for_selector("figure .main-svg")  # plotly has drawn
-        page.locator("figure").first.evaluate("it => it.scrollIntoView()")
+        figure = page.locator("figure").first
+        figure.evaluate("it => it.scrollIntoView()")  # only what is seen is drawn
+        figure.locator(".main-svg").first.wait_for(state="attached")
         page.wait_for_timeout(1000)
         page.screenshot(path=output)
         browser.close()
