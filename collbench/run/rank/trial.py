@@ -145,8 +145,7 @@ class Trial:
         chose = self._bench.backend.overheard(self._once)
         if self._grows or slow:
             self._fill(0)
-        if self._grows and self._bench.backend.stream:
-            self._kept = copied(self._slots, self._bench.backend.stream.room())
+        self._kept = self._copies()
         self._enter(Phase.WARMING)
         guard = Guard(self._bench.watch) if self._bench.backend.stream else None
         protocol = self._protocol(sync, guard)
@@ -415,6 +414,10 @@ class Trial:
         for checker, buffers in zip(self._checkers, self._slots[slot], strict=True):
             checker.poison(buffers.written)
             checker.fill_send(buffers.send, slot)
+
+    def _copies(self) -> list[list[torch.Tensor]]:
+        stream = self._bench.backend.stream
+        return copied(self._slots, stream.room()) if self._grows and stream else []
 
     def _put_back(self, slot: int) -> None:
         """A slot as it was filled before, by a launch for each rank's buffer where there are
