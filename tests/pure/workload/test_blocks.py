@@ -413,7 +413,7 @@ def test_what_ranks_hold() -> None:
             "3 ranks of cp x dp",
         ),
         ("deepseek-v3", Layout(), {}, "mixture of experts"),
-        ("resnet50", Layout(), {}, "no transformer"),
+        ("resnet50", Layout(), {}, "not a transformer"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_by_its_number(

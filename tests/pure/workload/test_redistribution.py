@@ -267,9 +267,9 @@ def test_bytes_of_two_products_for_any_number_of_ranks(n: int) -> None:
         ("dp.dp->None.None", (8, 8), "dp twice"),
         ("dp.None->None.None", (9, 8), "9 is not divisible by the 4 parts of axis 0"),
         ("dp.None->None.None.sum:dp", (8, 8), "cannot be taken apart"),
-        ("None->dp", (), "no tensor"),
+        ("None->dp", (), "not a tensor"),
         ("None.->dp.None", (8, 8), "no dimension ''"),
-        ("None.None->None.None", (1 << 30, 1 << 30), "no tensor"),
+        ("None.None->None.None", (1 << 30, 1 << 30), "not a tensor"),
     ],
 )
 def test_what_is_no_redistribution(move: str, shape: tuple[int, ...], words: str) -> None:
