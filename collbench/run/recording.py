@@ -33,7 +33,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -52,6 +51,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from collbench.core import files
 from collbench.core.errors import first_line
+from collbench.core.text import tell
 from collbench.run.dispatched import (
     Arguments,
     Interception,
@@ -157,11 +157,11 @@ class Recorder:
         self._told = True
         self._program.lose("the recorder failed: what came later is not in it", calls=0)
         why = error if isinstance(error, str) else f"{type(error).__name__}: {first_line(error)}"
-        told = f"collbench.record: {why}; nothing more is recorded, the job goes on"
+        told = f"{why}; nothing more is recorded, the job goes on"
         try:
-            warnings.warn(told, RuntimeWarning, stacklevel=2)
+            warnings.warn(f"collbench.record: {told}", RuntimeWarning, stacklevel=2)
         except Exception:  # where warnings are errors
-            print(told, file=sys.stderr)
+            tell(f"record: {told}")
 
     @harmless
     def _start(self) -> None:
