@@ -108,7 +108,7 @@ def _tables(judged: Judged) -> dict[str, list[Table]]:
         "hang": [*hung.tables(judged), *apart],
         "operations": [_parts(judged), _traffic(judged)],
         "ranks": [_late(judged), _exposed(judged), _shares(judged)],
-        "content": [_groups(judged), _lacks(judged)],
+        "inside": [_groups(judged), _lacks(judged)],
     }
     return {name: [table for table in each if table.lines] for name, each in made.items()}
 
@@ -314,7 +314,7 @@ TITLES = {
     "hang": "Where the job stands still",
     "operations": "Operations",
     "ranks": "Ranks",
-    "content": "What is in the trace",
+    "inside": "What is in the trace",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -192,6 +193,13 @@ def test_the_timeline_begins_at_the_first_iteration(host: str) -> None:
 def test_without_times_there_is_no_timeline() -> None:
     document = view.document(judge(trace(*[calls_of("all_reduce")] * 2)))
     assert not any(section.figures for section in document.sections)
+
+
+def test_no_section_has_an_id_that_the_page_needs_for_itself() -> None:
+    found = trace(*TIMED, busy=((0, 5),), steps=((0, 3000),))
+    page = html.page(view.document(judge(found)), "directory")
+    ids = re.findall(r'<[^>]* id="([^"]*)"', page)
+    assert sorted(ids) == sorted({*ids})
 
 
 def test_what_a_trace_names_is_text_wherever_it_is_shown() -> None:
