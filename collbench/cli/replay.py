@@ -68,7 +68,7 @@ def replay(
     source: LinkFrom = "",
     **given: Any,
 ) -> None:
-    """Run what a recorded job asked of the network again: one of its iterations, from its trace.
+    """Run one iteration of a recorded job again, from its trace.
 
     Calls, waits and the computing between them are as they were recorded, on any backend and
     setting; what a rank waited for others is not computing, and is waited for anew. --show counts

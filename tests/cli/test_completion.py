@@ -79,7 +79,12 @@ def test_words_are_completed(bare: Server, shell, line: str, word: str) -> None:
 
 
 def test_bash_gets_the_words_that_fit_and_no_others(bare: Server) -> None:
-    assert bare(**bash("collbench re")).stdout.split() == ["reduce_scatter", "reduce", "report"]
+    assert bare(**bash("collbench re")).stdout.split() == [
+        "reduce_scatter",
+        "reduce",
+        "replay",
+        "report",
+    ]
 
 
 def test_where_nothing_fits_bash_is_left_to_complete_files(bare: Server) -> None:

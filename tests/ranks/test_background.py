@@ -78,7 +78,7 @@ def test_a_core_that_is_kept_busy_leaves_python_its_lock() -> None:
     while thread.is_alive():
         seen.append(time.perf_counter_ns())
         time.sleep(0)
-    assert len(seen) > 200 * 20  # were it held, there would be one look at most to a unit
+    assert len(seen) > 200 * 2  # were it held, there would be one look at most to a unit
 
 
 def test_a_unit_of_sleep_is_no_shorter_than_it_says(measure: Measure) -> None:

@@ -43,13 +43,14 @@ class Cadence(NamedTuple):
     ) -> Aside | None:
         """The control of a case whose samples ``sampler`` took, once all has been checked that
         they left behind; at rank 0, and None where there is no time for a few. ``iters`` is how
-        many samples the case was to have, ``seconds`` what they might take."""
+        many samples the case was to have, ``seconds`` what they might take, if need be without
+        end."""
         count = 0
         if measured is not None and measured.samples.durations.size:
             typical = np.median(measured.samples.times)
             least = CALLS if iters is None else min(CALLS, iters)
-            most = int(MOST * seconds * 1e9 / max(typical, 1))
-            count = min(max(least, int(SHARE * len(measured.samples.late))), most)
+            most = MOST * seconds * 1e9 / max(typical, 1)
+            count = int(min(max(least, SHARE * len(measured.samples.late)), most))
             count = count + SETTLES if count >= min(FEWEST_SAMPLES, least) else 0
         (count,) = control.decide([count])
         if not count:
