@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from collbench.cli.parameters import sharing
+from collbench.cli.trace import Files, Form, Ops
 from collbench.cli.workload import step
 from collbench.core.errors import UsageError
 
-Files = Annotated[
-    list[Path],
-    Argument(metavar="FILE…", help="A trace: a folder, or the file of each rank."),
-]
 Gaps = Annotated[
     str,
     Option(
@@ -37,12 +33,6 @@ Rebalance = Annotated[
 ]
 Partial = Annotated[
     bool, Option("--partial", help="Leave out what cannot be replayed, however much it is.")
-]
-Ops = Annotated[
-    bool, Option("--from-ops", help="Read c10d operators of a trace that names no collectives.")
-]
-Form = Annotated[
-    str, Option("--from", help="The trace's format, where it is not to be known by looking at it.")
 ]
 LinkFrom = Annotated[
     str, Option("--link-from", help="Take the link from this recorded run, as `fit` does.")

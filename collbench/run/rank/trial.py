@@ -101,9 +101,9 @@ class Trial:
         self._seed = self._policy.seed + zlib.crc32(
             self._case.key.encode()
         )  # no two cases share data
-        beat = partial(bench.board.beat, bench.rank)
+        self._beat = partial(bench.board.beat, bench.rank)
         self._checkers = [
-            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies, beat)
+            Checker(self._case, self._seed, rank, device, bench.backend.premultiplies, self._beat)
             for rank in bench.held
         ]
         # repeated in place, a reduction feeds on its own result: inputs are put back before each
@@ -138,10 +138,9 @@ class Trial:
         slow = self._takes_longer_than_there_is(setup)
         if not slow and (wrong := self._check([0], "before timing")):
             return wrong
-        beat = partial(self._bench.board.beat, self._rank)
         timed = self._policy.cpu_time
-        submits = submit_times(self._calls[0], self._control, beat) if timed else None
-        self._bench.board.beat(self._rank)
+        submits = submit_times(self._calls[0], self._control, self._beat) if timed else None
+        self._beat()
         chose = self._bench.backend.overheard(self._once)
         if self._grows or slow:
             self._fill(0)
@@ -346,7 +345,7 @@ class Trial:
         return Cadence(Sync(scheme, self._control, board, nothing, self._common, self._late))
 
     def _sampler(self, inner: int) -> Sampler:
-        beat = partial(self._bench.board.beat, self._rank)
+        beat = self._beat
         calls = self._timed()
         freshen = self._put_back if self._grows else None
         stream = self._clock()
@@ -362,7 +361,7 @@ class Trial:
 
     def _on_device(self, inner: int) -> Sampler:
         """By the device's clock, as isolated calls are."""
-        stream, beat = self._bench.backend.stream, partial(self._bench.board.beat, self._rank)
+        stream, beat = self._bench.backend.stream, self._beat
         freshen = self._put_back if self._grows else None
         assert stream
         return DeviceSampler(stream, self._timed(), inner, self._control, beat, freshen)
@@ -406,7 +405,7 @@ class Trial:
         self._finished()
 
     def _finished(self) -> None:
-        self._bench.board.beat(self._rank)
+        self._beat()
         self._calls[0].run()
         self._bench.backend.finish()
 
@@ -488,7 +487,7 @@ class Trial:
             self._bench.backend.finish()
             self._control.barrier()
             for call, _ in again:
-                self._bench.board.beat(self._rank)
+                self._beat()
                 call()
             self._bench.backend.finish()
             if wrong := self._check(fresh, "after timing, on fresh buffers"):
