@@ -8,6 +8,8 @@ INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
 # is no network: then PYTHON is one with torch and Triton
 SLICE ?=
 WHEELS ?=
+# test: which tests, as pytest's -m has it
+MARKS ?= not long and not slow
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
@@ -38,8 +40,8 @@ $(BIN)/ruff: $(BIN)/pytest
 demo: $(BIN)/collbench  ## a real sweep over Gloo on this machine, verified and saved
 	$(BIN)/collbench all_reduce -b 8 -e 64M -f 8 -g 2 --budget 15s
 
-test: $(BIN)/pytest  ## the tests that can run here, but for some long ones
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
+test: $(BIN)/pytest  ## the tests that can run here, but for slow ones; MARKS="not long" has those, too
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
 
 test-all: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder

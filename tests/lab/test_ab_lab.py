@@ -35,6 +35,7 @@ def on_two_hosts(folder: Path, *named: str) -> tuple[RunFile, RunFile, str]:
     return *sides(), done[0].stdout
 
 
+@pytest.mark.slow
 def test_a_setting_is_compared_by_two_worlds_of_both_hosts(tmp_path: Path) -> None:
     base, head, out = on_two_hosts(tmp_path, "--head", "X=1")
     for file in (base, head):

@@ -140,6 +140,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFile:
     return store.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("start", "hosts", "per_host"), [(launching.torchrun, 2, 2), long(launching.mpirun, 4, 1)]
 )

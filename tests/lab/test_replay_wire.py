@@ -16,6 +16,7 @@ from collbench.records import store, traffic
 pytestmark = pytest.mark.usefixtures("possible")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
 def test_a_replay_sends_what_the_job_sent(name: str, tmp_path: Path) -> None:
     """Within 1 %."""

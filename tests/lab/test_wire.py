@@ -53,6 +53,7 @@ def table(case: Case) -> float:
     return sum(SHARE[part](case.n) for part in parts) * case.size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_links_carry_what_the_table_says(backend: str, n: int, tmp_path: Path) -> None:
@@ -66,6 +67,7 @@ def test_links_carry_what_the_table_says(backend: str, n: int, tmp_path: Path) -
     assert found == pytest.approx(dict.fromkeys(found, 1.0), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_a_run_counts_what_its_links_carried(backend: str, tmp_path: Path) -> None:
     """Within 10 %, as what TCP sends again is on the links, too."""
@@ -115,6 +117,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Path) -> None:
     """Within 1 %, but for what the library is known to run instead of one of them."""

@@ -41,6 +41,7 @@ def launches(file: RunFile, stage: int) -> list[int]:
     return [world.round for world in file.worlds if world.stage == stage]
 
 
+@pytest.mark.slow
 def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_turns(
     cli, suite
 ) -> None:
@@ -167,6 +168,7 @@ def aa(cli, suite: str, *args: str, **env: str):
     return cli("ab", *options, timeout=200, **env)
 
 
+@pytest.mark.slow
 def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> None:
     done = aa(cli, suite(iters=150), "--budget", "0")
     base, head = sides()
@@ -180,6 +182,7 @@ def test_both_sides_of_a_round_are_alive_at_once_and_take_turns(cli, suite) -> N
         assert max(one.started, other.started) < min(ended(one), ended(other)).isoformat()
 
 
+@pytest.mark.slow
 def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> None:
     algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
     path = suite('"4K"', iters=150)
@@ -196,6 +199,7 @@ def test_sides_that_differ_in_the_algorithm_alone_share_a_world(cli, suite) -> N
         assert one.load == other.load  # of the time that both took
 
 
+@pytest.mark.slow
 def test_who_breaks_a_shared_world_fails_both_sides(suite) -> None:
     algorithms = ("--base", "algo:ring", "--head", "algo:recursive_doubling")
     path = suite('"4M"', "gloo", "ring", 60)
@@ -206,6 +210,7 @@ def test_who_breaks_a_shared_world_fails_both_sides(suite) -> None:
     assert [file.records[-1].status for file in sides()] == ["failed"] * 2
 
 
+@pytest.mark.slow
 def test_rows_without_a_verdict_get_further_rounds(cli, suite) -> None:
     """By a made-up clock: of six differences hardly all are within what scatters."""
     aa(cli, suite('"64K"', "timed"), "--tau", "1%", "--budget", "600s", PYTHONPATH=before(PLUGINS))
@@ -262,6 +267,7 @@ def head_after(process: subprocess.Popen[str], launches: int) -> RunFile:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [long(0), 1])  # waiting for its turn, or not
 def test_a_rank_that_dies_names_its_side_and_keeps_the_rounds_before(suite, rank: int) -> None:
     with started(
@@ -348,6 +354,7 @@ def test_wrong_data_on_head_is_said_and_exits_7(cli, suite) -> None:
     assert "wrong" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, long(signal.SIGTERM)])
 def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signal.Signals) -> None:
     with started("--suite", suite('"1K"'), "--aa", "--rounds", "300,6") as process:
@@ -363,6 +370,7 @@ def test_an_interrupted_experiment_is_judged_as_far_as_it_came(suite, how: signa
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "words"),
     [

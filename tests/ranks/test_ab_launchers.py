@@ -59,6 +59,7 @@ def by_hand(*words: str, n: int = 2) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_two_worlds_take_turns_under_torchrun(suite) -> None:
     words = ("--head", "X=1", "--tau", "99%", "--rounds", "6,6", "--budget", "0")
     done = under_torchrun("--suite", suite(iters=100), *words)
@@ -118,6 +119,7 @@ def begun(processes: Sequence[subprocess.Popen[str]], launches: int) -> list[int
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_place_that_is_killed_is_named_and_nothing_is_left(suite) -> None:
     options = ("--suite", suite(iters=400), "--aa", "--rounds", "60,6", "-T", "60")
     with by_hand(*options) as processes:
@@ -140,6 +142,7 @@ def gone(pids: Sequence[int], seconds: float = 10) -> bool:
     return not any(map(psutil.pid_exists, pids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "codes", "words"),
     [

@@ -27,6 +27,7 @@ def case(background: str = "", backend: str = "gloo", **fields: object) -> Case:
     return Case(backend=backend, background=background, **given)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_timed_alone_and_beside_the_calls(kind: str, measure: Measure) -> None:
     (record,) = measure([case(kind, mode="host")], iters=60)
@@ -37,6 +38,7 @@ def test_it_is_timed_alone_and_beside_the_calls(kind: str, measure: Measure) -> 
     assert min(record.background.alone_ns) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sleep", "gemm", "copy", "all_to_all"])
 def test_it_goes_on_while_long_calls_are_measured(kind: str, measure: Measure) -> None:
     (record,) = measure([case(kind, nbytes=16 << 20)], iters=6)
@@ -92,6 +94,7 @@ def test_cases_without_have_none(measure: Measure) -> None:
     assert with_one.background is not None and without.background is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "algorithm", "mode"),
     [
@@ -124,6 +127,7 @@ def test_a_rank_that_ends_meanwhile_is_named(measure: Measure) -> None:
         measure([case("all_to_all", nbytes=1 << 20)], iters=50, inject="drop:1")
 
 
+@pytest.mark.slow
 def test_who_ended_is_told_on_the_command_line(cli) -> None:
     done = cli(
         *("all_reduce", "--background", "all_to_all", "--sizes", "64K", "-g", "2", "-n", "10"),
@@ -133,6 +137,7 @@ def test_who_ended_is_told_on_the_command_line(cli) -> None:
     assert "rank 1" in done.stderr
 
 
+@pytest.mark.slow
 def test_overlap_measures_and_shows_again(cli, tmp_path) -> None:
     path = tmp_path / "run.jsonl"
     words = ("--with", "sleep,all_to_all", "--sizes", "64K", "-g", "2", "-n", "7")
@@ -152,6 +157,7 @@ def test_overlap_measures_and_shows_again(cli, tmp_path) -> None:
     assert (again.returncode, again.stdout) == (0, done.stdout)
 
 
+@pytest.mark.slow
 def test_a_run_without_any_says_what_would_make_one(cli, tmp_path) -> None:
     path = tmp_path / "run.jsonl"
     cli("all_reduce", "--sizes", "64", "-g", "1", "-n", "2", "--output", str(path))
@@ -160,6 +166,7 @@ def test_a_run_without_any_says_what_would_make_one(cli, tmp_path) -> None:
     assert "collbench overlap all_reduce" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-J", "out.json")])
 def test_rows_with_one_are_read_back_from_nccl_tests_forms(options, cli, tmp_path) -> None:
     asked = ("--background", "none,sleep,all_to_all:4K", "--sizes", "1K", "-g", "2", "-n", "6")

@@ -117,6 +117,7 @@ def wait_for_records(path: Path, number: int) -> None:
     raise AssertionError("too few records in time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "launched"), [(signal.SIGINT, False), long(signal.SIGKILL, True)]
 )

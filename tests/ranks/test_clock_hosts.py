@@ -65,6 +65,7 @@ def hosts(n: int, tmp_path: Path, limit: str, *more: str, **env: str) -> RunFile
     return store.read(path)
 
 
+@pytest.mark.slow
 def test_a_window_across_hosts(tmp_path: Path) -> None:
     file = hosts(3, tmp_path, ALWAYS, "--sync", "window", "-n", "20")
     (world,), (record,) = file.worlds, file.records
@@ -79,6 +80,7 @@ def test_a_window_across_hosts(tmp_path: Path) -> None:
         )  # and not by the hours between the clocks
 
 
+@pytest.mark.slow
 def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
     file = hosts(2, tmp_path, "one", "--sync", "window", "-n", "5")
     (world,), (record,) = file.worlds, file.records
@@ -93,6 +95,7 @@ def test_hosts_of_one_kernel_have_one_clock(tmp_path: Path) -> None:
     assert len(record.skew_ns) == len(record.times_ns) > 0
 
 
+@pytest.mark.slow
 def test_without_a_good_clock_ranks_meet_by_messages(tmp_path: Path) -> None:
     file = hosts(2, tmp_path, NEVER, "-n", "5")
     (record,) = file.records
@@ -104,6 +107,7 @@ def test_without_a_good_clock_ranks_meet_by_messages(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks on one core are both late")
@@ -115,6 +119,7 @@ def test_the_rank_that_comes_late_is_named_with_its_host(tmp_path: Path) -> None
     assert [line.cells[:2] for line in skew.tables[0].lines] == [("rank 1 of 2 (gloo)", "host1")]
 
 
+@pytest.mark.slow
 def test_the_common_clock_is_true_to_its_word(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(

@@ -46,6 +46,7 @@ def test_every_collective_is_right_for_any_number_of_ranks(measure, n: int) -> N
     )
 
 
+@pytest.mark.slow
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
     swept = cases(
         collectives=("all_reduce", "reduce_scatter", "all_gather", "sendrecv"),
@@ -78,6 +79,7 @@ def test_uneven_splits_arrive_whole(measure, tmp_path) -> None:
     )  # the popular rank receives more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
 @pytest.mark.parametrize(
     "extra",
@@ -108,6 +110,7 @@ def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
             assert record.first_wrong.got != record.first_wrong.expected
 
 
+@pytest.mark.slow
 def test_sums_that_must_be_rounded_come_out_alike(measure) -> None:
     """Call by call and launch by launch; in place, too. Of what is exact in any order nothing is
     kept."""

@@ -29,6 +29,7 @@ def cases(collective: str, **axes: object) -> list[Case]:
     return expand(Axes(collectives=(collective,), algorithms=names, **axes))[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "n"), [("shm", 1), ("shm", 4), long("shm", 5), ("gloo", 1), ("gloo", 4)]
 )
@@ -48,6 +49,7 @@ def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
     assert ran == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, backend: str) -> None:
     """One of each width where data is only moved."""
@@ -63,6 +65,7 @@ def test_every_algorithm_is_right_for_every_datatype_on_three_ranks(measure, bac
     assert {r.case.dtype for r in found} == set(DTYPES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend: str) -> None:
     swept = expand(
@@ -85,6 +88,7 @@ def test_every_reduction_is_right_for_every_datatype_or_refused(measure, backend
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_large_buffers_in_slices_and_parts_are_right(measure, backend: str) -> None:
     """Over 8 MiB with a remainder: shm goes through its program in slices, messages travel in
@@ -121,6 +125,7 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
             assert (record.status, record.wrong) == ("ok", 0), (record.case.key, record.note)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra", [{"agg_iters": 3, "unalign": 3}, {"blocking": 1, "cpu_time": True}]
 )

@@ -173,6 +173,7 @@ if os.fork() == 0:
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"), [("kill", "was killed by SIGKILL"), ("stop", "is stopped (SIGSTOP)")]
 )
@@ -196,6 +197,7 @@ def test_a_rank_lost_in_shared_memory_ends_the_run_and_leaves_nothing(
     assert [name for name in left if not OTHERS.match(name)] == []
 
 
+@pytest.mark.slow
 def test_a_world_that_has_finished_ends_though_a_rank_does_not(run) -> None:
     begun = run(*SWEEP, SABOTAGE="never-leave:1:0")
     code, _, err = begun.end()
@@ -215,6 +217,7 @@ def test_a_rank_killed_when_all_is_measured_costs_nothing_and_is_named(run) -> N
     assert gone(begun.pids())
 
 
+@pytest.mark.slow
 def test_a_world_that_has_finished_ends_though_its_fork_server_does_not(run) -> None:
     begun = run(*SWEEP)
     server = psutil.Process(begun.pids()[0]).parent()
@@ -238,6 +241,7 @@ def test_a_fork_server_that_is_stopped_while_it_loads_is_named(run) -> None:
     assert gone([servers[0].pid])
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(run) -> None:
     begun = run(*SWEEP, "-N", "500")
     begun.wait_for("record")
@@ -249,6 +253,7 @@ def test_ctrl_c_keeps_what_is_finished(run) -> None:
     assert " 4096 " in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_the_first_moment_is_an_interrupt(run, number: int) -> None:
     code, out, err = run(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()

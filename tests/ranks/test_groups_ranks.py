@@ -91,6 +91,7 @@ def test_every_group_has_its_own_data(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py here")
 def test_groups_of_mpi(divided: Divided) -> None:
     cases = swept(
@@ -167,6 +168,7 @@ SWEEP = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kept", [2, 4, 5]
 )  # the world alone; a case of both groups; of one group only
@@ -236,6 +238,7 @@ def test_what_measures_no_groups_says_so(backend: str) -> None:
     assert f"{backend} measures no groups" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "fits"), [("node", False), ("rail:2", False), ("node:1", True), ("rail:1", True)]
 )

@@ -93,6 +93,7 @@ def mpirun(n: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [torchrun, mpirun])
 def test_a_launcher_gives_one_table(launcher, tmp_path: Path) -> None:
     done, path = joined(launcher(2), tmp_path)
@@ -150,6 +151,7 @@ def test_each_environment_setting_has_its_own_world(cli, home: Path) -> None:
     assert run.path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_ranks_get_cores_of_their_own_where_there_are_enough(cli) -> None:
     cores = len(os.sched_getaffinity(0))
     ring = ("all_reduce", "--sizes", "1K", "--algo", "ring", "-n", "3", "-w", "0")
@@ -195,6 +197,7 @@ def test_only_the_thread_of_the_control_group_stands_back(tmp_path: Path) -> Non
     assert said == [f"{sorted([os.SCHED_OTHER, os.SCHED_BATCH])}\n"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["kill", "raise", "stop"])
 def test_a_broken_rank_under_a_launcher_leaves_what_is_finished(what: str, tmp_path: Path) -> None:
     """Rank 1 breaks in the second case: rank 0 records it as failed, unless the launcher is

@@ -105,6 +105,7 @@ def test_slurm_on_one_node(tmp_path: Path) -> None:
     assert done.stdout.count("# Out of bounds values : 0 OK") == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     settings = {"PYTHONPATH": PATHS, "SABOTAGE": "never-leave:1:0"}
@@ -116,6 +117,7 @@ def test_a_rank_that_does_not_leave_is_named_and_ended(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(rank.pid) for rank in run.worlds[0].ranks)
 
 
+@pytest.mark.slow
 def test_who_is_cut_off_is_named_by_all_that_are_left(tmp_path: Path) -> None:
     """Rank 0, which two hosts lose; and each host says so in one line."""
     path = tmp_path / "run.jsonl"
@@ -183,6 +185,7 @@ def test_slurm_on_two_nodes_that_are_not_alike(tmp_path: Path) -> None:
     assert page.index("| node0 | node1 |") < page.index("Runs and machines")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["static", "c10d"])
 def test_torchrun_with_an_agent_for_each_node(kind: str, tmp_path: Path) -> None:
     """Both rendezvous; ranks then meet at a port of their own, since MASTER_PORT is torchrun's."""
@@ -258,6 +261,7 @@ def test_the_launcher_may_be_named(tmp_path: Path) -> None:
     assert (done.returncode, "srun started 1 rank" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "code", "words"),
     [
@@ -281,6 +285,7 @@ def test_what_does_not_belong_together_is_said(
     assert (end.exit, words.format(host=socket.gethostname()) in end.note) == (code, True)
 
 
+@pytest.mark.slow
 def test_a_token_keeps_other_ranks_out(tmp_path: Path) -> None:
     port = str(_free_port())
     right = by_hand(

@@ -195,6 +195,7 @@ def test_what_open_mpi_was_told_to_run_stands_in_the_row(measure) -> None:
     assert known == [("ok", "ring", False), ("ok", "", True), ("ok", "", False)]
 
 
+@pytest.mark.slow
 def test_every_datatype_and_reduction_is_right_or_refused_with_a_reason(measure) -> None:
     swept = cases(
         collectives=("all_reduce", "reduce_scatter", "scan", "all_gather", "sendrecv"),
@@ -231,6 +232,7 @@ def test_uneven_blocks_arrive_whole_in_types_mpi_does_not_know_too(measure) -> N
     assert [(r.status, r.wrong) for r in measure(swept, **QUICK)] == [("ok", 0)] * 4
 
 
+@pytest.mark.slow
 def test_every_algorithm_is_right_over_mpi_messages(measure) -> None:
     n = 3
     swept: list[Case] = []
@@ -434,6 +436,7 @@ def test_a_broken_rank_ends_the_run_and_is_named(
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -465,6 +468,7 @@ def test_a_world_that_has_finished_ends_though_a_rank_does_not(started, tmp_path
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(started, tmp_path: Path) -> None:
     begun = started(*SWEEP)
     pids = begun.pids()
@@ -476,6 +480,7 @@ def test_ctrl_c_keeps_what_is_finished(started, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "tmp") == []  # noqa: PTH208
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["parent", "mpirun"])
 def test_no_rank_outlives_what_started_it(started, victim: str) -> None:
     begun = started(*SWEEP)
@@ -506,6 +511,7 @@ def test_ranks_listen_on_loopback_only(started) -> None:
     assert {address.ip for address in listening - inherited} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["corrupt", "raise"])
 def test_a_fault_under_mpirun_is_seen_and_ends_the_job(tmp_path: Path, what: str) -> None:
     """Rank 1 gets a wrong element in the first call, or raises in the second case's: calls long

@@ -29,6 +29,7 @@ def collbench(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "device"), [("cpu", "cpu"), ("accelerator", "cpu:0")])
 def test_tensors_are_on_the_device_that_the_backend_is_for(
     tmp_path: Path, said: str, device: str

@@ -99,6 +99,7 @@ def test_an_open_plan_goes_on_with_what_it_is_told(launcher: Launcher) -> None:
     assert {(record.status, record.wrong) for record in found} == {("ok", 0)}
 
 
+@pytest.mark.slow
 def test_pairs_name_the_planted_rank(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     done = collbench(
@@ -162,6 +163,7 @@ def test_a_search_names_the_planted_rank() -> None:
     assert whole["located"]["tests"] >= 5 and whole["injected"] == "slow-rank:1:3000%"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "code", "words"),
     [

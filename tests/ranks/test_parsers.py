@@ -11,6 +11,7 @@ from collbench.records import derive, store
 from collbench.show import nccl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
 def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: Path) -> None:
     options = ("-b", "4K", "-e", "64K", "-f", "4", "-g", "2", "-n", "8", "--output")

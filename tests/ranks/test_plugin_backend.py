@@ -32,6 +32,7 @@ def plugin(tmp_path: Path) -> str:
 SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2", "-n", "2", "--place", "in", "--no-save")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lent", "Lent"])
 def test_a_plug_ins_backend_is_measured(cli, plugin: str, name: str) -> None:
     done = cli(*SWEEP, "--backend", name, "--format", "csv", PYTHONPATH=plugin)

@@ -112,6 +112,7 @@ def assert_clean(address: str) -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: Path) -> None:
     """On two nodes, whose ranks meet at an address, as on several machines."""
     sweep = (
@@ -157,6 +158,7 @@ def test_the_same_table_and_records_as_alone(cluster: str, cli: Cli, tmp_path: P
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path: Path) -> None:
     """On one node, whose ranks share memory."""
     path = tmp_path / "run.jsonl"
@@ -250,6 +252,7 @@ def test_a_search_goes_on_with_what_the_command_names(
     assert_clean(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "words"),
     [

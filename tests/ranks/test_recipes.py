@@ -245,6 +245,7 @@ def test_one_off_ends_with_collbenchs_code() -> None:
     assert done.returncode == 2 and "--nonsense" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
     """The suite's smallest budget, and of it barriers alone, of which there can be no verdict; then
     a run that fails ends the night with its code."""
@@ -275,6 +276,7 @@ def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slower", "baseline", "code"), [long(1.0, "", 0), (1.5, "", 1), long(1.5, "settled", 0)]
 )

@@ -45,6 +45,7 @@ def asked(calls: list[Call]) -> list[Told]:
     return [Told(call.kind, call.nbytes, call.dtype) for call in calls]
 
 
+@pytest.mark.slow
 def test_ddps_calls_are_those_of_its_pattern(all_jobs: Jobs) -> None:
     step = ddp(
         as_model(jobs.Layers(buffers=True)), Layout(dp=RANKS), Ddp(bucket_cap_mb=jobs.CAP_MB)

@@ -114,6 +114,7 @@ ASKED = {  # what each step of a job asks for, in bytes or, of unequal blocks, i
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ASKED)
 def test_a_job_is_recorded_and_replayed_as_it_was(name: str, cli, tmp_path: Path) -> None:
     folder, path = tmp_path / name, tmp_path / "run.jsonl"

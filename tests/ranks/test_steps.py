@@ -70,6 +70,7 @@ def test_the_data_of_every_operation_of_a_pattern_is_right(name: str, play: Play
     assert {len(record.times_ns) for record in records} == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp", "pipeline", "fsdp2"])
 def test_steps_run_on_mpi(name: str, play: Play) -> None:
     records = play(STEPS[name](), "mpi")
@@ -82,6 +83,7 @@ def test_reference_algorithms_carry_a_step_over_shared_memory(play: Play) -> Non
     assert [r.status for r in records] == ["ok"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_messages_and_rooted_operations_are_right(backend: str, play: Play, tmp_path: Path) -> None:
     path = tmp_path / "mixed.csv"
@@ -246,6 +248,7 @@ def test_a_run_of_steps_goes_on_with_what_is_missing(tmp_path: Path, cli) -> Non
     assert {record.status for record in run.records} == {"ok"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "code"), [("interrupt", 130), ("kill", 4)])
 def test_rounds_that_were_finished_outlive_the_end_of_a_run(
     what: str, code: int, tmp_path: Path, cli
@@ -271,6 +274,7 @@ def test_rounds_that_were_finished_outlive_the_end_of_a_run(
     assert [(record.status, len(record.times_ns)) for record in whole] == [("ok", 12)] * 3
 
 
+@pytest.mark.slow
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
     suite = tmp_path / "steps.toml"
     suite.write_text(

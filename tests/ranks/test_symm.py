@@ -36,6 +36,7 @@ def wrong(records: list[Record]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 3])
 def test_every_algorithm_is_right_for_odd_counts_and_fewer_elements_than_ranks(
     measure, n: int
@@ -103,6 +104,7 @@ def test_uneven_blocks_arrive_whole(measure) -> None:
     assert wrong(measure(swept, **QUICK)) == []
 
 
+@pytest.mark.slow
 def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
     swept = cases(
         "all_reduce",
