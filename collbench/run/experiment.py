@@ -229,8 +229,7 @@ class Experiment:
             flagged = [
                 row
                 for row in rows
-                if row not in suspected
-                and any(each.verdict == "SUSPECT" for each in found[row.key])
+                if row not in suspected and any(each.suspected for each in found[row.key])
             ]
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
