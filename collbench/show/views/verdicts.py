@@ -231,7 +231,9 @@ def headline(view: Readable) -> str:
     if len(view.having(*UNDECIDED)) == len(view.rows):
         return "could not tell whether anything is slower"
     found = "confirmed" if view.having("SUSPECT") else "found"
-    return "; ".join([f"nothing {found} slower", *rest])
+    changed = [one for row in view.rows if row.judged for one in row.judged.operations]
+    what = "no row" if any(one.delta > 0 for one in changed) else "nothing"
+    return "; ".join([f"{what} {found} slower", *rest])
 
 
 def _named(view: Readable, *verdicts: Verdict) -> list[str]:
