@@ -106,7 +106,7 @@ class _Side:
             id=f"{experiment}-{name}",
             started=session.now(),
             command=session.spoken(order.command),
-            suite=order.suite,
+            suite=order.suite.settled(),
             policy=order.suite.policy,
             environment=home.described,
             tag=environment.mask(order.tag),
