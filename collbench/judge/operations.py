@@ -8,7 +8,7 @@ time is the operation's, and not that of waiting for others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from collbench.core.collectives import PARTS
 from collbench.judge.sides import CaseRows, Pair, common
 from collbench.judge.verdict import CHANGED, FEWEST_UNPAIRED, UNTIMED, Compared, Judged
 from collbench.records import paired, stats
-from collbench.records.paired import Floats, Shift
+from collbench.records.paired import Floats
 from collbench.records.rows import Row
 from collbench.records.steps import step_of, under_way
 from collbench.records.types import RunFile
@@ -91,9 +91,6 @@ class _Watch:
         return np.log(np.maximum(np.median(took, axis=0), stats.TINY))
 
 
-Shifted = Callable[[int], Shift]  # of an operation by its number
-
-
 def _by_pairs(
     watch: _Watch, base: CaseRows, head: CaseRows, tau: float, steps: int
 ) -> list[Compared]:
@@ -107,10 +104,11 @@ def _by_pairs(
     flagged = _changed(watch, first, numbers, tau, paired.bonferroni(tests), False, in_pairs=True)
     if not len(second[0]):
         return flagged
-    before = {watch.places.index(one.at): one for one in flagged}
+    before = {one.at: one.delta for one in flagged}
+    numbers = [watch.places.index(at) for at in before]
     level = paired.bonferroni(len(before) * steps)
-    again = _changed(watch, second, [*before], tau, level, True, in_pairs=True)
-    return [one for one in again if one.delta * before[watch.places.index(one.at)].delta > 0]
+    again = _changed(watch, second, numbers, tau, level, True, in_pairs=True)
+    return [one for one in again if one.delta * before[one.at] > 0]
 
 
 def _by_launches(
