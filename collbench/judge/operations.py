@@ -88,7 +88,8 @@ class _Watch:
                 for at, number in self._met[rank]:
                     begin, end = spans[at]
                     took[k, number] = min(took[k, number], end - begin)
-        return np.log(np.maximum(np.median(took, axis=0), stats.TINY))
+        middle: Floats = np.median(took, axis=0)
+        return np.log(np.maximum(middle, stats.TINY))
 
 
 def _by_pairs(
