@@ -238,9 +238,9 @@ def test_a_run_of_one_side_alone_looks_at_nothing_beside_its_blocks(cli, suite) 
 
 
 def test_a_planted_slowdown_of_one_operation_of_a_step_is_named(cli, tmp_path: Path) -> None:
-    ops = [f"0;1,all_reduce,{65536 + 1024 * at},float,bucket {at}" for at in range(3)]
-    lines = ["#name x", "#world 2", "ranks,op,bytes,dtype,source", *ops]
-    (tmp_path / "x.csv").write_text("\n".join([*lines, "0;1,wait,0,bfloat16,", ""]))
+    ops = [f"0;1,all_reduce,{65536 + 1024 * at},float,,bucket {at}" for at in range(3)]
+    lines = ["#name x", "#world 2", "ranks,op,bytes,dtype,group,source", *ops]
+    (tmp_path / "x.csv").write_text("\n".join([*lines, "0;1,wait,0,bfloat16,,", ""]))
     axes = 'backends = "dragging"\nalgorithms = "ring"\nranks = 2'
     step = '[[workload]]\nname = "x.csv"\ncompute = "none"'
     policy = "[policy]\niters = 6\nwarmup = 1"

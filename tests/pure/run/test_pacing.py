@@ -181,16 +181,19 @@ STEPPED = Step(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "slow"), [(20.0, 0.3), (20.0, 1.0), (60.0, 0.3), (60.0, 1.0), (120.0, 4.0)]
+    ("seconds", "slow", "cycles"),
+    [(15.0, 0.3, 1), (15.0, 1.0, 1), (20.0, 1.0, 1), (20.0, 1.0, 2), (120.0, 4.0, 2)],
 )
-def test_a_budget_is_kept_with_steps(clock: Clock, seconds: float, slow: float) -> None:
+def test_a_budget_is_kept_with_steps(
+    clock: Clock, seconds: float, slow: float, cycles: int
+) -> None:
     """A step's rounds are of three parts, and beside them it is checked, warmed up, watched, and
     its operations are measured by themselves."""
     budget = Budget(seconds, POLICY, lambda job: None)
     whole = case(32 << 20, "step", step=STEPPED.title, op="none", dtype="uint8")
     worlds = [
         Plan(at, "gloo", 4, (), POLICY, [Job(each, 1, "hot", step=STEPPED)], 30.0)
-        for at in range(2)
+        for at in range(cycles)
         for each in [msgspec.structs.replace(whole, cycle=at)]
     ]
     began, done = clock.now, 0
