@@ -11,7 +11,7 @@ import msgspec
 
 from collbench.core.errors import Exit, UsageError
 from collbench.core.text import counted
-from collbench.judge import sides
+from collbench.judge import operations, sides
 from collbench.judge.sides import CaseRows, Pair
 from collbench.judge.verdict import (
     CHANGED,
@@ -121,6 +121,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     differences = sides.differences([*bases, *heads], backends)
     terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
     rows = [_judge(terms, pair) for pair in kept]
+    rows = operations.told(terms.base, terms.head, kept, rows, in_pairs)
     stages = [
         len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
         for stage in (1, 2)

@@ -264,13 +264,32 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
 
 
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation of a step that changed: at its place ``at`` in rank 0's program, and what it is
+    ``of``, such as a bucket. ``base`` and ``head`` are medians over launches in ns; ``delta``,
+    ``lo``, ``hi`` as those of a row, at ``level``. Not ``confirmed``: the first stage of an
+    experiment flags it, and there was no second."""
+
+    at: int
+    kind: str
+    nbytes: int
+    of: str
+    base: float
+    head: float
+    delta: float
+    lo: float
+    hi: float
+    level: float
+    confirmed: bool
+
+
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
     interval at ``level``; ``mde`` the smallest change found with 80 % chance; ``p`` of the exact
     test; ``pairs`` the paired launches behind the verdict and ``stage`` where they come from (0:
     not paired); ``lacking``, how many more a verdict takes, should they scatter alike. ``why``
     explains the verdict where the figures do not; ``gates`` says whether this row may fail a
-    comparison."""
+    comparison; ``operations`` are those of a whole step that changed."""
 
     key: str
     case: Case
@@ -289,6 +308,12 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     lacking: float = 0.0
     why: str = ""
     gates: bool = False
+    operations: list[Compared] = []
+
+    @property
+    def suspected(self) -> bool:
+        """Whether launches of its own should tell of a change in the row, or in an operation."""
+        return self.verdict == "SUSPECT" or any(not one.confirmed for one in self.operations)
 
 
 class Outcome(NamedTuple):

@@ -218,6 +218,11 @@ def fewest_rounds(tests: int) -> int:
     return max(FEWEST, math.ceil(math.log2(2 * max(1, tests) / 0.05)))
 
 
+def most_tests(rounds: int) -> int:
+    """For how many intervals at once so many pairs suffice: the inverse of ``fewest_rounds``."""
+    return max(1, int(0.05 * 2.0 ** min(rounds, 60) / 2))
+
+
 def geomean(sums: Values, counts: Values) -> tuple[float, float, float]:
     """Mean change over rows and rounds, and its 95 % interval: Student's, of a ratio's estimate.
 

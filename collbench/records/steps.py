@@ -116,7 +116,7 @@ def phases(step: Step, operations: Sequence[Operation]) -> list[Phase]:
     for at, op in enumerate(program.ops):
         if op.communicates and count:
             places.setdefault((op.phase, op.group, op.kind), []).append(at)
-    spans = [_under_way(program, operations, k) for k in range(count)]
+    spans = [under_way(program, operations, k) for k in range(count)]
     waits = [
         _parted(
             [union(each[at] for at in of) for of in places.values()],
@@ -148,7 +148,7 @@ def busy(step: Step, operations: Sequence[Operation]) -> dict[tuple[str, str], f
     in ns: medians over the steps that were watched."""
     program = step.program(0)
     count = min((len(one.ends_ns) for one in operations), default=0)
-    spans = [_under_way(program, operations, k) for k in range(count)]
+    spans = [under_way(program, operations, k) for k in range(count)]
     places: dict[tuple[str, str], list[int]] = {}
     for at, op in enumerate(program.ops):
         if op.communicates and count:
@@ -229,7 +229,7 @@ def _waiting(program: Program, operations: Sequence[Operation], k: int) -> Spans
     return union((operations[at].begins_ns[k], operations[at].ends_ns[k]) for at in still)
 
 
-def _under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
+def under_way(program: Program, operations: Sequence[Operation], k: int) -> list[tuple[int, int]]:
     """When each operation was under way in a step: from its begin, or from the end of the one
     before it in its lane of its group and of those that it comes after, which it waits for."""
     ends: dict[tuple[str, str], int] = {}

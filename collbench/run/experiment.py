@@ -106,7 +106,7 @@ class _Side:
             id=f"{experiment}-{name}",
             started=session.now(),
             command=session.spoken(order.command),
-            suite=order.suite,
+            suite=order.suite.settled(),
             policy=order.suite.policy,
             environment=home.described,
             tag=environment.mask(order.tag),
@@ -229,8 +229,7 @@ class Experiment:
             flagged = [
                 row
                 for row in rows
-                if row not in suspected
-                and any(each.verdict == "SUSPECT" for each in found[row.key])
+                if row not in suspected and any(each.suspected for each in found[row.key])
             ]
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))

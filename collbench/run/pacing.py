@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from collbench.core.collectives import PARTS
 from collbench.records import stats
 from collbench.records.derive import FEWEST_SAMPLES
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
@@ -157,12 +157,12 @@ class Budget:
         self._ahead: list[list[Job]] = []  # of this world and those to come
         self._seen: dict[str, Cost] = {}
         self._known: dict[bool, list[tuple[Cost, Cost]]] = {False: [], True: []}  # seen, guessed
-        self._guess = cache(
-            lambda job: Cost(plan.fixed_seconds(job, policy), plan.call_seconds(job))
-        )
+        self._policy = policy
+        self._guesses: dict[Case, Cost] = {}
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
+        self._parts: list[Record] = []  # of the step that is heard of
 
     def first(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
@@ -176,10 +176,15 @@ class Budget:
         return msgspec.structs.replace(current, jobs=[], open=True)
 
     def heard(self, record: Record) -> Record:
-        """Learns what such cases take."""
-        job = self._out.pop(record.case, None)
+        """Learns what such cases take; a call of a step is one of each of its parts, whose records
+        come before that of the whole."""
+        if record.case.step and record.case.place:
+            self._parts.append(record)
+            return record
+        job, parts = self._out.pop(record.case, None), [record, *self._parts]
+        self._parts.clear()
         if job is not None and record.status == "ok":
-            times = np.asarray(record.times_ns, dtype=float) / 1e9
+            times = np.sum([each.times_ns for each in parts], axis=0) / 1e9
             call = float(np.median(times))
             seen = Cost(max(0.0, record.seconds - float(times.sum())), call)
             self._seen[record.case.key] = seen
@@ -199,7 +204,8 @@ class Budget:
             self._ended = now
             return []
         job = mine.pop(0)
-        seconds = min(self._most, FEWEST_SAMPLES * self._cost(job).call + share)
+        most = self._most * (len(PARTS) if job.step else 1)
+        seconds = min(most, FEWEST_SAMPLES * self._cost(job).call + share)
         job = msgspec.structs.replace(job, seconds=seconds, least=FEWEST_SAMPLES)
         self._out[job.case] = job
         return [job]
@@ -239,6 +245,12 @@ class Budget:
         guess = self._guess(job)
         each, factor, call = self._corrections[_large(job)]
         return Cost(each + factor * guess.fixed, call * guess.call)
+
+    def _guess(self, job: Job) -> Cost:
+        if job.case not in self._guesses:
+            fixed = plan.fixed_seconds(job, self._policy)
+            self._guesses[job.case] = Cost(fixed, plan.call_seconds(job))
+        return self._guesses[job.case]
 
     def _correct(self) -> None:
         """Works out the corrections anew, for small and large cases: seconds that every case costs,

@@ -65,6 +65,11 @@ GUESS_ALONE = 0.25  # that a case's background is timed by itself
 GUESS_ALIGN = 300e-6
 
 
+# rounds of a step's parts that what is done beside its rounds takes as long as: checks, warm-up,
+# steps that are watched, operations by themselves; and steps without the operations to blame
+GUESS_STEP, GUESS_BLAME = 11, 60
+
+
 GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
 
 
@@ -321,7 +326,8 @@ def fixed_seconds(job: Job, policy: Policy) -> float:
     each = [buffer_bytes(case, policy) for case in _calls(job)]
     filled = job.rotation * sum(each) / 2e9 * _crowding(job.case)
     alone = GUESS_ALONE if job.case.background else 0.0
-    return GUESS_CASE + alone + call_seconds(job) + (4 * filled if policy.check else 0.0)
+    calls = GUESS_STEP + GUESS_BLAME * policy.blame if job.step else 1
+    return GUESS_CASE + alone + calls * call_seconds(job) + (4 * filled if policy.check else 0.0)
 
 
 def _crowding(case: Case) -> float:

@@ -27,14 +27,15 @@ HOPE = 1.5  # of the time that is left a row may seem to need, for what few roun
 
 
 class Judged(Protocol):
-    """A row as it is judged so far, and how many pairs it lacks for a verdict, should it go on
-    scattering as it does: inf where nothing tells."""
+    """A row as it is judged so far, whether a change is ``suspected`` that launches of its own
+    should tell of, and how many pairs it lacks for a verdict, should it go on scattering as it
+    does: inf where nothing tells."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def verdict(self) -> str: ...
+    def suspected(self) -> bool: ...
 
     @property
     def lacking(self) -> float: ...

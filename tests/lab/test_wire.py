@@ -113,6 +113,18 @@ STEPS = {
     "tokens": ["deepep:ll", "--layout", "dp=2", "--scale", "1/16"],
     "weights": ["m2n:dp.None->tp.None", "--layout", "dp=1", "--scale", "1/64"],
     "layouts": ["redistribute:tp.None->None.tp", "--layout", "tp=2"],
+    "zero1": ["zero1:llama3-8b", "--layers", "1", "--scale", "1/512"],
+    "zero2": ["zero2:llama3-8b", "--layers", "1", "--scale", "1/512"],
+    "averaging": ["averaging:gpt2-124m", "--scale", "1/64"],
+    "hsdp": [
+        *("fsdp2:llama3-8b", "-g", "4", "--options", "replicas=2", "--layers", "1"),
+        *("--scale", "1/512"),
+    ],
+    "encoded": ["encoded:gpt2-124m", "--scale", "1/64"],
+    "dalle": [
+        *("dalle:12b", "-g", "4", "--layout", "dp=4", "--options", "shards=2", "--layers", "1"),
+        *("--scale", "1/512"),
+    ],
     "context": ["megatron:llama3-8b", "--layout", "tp=1,cp=2", "--layers", "2", "--scale", "1/512"],
 }
 
@@ -122,7 +134,8 @@ STEPS = {
 def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Path) -> None:
     """Within 1 %, but for what the library is known to run instead of one of them."""
     path = tmp_path / "run.jsonl"
-    more = ["-g", "2", "--backend", "gloo", "--compute", "none", "-n", "2", "--output", str(path)]
+    more = ["--backend", "gloo", "--compute", "none", "-n", "2", "--output", str(path)]
+    more += [] if "-g" in STEPS[name] else ["-g", "2"]
     with counting.Network() as network:
         command = [sys.executable, "-m", "collbench", "workload", *STEPS[name], *more]
         process = network.inside(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

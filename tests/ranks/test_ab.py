@@ -242,6 +242,26 @@ def test_a_run_of_one_side_alone_looks_at_nothing_beside_its_blocks(cli, suite) 
     assert record.calibration is None
 
 
+def test_a_planted_slowdown_of_one_operation_of_a_step_is_named(cli, tmp_path: Path) -> None:
+    ops = [f"0;1,all_reduce,{65536 + 1024 * at},float,,bucket {at}" for at in range(3)]
+    lines = ["#name x", "#world 2", "ranks,op,bytes,dtype,group,source", *ops]
+    (tmp_path / "x.csv").write_text("\n".join([*lines, "0;1,wait,0,bfloat16,,", ""]))
+    axes = 'backends = "dragging"\nalgorithms = "ring"\nranks = 2'
+    step = '[[workload]]\nname = "x.csv"\ncompute = "none"'
+    policy = "[policy]\niters = 6\nwarmup = 1"
+    (tmp_path / "steps.toml").write_text(f"[axes]\n{axes}\n{policy}\n{step}\n")
+    done = cli(
+        *("ab", "--suite", str(tmp_path / "steps.toml"), "--head", "DRAG=66560:3000"),
+        *("--rounds", "6,8", "--budget", "0", "--format", "json"),
+        PYTHONPATH=before(PLUGINS),
+        timeout=200,
+    )
+    (row,) = [row for row in json.loads(done.stdout)["rows"] if row["operations"]]
+    first = row["operations"][0]  # what differs by most; after it, ranks are more alike
+    assert (first["at"], first["of"], first["confirmed"]) == (1, "bucket 1", True), done.stdout
+    assert first["delta"] > 1
+
+
 @contextmanager
 def started(*args: str) -> Iterator[subprocess.Popen[str]]:
     """``collbench ab`` under way."""

@@ -41,12 +41,13 @@ from collbench.run.rank.outcome import Fields, measured_well, nothing_valid
 from collbench.run.rank.payload import show
 from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
 from collbench.run.steps import Played, played
+from collbench.suite.policy import Policy
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
 
 FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
 SLOW_NS = 500_000_000  # of which one round warms up all there is
-LEAST, MORE = 10, 3  # rounds that may take so much more than the time that there is
+LEAST, MORE = 10, 3  # rounds that may take so much more than the policy's time
 SAY_S = 1.0  # after which what there is so far is told again
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
@@ -233,8 +234,7 @@ class StepTrial:
             return STOPS.index("converged")
         if number >= policy.max_iters:
             return STOPS.index("max_n")
-        most = len(PARTS) * (self._job.seconds or policy.max_seconds)
-        spent = seconds * (1 + 0.5 / number) >= most * (1 if number >= LEAST else MORE)
+        spent = seconds * (1 + 0.5 / number) >= most_seconds(self._job, policy, number)
         return STOPS.index("budget") if spent and number >= FEWEST else 0
 
     def _alone(self, sync: Sync, taken: Sequence[Samples]) -> dict[str, list[int]]:
@@ -394,6 +394,14 @@ class StepTrial:
         bad: Fields = {"status": "wrong", "wrong": total, "first_wrong": first, "note": note}
         out: Fields = {"status": "skipped", "note": f"the step had wrong data {when}"}
         return [bad, *[out] * (len(PARTS) - 1)]
+
+
+def most_seconds(job: Job, policy: Policy, rounds: int) -> float:
+    """What rounds of all parts may take, of which there are so many already: of a job's own share
+    of a budget as much as leaves time for each operation by itself."""
+    if job.seconds is not None:
+        return job.seconds / (1 + ALONE_SHARE)
+    return len(PARTS) * (policy.max_seconds or 0.0) * (1 if rounds >= LEAST else MORE)
 
 
 def _round(samplers: Sequence[Sampler], lots: np.random.Generator, sync: Sync) -> list[Samples]:

@@ -42,6 +42,7 @@ from collbench.show.views.verdicts import (
     headline,
     history,
     names_of,
+    operations,
     readable,
     reasons,
     undecided,
@@ -129,6 +130,7 @@ def _brief(view: Readable, everything: bool) -> list[Block]:
             note=LEGEND,
         )
         parts += ["", table, ""]
+    parts += [toned(line, "notice") for line in operations(view)]
     parts += reasons(view)
     if counts := Counter(row.verdict for row in hidden):
         number = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
@@ -148,7 +150,7 @@ def _comment(view: Readable, title: str) -> list[Block]:
     apart = [f"{name}: {a} → {b}" for name, a, b in differences(comparison)]
     if len(apart) > FACTS:
         apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
-    why = [short(line, 500) for line in reasons(view)[:NOTES]]
+    why = [short(line, 500) for line in (*operations(view), *reasons(view))[:NOTES]]
     rest, means = view.having(*UNDECIDED, "SAME"), view.means[:GEOMEANS]
     loud = [row for row in view.rows if row.verdict not in (*UNDECIDED, "SAME")]
     same = len(view.having("SAME"))
@@ -190,7 +192,7 @@ def section(view: Readable) -> Section:
     verdicts."""
     comparison = view.comparison
     words = [headline(view), decided(view), " · ".join(facts(comparison)), *history(view)]
-    words += [short(text, 500) for text in (*reasons(view), *comparison.notes)]
+    words += [short(text, 500) for text in (*operations(view), *reasons(view), *comparison.notes)]
     drawn = forest.figure(view)
     return Section(
         name="comparison",
@@ -284,7 +286,7 @@ def _flat(view: Readable) -> list[dict[str, Any]]:
             fields |= {
                 f"{side}_{name}": getattr(values, name, None) for name in Side.__struct_fields__
             }
-        fields.pop("case")
+        del fields["case"], fields["operations"]
         found.append(
             {
                 name: settings(v) if name == "env" else " ".join(v) if isinstance(v, tuple) else v

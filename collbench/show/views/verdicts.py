@@ -14,7 +14,7 @@ from collbench.core.errors import Exit
 from collbench.core.text import counted, duration, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison
-from collbench.judge.verdict import TELLS, Judged, Side, Verdict
+from collbench.judge.verdict import TELLS, Compared, Judged, Side, Verdict
 from collbench.records.types import Run
 from collbench.show.document import Weight
 from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
@@ -231,7 +231,9 @@ def headline(view: Readable) -> str:
     if len(view.having(*UNDECIDED)) == len(view.rows):
         return "could not tell whether anything is slower"
     found = "confirmed" if view.having("SUSPECT") else "found"
-    return "; ".join([f"nothing {found} slower", *rest])
+    changed = [one for row in view.rows if row.judged for one in row.judged.operations]
+    what = "no row" if any(one.delta > 0 for one in changed) else "nothing"
+    return "; ".join([f"{what} {found} slower", *rest])
 
 
 def _named(view: Readable, *verdicts: Verdict) -> list[str]:
@@ -293,6 +295,28 @@ def reasons(view: Readable) -> list[str]:
         f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}: {_first(names, LISTED)}"
         for why, names in found
     ]
+
+
+def operations(view: Readable) -> list[str]:
+    """A line for each step of which single operations changed, with the first of them."""
+    lines = []
+    for row in view.rows:
+        each = row.judged.operations if row.judged else []
+        for slower in (True, False):
+            names = [_operation(one) for one in each if (one.delta > 0) == slower]
+            if names:
+                word = "slower" if slower else "faster"
+                lines.append(f"{word} in {row.row}: {_first(names, NAMED)}")
+    return lines
+
+
+def _operation(one: Compared) -> str:
+    """An operation with its change, as in bucket 3 (op 7, all_reduce 25 MiB) +12% [8, 16]."""
+    name = one.of.partition(":")[0]
+    about = f"op {one.at}, {one.kind} {size(one.nbytes)}"
+    told = f"{short(name, 40)} ({about})" if name else about
+    ends = f"[{signed(one.lo).rstrip('%')}, {signed(one.hi).rstrip('%')}]"
+    return f"{told} {signed(one.delta)} {ends}{'' if one.confirmed else ', not measured again'}"
 
 
 def history(view: Readable) -> list[str]:

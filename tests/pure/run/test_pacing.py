@@ -14,8 +14,10 @@ from collbench.records.types import Record
 from collbench.run import pacing, plan
 from collbench.run.pacing import Budget, Passes
 from collbench.run.plan import Job, Plan
+from collbench.run.rank.steps import ALONE_SHARE, most_seconds
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.workload.step import Op, Program, Step
 
 POLICY = Policy(max_seconds=2.0)
 
@@ -160,6 +162,72 @@ def test_a_budget_is_kept(clock: Clock, seconds: float, slow: float) -> None:
     assert took <= 1.1 * seconds
     assert len(found) + len(dropped) == 3 * len(SWEPT)
     assert all(len(each.times_ns) >= FEWEST_SAMPLES for each in found)
+
+
+STEPPED = Step(
+    "x",
+    4,
+    (
+        Program(
+            (0, 1, 2, 3),
+            (
+                Op(kind="compute", flops=1e9),
+                Op(kind="all_reduce", nbytes=32 << 20, dtype="float", op="sum"),
+                Op(kind="wait"),
+            ),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slow", "cycles"),
+    [(15.0, 0.3, 1), (15.0, 1.0, 1), (20.0, 1.0, 1), (20.0, 1.0, 2), (120.0, 4.0, 2)],
+)
+def test_a_budget_is_kept_with_steps(
+    clock: Clock, seconds: float, slow: float, cycles: int
+) -> None:
+    """A step's rounds are of three parts, and beside them it is checked, warmed up, watched, and
+    its operations are measured by themselves."""
+    budget = Budget(seconds, POLICY, lambda job: None)
+    whole = case(32 << 20, "step", step=STEPPED.title, op="none", dtype="uint8")
+    worlds = [
+        Plan(at, "gloo", 4, (), POLICY, [Job(each, 1, "hot", step=STEPPED)], 30.0)
+        for at in range(cycles)
+        for each in [msgspec.structs.replace(whole, cycle=at)]
+    ]
+    began, done = clock.now, 0
+    for _ in [budget.first(each) for each in worlds]:
+        clock.now += 1.0
+        while jobs := budget.further():
+            (job,) = jobs
+            each = np.array([0.5, 0.2, 0.3]) * slow * plan.call_seconds(job)
+            rounds = FEWEST_SAMPLES
+            while rounds * sum(each) < most_seconds(job, POLICY, rounds):
+                rounds += 1
+            beside = 3 * sum(each) + (2 + 5) * each[0] + 2 * each[2]
+            took = 0.1 + beside + (1 + ALONE_SHARE) * rounds * sum(each)
+            clock.now += took
+            for part, ns in zip(job.case.siblings, each[::-1] * 1e9, strict=True):
+                budget.heard(record(part, times_ns=[round(ns)] * rounds, seconds=took))
+            done += 1
+    assert done
+    assert clock.now - began <= 1.1 * seconds
+
+
+def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
+    budget = Budget(1000.0, POLICY, lambda job: None)
+    whole = case(32 << 20, "step", step=STEPPED.title, op="none", dtype="uint8")
+    jobs = [
+        Job(msgspec.structs.replace(whole, cycle=at), 1, "hot", step=STEPPED) for at in range(2)
+    ]
+    budget.first(Plan(0, "gloo", 4, (), POLICY, jobs, 30.0))
+    (job,) = budget.further()
+    for part in job.case.siblings:
+        budget.heard(record(part, times_ns=[5 * 10**8] * 12, seconds=20.0))
+    least = 2.0 + FEWEST_SAMPLES * 1.5  # of 20 s, 18 s were rounds
+    clock.now += 1000.0 * 0.97 - 1.01 * least * pacing.SLACK
+    assert len(budget.further()) == 1
 
 
 def test_nothing_is_dropped_where_there_is_time(clock: Clock) -> None:
