@@ -13,7 +13,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -35,6 +34,7 @@ TYPES = {
     torch.complex64: "float",
     torch.complex128: "double",
 }
+FURTHER = (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag"))
 REDUCING = {name for name, row in COLLECTIVES.items() if row.reduces}
 # that return when what they started in C++ has ended
 BLOCKING = ("nn/parallel/distributed.py", "torch/distributed/utils.py")
@@ -86,45 +86,46 @@ OPERATORS = {
 }
 
 
-def tensors(given: Any) -> Iterator[Tensor]:
+def tensors(given: Any) -> list[Tensor]:
     """The tensors of an argument, which may lie in lists of lists."""
     if isinstance(given, Tensor):
-        yield given
-    elif isinstance(given, list | tuple):
-        for each in given:
-            yield from tensors(each)
+        return [given]
+    if not isinstance(given, list | tuple):
+        return []
+    return [tensor for each in given for tensor in tensors(each)]
 
 
 def is_real(tensor: Tensor) -> bool:
     """Whether it has data: those that compilers trace with have none."""
-    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return plain and not torch._is_functional_tensor(tensor) and tensor.device.type != "meta"
+    kind = type(tensor)
+    plain = kind is Tensor or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    return plain and not torch._is_functional_tensor(tensor) and not tensor.is_meta
 
 
 def said(row: Row, given: Arguments) -> Said | None:
     """What a call asks for; None where that is nothing, as its tensors have no data."""
     group = ProcessGroup.unbox(given["process_group"])
-    parts = [*tensors(given[row.whole])]
-    first = next(tensors(given[row.fills]), parts[0] if parts else None)
+    parts = tensors(given[row.whole])
+    filled = parts if row.fills == row.whole else tensors(given[row.fills])
+    first = next(iter(filled or parts), None)
     if first is not None and not is_real(first):
         return None
-    device = first.device.type if first is not None else "cpu"
+    device = "cpu" if first is None or first.is_cpu else first.device.type
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
         return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
-    reduces = row.kind in REDUCING
-    nbytes = sum(part.numel() * part.itemsize for part in parts)
-    nbytes *= group.size() if row.times_members else 1
-    fields = {"kind": row.kind, "nbytes": nbytes, **_further(row, given, group.size())}
-    if reduces:
+    fields = {"kind": row.kind, "nbytes": 0}
+    for part in parts:
+        fields["nbytes"] += part.numel() * part.itemsize
+    if row.times_members:
+        fields["nbytes"] *= group.size()
+    _give_further(fields, given, group)
+    if reduces := row.kind in REDUCING:
         fields["op"] = given["reduce_op"]
-    why = _typed(fields, parts, reduces)
-    if any(part.layout is not torch.strided for part in parts):
-        why = f"{row.kind} of sparse tensors"
-    return Said(fields, group, device, waits, why)
+    return Said(fields, group, device, waits, _give_type(fields, parts, reduces))
 
 
-def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
+def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
     """Gives a call its datatype, and its blocks elements of that; why there is none, else
     nothing."""
     types = {part.dtype for part in parts} or {torch.uint8}
@@ -134,9 +135,13 @@ def _typed(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> str:
         told = " and ".join(sorted(str(each).removeprefix("torch.") for each in types))
         return f"{fields['kind']} that reduces {told}"
     fields["dtype"] = name or "uint8"  # which moves the same bytes
-    scale = dtype.itemsize // DTYPES[fields["dtype"]].size
-    for blocks in {"sends", "receives"} & {*fields}:
-        fields[blocks] = tuple(scale * count for count in fields[blocks])
+    for blocks in ("sends", "receives"):
+        if blocks in fields:
+            scale = dtype.itemsize // DTYPES[fields["dtype"]].size
+            fields[blocks] = tuple(scale * count for count in fields[blocks])
+    for part in parts:
+        if part.layout is not torch.strided:
+            return f"{fields['kind']} of sparse tensors"
     return ""
 
 
@@ -145,25 +150,26 @@ def reduction(op: Any) -> str:
     return op if isinstance(op, str) else REDUCTIONS[op.op()]
 
 
-def _further(row: Row, given: Arguments, n: int) -> dict[str, Any]:
-    """Root, peer, tag, and blocks of an exchange."""
-    found: dict[str, Any] = {"peer": -1} if row.kind == "recv" else {}  # from anybody
-    for name, field in (("root_rank", "root"), ("dst", "peer"), ("src", "peer"), ("tag", "tag")):
+def _give_further(fields: dict[str, Any], given: Arguments, group: ProcessGroup) -> None:
+    """Gives a call its root, peer and tag, and the blocks of an exchange."""
+    if fields["kind"] == "recv":
+        fields["peer"] = -1  # from anybody
+    for name, field in FURTHER:
         if name in given:
-            found[field] = given[name]
-    if row.kind == "all_to_allv":
-        sends = tuple(each.numel() for each in given["input_tensors"])
-        receives = tuple(each.numel() for each in given["output_tensors"])
-        found |= {"sends": sends, "receives": receives}
+            fields[field] = given[name]
+    if fields["kind"] == "all_to_allv":
+        fields["sends"] = tuple(each.numel() for each in given["input_tensors"])
+        fields["receives"] = tuple(each.numel() for each in given["output_tensors"])
         itemsize = given["input_tensors"][0].itemsize
     elif given.get("input_split_sizes") or given.get("output_split_sizes"):
-        sends = _elements(given["input"], given["input_split_sizes"], n)
-        receives = _elements(given["output"], given["output_split_sizes"], n)
-        found |= {"kind": "all_to_allv", "sends": sends, "receives": receives}
+        n = group.size()
+        fields["kind"] = "all_to_allv"
+        fields["sends"] = _elements(given["input"], given["input_split_sizes"], n)
+        fields["receives"] = _elements(given["output"], given["output_split_sizes"], n)
         itemsize = given["input"].itemsize
-    if "sends" in found:
-        found["nbytes"] = max(sum(found["sends"]), sum(found["receives"])) * itemsize
-    return found
+    else:
+        return
+    fields["nbytes"] = max(sum(fields["sends"]), sum(fields["receives"])) * itemsize
 
 
 def _elements(buffer: Tensor, splits: list[int], n: int) -> tuple[int, ...]:
@@ -183,18 +189,19 @@ class Lines:
     """Lines of the program, by frames: what is known of their code is kept."""
 
     def __init__(self) -> None:
-        self._torchs: dict[CodeType, bool] = {}
+        # by id, as code takes long to hash
+        self._torchs: dict[int, tuple[CodeType, bool]] = {}
 
     def line_of(self, frame: FrameType | None) -> str:
         """The line of the program that made a call: the innermost that is not torch's."""
         while frame is not None:
             code = frame.f_code
-            torchs = self._torchs.get(code)
-            if torchs is None:
+            known = self._torchs.get(id(code))
+            if known is None:
                 path = code.co_filename
                 torchs = path.startswith((TORCH, "<")) or path.endswith(WRAPPERS)
-                self._torchs[code] = torchs
-            if not torchs:
+                known = self._torchs[id(code)] = code, torchs
+            if not known[1]:
                 name = code.co_filename.rpartition("/")[2]
                 return f"{name}:{frame.f_lineno} {code.co_name}"[:200]
             frame = frame.f_back
@@ -273,19 +280,20 @@ class Interception:
         arguments = operator._schema.arguments
         names = [each.name for each in arguments]
         usual = {each.name: each.default_value for each in arguments if each.has_default_value()}
-        onward = _Onward(operator)
+        onward, inside = _Onward(operator), self._inside
+        begins, returns = self._told.call_begins, self._told.call_returns
 
-        def called(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            self._inside.append(None)
+        def called(keys: Any, *args: Any) -> Any:  # no operator has arguments by name only
+            inside.append(None)
             try:
-                given = {**usual, **dict(zip(names, args, strict=False)), **kwargs}
-                began = self._told.call_begins(row, given, sys._getframe().f_back)
-                result = onward(keys, *args, **kwargs)
+                given = usual | dict(zip(names, args, strict=False))
+                began = begins(row, given, sys._getframe().f_back)
+                result = onward(keys, args)
                 if began is not None:
-                    self._told.call_returns(began, _work(result), row, given)
+                    returns(began, _work(result), row, given)
                 return result
             finally:
-                self._inside.pop()
+                inside.pop()
 
         return called
 
@@ -296,7 +304,7 @@ class Interception:
             self._inside.append(None)
             try:
                 began = self._told.tensor_wait_begins(tensor)
-                result = onward(keys, tensor)
+                result = onward(keys, (tensor,))
                 if began is not None:
                     self._told.wait_returns(began)
                 return result
@@ -352,27 +360,25 @@ class _Onward:
         self._operator, self._call = operator, operator._op_dk
         self._mine = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
         self._exclude = torch._C._ExcludeDispatchKeyGuard
-        self._known: dict[Any, Any] = {}  # what the dispatcher would take, by key
-        self._key(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))  # a torch without it is told
+        self._known: dict[int, Any] = {}  # what the dispatcher would take, by sets of keys
+        self._taken(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU))  # tells of a torch without
 
-    def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        taken = self._key(keys)
-        if taken is not None:
-            return self._call(taken, *args, **kwargs)
+    def __call__(self, keys: Any, args: tuple[Any, ...]) -> Any:
+        number = keys.raw_repr()
+        if number not in self._known:
+            self._known[number] = self._taken(keys)
+        if (taken := self._known[number]) is not None:
+            return self._call(taken, *args)
         with self._exclude(self._mine):  # as without us, errors and all
-            return self._operator(*args, **kwargs)
+            return self._operator(*args)
 
-    def _key(self, keys: Any) -> Any:
+    def _taken(self, keys: Any) -> Any:
         """The dispatcher's next key after ours, for which there is a kernel; None without."""
-        key = keys.remove(torch._C.DispatchKey.BackendSelect).highestPriorityTypeId()
-        if key not in self._known:
-            self._known[key] = self._taken(key)
-        return self._known[key]
-
-    def _taken(self, key: Any) -> Any:
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        names = torch._C.DispatchKey
-        for each in (key, names.CompositeExplicitAutograd):
+        names, has = torch._C.DispatchKey, torch._C._dispatch_has_kernel_for_dispatch_key
+        for each in (
+            keys.remove(names.BackendSelect).highestPriorityTypeId(),
+            names.CompositeExplicitAutograd,
+        ):
             if has(self._operator.name(), each.name):
                 return each
         return None
@@ -381,6 +387,7 @@ class _Onward:
 def _work(result: Any) -> Work | None:
     """The work that an operator returns, as Python has it; None where it returns none."""
     boxed = result[-1] if isinstance(result, tuple) else result
-    with suppress(Exception):  # none, where calls are coalesced
+    try:
         return Work.unbox(boxed) if boxed is not None else None
-    return None
+    except Exception:  # none, where calls are coalesced
+        return None

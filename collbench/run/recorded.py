@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -92,6 +93,7 @@ class Program:
         self._mark: Interval | None = None
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
+        self._named: dict[int, tuple[weakref.ref[ProcessGroup], str | None]] = {}  # by their ids
         self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
         self._works: dict[int, list[Seen]] = {}  # by the ids of their works
         self._filled: dict[int, Seen] = {}  # by the address of what a call fills
@@ -101,7 +103,7 @@ class Program:
     def add(self, fields: dict[str, Any], group: ProcessGroup, why: str = "") -> Seen | None:
         """A call more; None where it is lost, as for a reason ``why``."""
         with self._lock:
-            name = self._named(group)
+            name = self._name(group)
             if name is None:
                 why = "the members of its group are unknown"
             why = why or self._full()
@@ -111,7 +113,8 @@ class Program:
             if fields["kind"] not in POINT_TO_POINT:
                 fields["number"] = self._numbers[name]
                 self._numbers[name] += 1
-            return self._append({**fields, "group": name})
+            fields["group"] = name
+            return self._append(fields)
 
     def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
         """A wait for these calls."""
@@ -144,7 +147,15 @@ class Program:
         self._held.append(seen)
         return seen
 
-    def _named(self, group: ProcessGroup) -> str | None:
+    def _name(self, group: ProcessGroup) -> str | None:
+        """The name of a group, which is looked up when it is seen first, and whenever another one
+        is where it was in memory."""
+        known = self._named.get(id(group))
+        if known is None or known[0]() is not group:
+            known = self._named[id(group)] = weakref.ref(group), self._looked_up(group)
+        return known[1]
+
+    def _looked_up(self, group: ProcessGroup) -> str | None:
         """The name of a group, which is noted when it is seen first; None where nobody knows who
         is in it."""
         name = WORLD if group is dist.group.WORLD else str(group.group_name)

@@ -227,9 +227,10 @@ class Recorder:
         if self._about is None:
             self._about = _about()
         task = torch._C._current_graph_task_id()
-        backward = {"phase": "backward"} if task != -1 else {}
-        fields = {**what.fields, **backward, "source": self._lines.line_of(frame)}
-        seen = self._local.last = self._program.add(fields, what.group, what.why)
+        if task != -1:
+            what.fields["phase"] = "backward"
+        what.fields["source"] = self._lines.line_of(frame)
+        seen = self._local.last = self._program.add(what.fields, what.group, what.why)
         if seen is None:
             return None
         seen.device, seen.waits = what.device, what.waits
