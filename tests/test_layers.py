@@ -22,10 +22,10 @@ LAYERS = {
     "machine": 593,  # where we are
     "workload": 6_483,  # steps of training and inference
     "suite": 958,  # what is asked for
-    "records": 2_820,  # what came out
-    "run": 10_627,  # how it is measured
-    "judge": 4_255,  # what it means
-    "show": 5_042,  # how it is told
+    "records": 2_823,  # what came out
+    "run": 10_657,  # how it is measured
+    "judge": 4_385,  # what it means
+    "show": 5_063,  # how it is told
     "cli": 2_669,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
