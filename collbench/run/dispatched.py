@@ -114,7 +114,7 @@ def said(row: Row, given: Arguments) -> Said | None:
     waits = not given.get("async_op", True)
     if row.kind == "barrier":
         return Said({"kind": "barrier", "dtype": "uint8"}, group, device, waits)
-    fields = {"kind": row.kind, "nbytes": 0}
+    fields: dict[str, Any] = {"kind": row.kind, "nbytes": 0}
     for part in parts:
         fields["nbytes"] += part.numel() * part.itemsize
     if row.times_members:
