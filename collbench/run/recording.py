@@ -307,8 +307,12 @@ class Recorder:
 
     @harmless
     def _backward_waited(self, task: int, began: int) -> None:
+        """The wait is over when its calls are: then DDP copies buckets back to gradients."""
         if calls := self._program.left_by(task):
-            self.wait_returns(Waiting(self._program.wait(calls, began), calls, None))
+            self.wait_returns(Waiting(None, calls, None))
+            if wait := self._program.wait(calls, began):
+                ends = max(call.ends for call in calls)
+                wait.ended(max(began, ends) if ends >= 0 else self._now())
 
     def _write(self) -> None:
         """What the writing thread does: what can be written is written, until the end."""
