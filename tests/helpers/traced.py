@@ -235,7 +235,7 @@ RECORDING = """{"collbench_trace":1,"rank":1,"world":2,"backend":"gloo"}
 {"step":[90,200]}
 {"lost":{"why":"sparse","calls":2,"nbytes":64}}
 {"ended":300,"broken":true}
-"""  # noqa: E501 - lines of a file
+"""
 AICB = """[rank0 ~ rank15]
 comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,b,c
 CommType.all_reduce,CommGroup.dp_group,4,8,init.model_setup,None,None,,None,None,None,1
