@@ -267,16 +267,17 @@ class Program:
             lines = [*self._notes, *self._late()]
             self._notes = []
             while self._held and (self._held[0].done or self._held[0].issued < old):
-                lines.append((seen := self._held.popleft()).call)
-                if lines[-1].state:
+                call = (seen := self._held.popleft()).call
+                lines.append(call)
+                if call.state:
                     self._overdue.append(seen)
             until = self._held[0].issued if self._held else now
-        return [*lines, own.Note(until=until)]
+        return lines if self._lost else [*lines, own.Note(until=until)]
 
     def _late(self) -> list[Line]:
         """Ends of calls that were written before."""
-        late = [seen for seen in self._overdue if not seen.under_way]
-        self._overdue = [seen for seen in self._overdue if seen.under_way]
+        late = [seen for seen in self._overdue if seen.ends >= 0]
+        self._overdue = [seen for seen in self._overdue if seen.ends < 0]
         return [own.Note(late=(seen.place, seen.ends)) for seen in late]
 
     def rest(self, broken: bool = False) -> list[Line]:

@@ -213,12 +213,14 @@ class _Reader:
         end = next((note for note in self._notes if note.ended is not None), None)
         if end is None:
             lost.append(Lost(INTERRUPTED))
+        went_on = end is not None and not end.broken
         until = -1 if end else max((note.until or 0 for note in self._notes), default=0)
+        until = 0 if went_on or any(each.calls for each in lost) else until
         groups = {each: note.ranks for each, note in named.items()}
         described = {each: note.described for each, note in named.items() if note.described}
         about |= {
-            "calls": self._ended(went_on=end is not None and not end.broken),
-            "until": 0 if end and not end.broken else until,
+            "calls": self._ended(went_on),
+            "until": until,
             "groups": self.head.groups | groups,
             "described": self.head.described | described,
             "steps": (*self.head.steps, *(note.step for note in self._notes if note.step)),

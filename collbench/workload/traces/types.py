@@ -73,7 +73,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed;
     where there are no times, ``marked`` are the iterations' first call and the one after their
     last. It has all calls that were issued ``until`` then: -1 where that is all there were, 0 where
-    the job went on after it."""
+    the job went on after it, or calls are lost."""
 
     rank: Whole
     world: Whole

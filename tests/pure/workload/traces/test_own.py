@@ -45,6 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         steps=((90, 200),),
         lost=(Lost("sparse", 2, 64),),
         source=str(path),
+        until=0,
     )
 
 
@@ -158,6 +159,11 @@ def test_a_call_that_the_job_was_in_when_it_was_killed_is_told(tmp_path: Path) -
     found = own.read_rank(written(tmp_path, BEGUN, Note(until=250), Note(until=270)))
     assert [call.state for call in found.calls] == ["started"]
     assert found.until == 270
+
+
+def test_a_trace_that_has_lost_calls_accuses_nobody(tmp_path: Path) -> None:
+    lines = (BEGUN, Note(until=250), Note(lost=Lost("sparse", 1)), replace(END, broken=True))
+    assert own.read_rank(written(tmp_path, *lines)).until == 0
 
 
 def test_a_call_that_ended_after_it_was_written_has_its_end(tmp_path: Path) -> None:
