@@ -276,9 +276,9 @@ class Program:
 
     def _late(self) -> list[Line]:
         """Ends of calls that were written before."""
-        late = [seen for seen in self._overdue if seen.ends >= 0]
-        self._overdue = [seen for seen in self._overdue if seen.ends < 0]
-        return [own.Note(late=(seen.place, seen.ends)) for seen in late]
+        told = [(seen, seen.ends) for seen in self._overdue]  # once: others set ends meanwhile
+        self._overdue = [seen for seen, ends in told if ends < 0]
+        return [own.Note(late=(seen.place, ends)) for seen, ends in told if ends >= 0]
 
     def rest(self, broken: bool = False) -> list[Line]:
         """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
