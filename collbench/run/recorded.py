@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup, Work
 from collbench.run.dispatched import reduction
 from collbench.workload.step import POINT_TO_POINT, WORLD
 from collbench.workload.traces import own
-from collbench.workload.traces.types import Call, Interval, Lost
+from collbench.workload.traces.types import Call, Interval, Lost, State
 
 MOST_CALLS = 500_000  # of a recording
 MOST_HELD = 50_000  # calls in memory that are not written yet
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 class Seen:
     """A call or a wait at its place in the trace, from when it was issued until it is written.
-    ``work`` is kept until it is waited for."""
+    ``work`` is kept until it is waited for. ``pending``: when it ends will be seen."""
 
     __slots__ = (
         "begins",
@@ -47,6 +47,7 @@ class Seen:
         "fields",
         "future",
         "issued",
+        "pending",
         "place",
         "waits",
         "work",
@@ -56,6 +57,7 @@ class Seen:
         self.fields, self.place, self.issued = fields, place, issued
         self.begins = self.ends = -1
         self.waits = self.done = False
+        self.pending = fields["kind"] != "wait"
         self.device = "cpu"
         self.work: Work | None = None
         self.future: Any = None  # of its work, until that is done
@@ -68,8 +70,14 @@ class Seen:
         self.done = True
 
     @property
+    def under_way(self) -> bool:
+        """Whether it is known not to have ended."""
+        return self.pending and self.ends < 0 and self.device == "cpu"
+
+    @property
     def call(self) -> Call:
         fields = self.fields
+        state: State = "started" if self.under_way else ""
         if "op" in fields:
             fields = {**fields, "op": reduction(fields["op"])}
         return Call(
@@ -78,6 +86,7 @@ class Seen:
             begins_ns=self.begins,
             ends_ns=self.ends,
             waits=self.waits,
+            state=state,
         )
 
 
@@ -90,6 +99,7 @@ class Program:
         self._lock = threading.RLock()  # a signal's handler may come within, and communicate
         self._held: deque[Seen] = deque()
         self._notes: list[Line] = []
+        self._overdue: list[Seen] = []  # written, and have not ended
         self._mark: Interval | None = None
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
@@ -262,20 +272,33 @@ class Program:
 
     def ready(self) -> list[Line]:
         """What can be written: no call before it may still change."""
-        old = self._now() - int(HELD_S * 1e9)
+        now = self._now()
+        old = now - int(HELD_S * 1e9)
         with self._lock:
-            lines, self._notes = self._notes, []
+            lines = [*self._notes, *self._late()]
+            self._notes = []
             while self._held and (self._held[0].done or self._held[0].issued < old):
-                lines.append(self._held.popleft().call)
-        return lines
+                call = (seen := self._held.popleft()).call
+                lines.append(call)
+                if call.state:
+                    self._overdue.append(seen)
+            until = self._held[0].issued if self._held else now
+        return lines if self._lost else [*lines, own.Note(until=until)]
 
-    def rest(self) -> list[Line]:
-        """All that is left, with what was lost and the end."""
+    def _late(self) -> list[Line]:
+        """Ends of calls that were written before."""
+        told = [(seen, seen.ends) for seen in self._overdue]  # once: others set ends meanwhile
+        self._overdue = [seen for seen, ends in told if ends < 0]
+        return [own.Note(late=(seen.place, ends)) for seen, ends in told if ends >= 0]
+
+    def rest(self, broken: bool = False) -> list[Line]:
+        """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
+        recording."""
         with self._lock:
             self._note_mark()
-            lines = [*self._notes, *(seen.call for seen in self._held)]
+            lines = [*self._notes, *self._late(), *(seen.call for seen in self._held)]
             lines += [own.Note(lost=Lost(why, *told)) for why, told in self._lost.items()]
-        return [*lines, own.Note(ended=self._now())]
+        return [*lines, own.Note(ended=self._now(), broken=broken)]
 
     def close(self) -> None:
         """Lets go of all that belongs to the job."""
@@ -284,7 +307,14 @@ class Program:
                 observed.put(None)
             for key in [*self._works]:
                 self._let_go(key)
-            for kept in (self._filled, self._tasks, self._observers, self._held, self._notes):
+            for kept in (
+                self._filled,
+                self._tasks,
+                self._observers,
+                self._held,
+                self._notes,
+                self._overdue,
+            ):
                 kept.clear()
 
 

@@ -119,6 +119,7 @@ class Recorder:
         self._local = threading.local()
         self._about: RankTrace | None = None
         self._told = False  # that it failed
+        self._broken = False  # ended with the job, or by an error
         self._start()
 
     def __enter__(self) -> Self:
@@ -127,6 +128,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: object, where: TracebackType | None
     ) -> None:
+        self._broken = kind is not None and not self.over
         self.close()
 
     def step(self) -> None:
@@ -146,7 +148,12 @@ class Recorder:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.join(2 * PATIENCE_S)
-            atexit.unregister(self.close)
+            atexit.unregister(self._exits)
+
+    def _exits(self) -> None:
+        """The job ends."""
+        self._broken = not self.over
+        self.close()
 
     def give_up(self, error: BaseException | str) -> None:
         """Ends it with a warning; the job goes on."""
@@ -172,7 +179,7 @@ class Recorder:
         files.make(Path(self._folder))
         if self._of_optimizer:
             self._hook = register_optimizer_step_post_hook(self._optimized)
-        atexit.register(self.close)
+        atexit.register(self._exits)
         if self._after == 0:
             self._begin()
 
@@ -247,6 +254,7 @@ class Recorder:
         coalesced = getattr(self._local, "coalesced", None)
         if coalesced is not None:
             coalesced.append(seen)
+            seen.pending = False
         elif work is None:
             seen.waits = True
             return seen.ended(self._now())
@@ -258,6 +266,8 @@ class Recorder:
             seen.done = True  # when it ends is not known
         elif collective and not at_once and work is not None:
             self._program.watch(seen, work)
+        if not at_once and not seen.waits:
+            seen.pending = seen.future is not None or seen.ends >= 0
         if collective and not at_once and not seen.waits:
             self._program.fills(seen, tensors(given[row.fills]))
         return None
@@ -267,6 +277,8 @@ class Recorder:
         calls = self._program.waited(work)
         if not calls:
             return None
+        for call in calls:
+            call.pending = True
         if by_torch and calls == [getattr(self._local, "last", None)]:
             calls[0].waits = True  # as dist.send does
         if all(call.waits for call in calls):
@@ -308,8 +320,12 @@ class Recorder:
 
     @harmless
     def _backward_waited(self, task: int, began: int) -> None:
+        """The wait is over when its calls are: then DDP copies buckets back to gradients."""
         if calls := self._program.left_by(task):
-            self.wait_returns(Waiting(self._program.wait(calls, began), calls, None))
+            self.wait_returns(Waiting(None, calls, None))
+            if wait := self._program.wait(calls, began):
+                ends = max(call.ends for call in calls)
+                wait.ended(max(began, ends) if ends >= 0 else self._now())
 
     def _write(self) -> None:
         """What the writing thread does: what can be written is written, until the end."""
@@ -321,7 +337,7 @@ class Recorder:
             until = time.monotonic() + PATIENCE_S
             while self._program.watching and time.monotonic() < until:
                 time.sleep(0.01)
-            file = self._written(file, self._program.rest())
+            file = self._written(file, self._program.rest(self._broken))
             if file is None:
                 self.give_up("no call between ranks was made, so that there is no file")
         except Exception as e:

@@ -465,6 +465,7 @@ TRACES = {
     "aicb": _trace("aicb", "x.csv", traced.AICB),
     "simai": _trace("simai", "x.txt", traced.SIMAI),
     "chakra": _trace("chakra", "x.0.et", traced.chakra()),
+    "recording": _trace("collbench", "rank-00001.jsonl", traced.RECORDING),
 }
 KINDS = {
     **TRACES,

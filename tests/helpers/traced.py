@@ -225,6 +225,17 @@ PARAM = [
     },
     {"compute": "emb_lookup", "emb_dim": 128},
 ]
+RECORDING = """{"collbench_trace":1,"rank":1,"world":2,"backend":"gloo"}
+{"group":"7","ranks":[0,1],"described":"tp"}
+{"kind":"all_reduce","nbytes":8,"dtype":"float","op":"sum","number":0,"issued_ns":100,"state":"started"}
+{"kind":"all_to_allv","group":"7","nbytes":12,"dtype":"float","sends":[1,2],"receives":[0,2],"issued_ns":120,"begins_ns":120,"ends_ns":150}
+{"kind":"wait","issued_ns":160,"ends_ns":170,"after":[0,1],"phase":"backward","source":"a.py:1 f"}
+{"until":180}
+{"late":[0,175]}
+{"step":[90,200]}
+{"lost":{"why":"sparse","calls":2,"nbytes":64}}
+{"ended":300,"broken":true}
+"""
 AICB = """[rank0 ~ rank15]
 comm_type,comm_group,comm_group_size,msg_size,stage,dst,src,additional,_elapsed_time,algbw,b,c
 CommType.all_reduce,CommGroup.dp_group,4,8,init.model_setup,None,None,,None,None,None,1

@@ -151,6 +151,16 @@ def test_waits_are_where_the_program_waited(all_jobs: Jobs) -> None:
         assert later == [rank.calls[at] for at in sorted(waited)]
 
 
+def test_a_backward_pass_waits_no_longer_than_its_calls_take(all_jobs: Jobs) -> None:
+    for rank in all_jobs.trace("ddp").ranks:
+        waits = [c for c in rank.calls if c.kind == "wait" and c.phase == "backward"]
+        ends = [max(rank.calls[at].ends_ns for at in wait.after) for wait in waits]
+        assert waits
+        assert [wait.ends_ns for wait in waits] == [
+            max(end, wait.issued_ns) for end, wait in zip(ends, waits, strict=True)
+        ]
+
+
 def test_lines_of_the_program_are_told(all_jobs: Jobs) -> None:
     (rank, _) = all_jobs.trace("experts").ranks
     assert {call.source.split(":")[0] for call in rank.calls} == {"recorded_jobs.py"}

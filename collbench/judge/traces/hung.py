@@ -8,7 +8,7 @@ those that wait for nobody.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
@@ -75,6 +75,8 @@ class _Ranks:
         """Whether a rank is through with a call, as far as its trace tells."""
         if through(call):
             return "done"
+        if not call.state:
+            return "called"
         return "in" if self._ends[rank] else "called"
 
 
@@ -122,6 +124,8 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
             return "done"
         if rank in meeting.calls:
             return ranks.status(rank, meeting.calls[rank])
+        if not _reaches(ranks.of[rank], meeting.calls.values()):
+            return "unknown"
         if rank in called:
             return "missing" if meeting.number > called[rank] else "unknown"
         return "missing" if _began_before(ranks.of[rank], meeting) else "unknown"
@@ -139,6 +143,12 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
             return _as_front(meeting, found, before)
         before = meeting.number
     return None
+
+
+def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
+    """Whether the trace of a rank goes on to when others issued these calls, and the job no further
+    than it."""
+    return rank.until < 0 or rank.until > max(call.issued_ns for call in calls)
 
 
 def _began_before(rank: RankTrace, meeting: Meeting) -> bool:
@@ -196,7 +206,8 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
         whole = all(
             not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
         )
-        lacks = not both and whole and peer in ranks.of and len(every.get(half, ())) <= at
+        there = peer in ranks.of and _reaches(ranks.of[peer], [call])
+        lacks = not both and whole and there and len(every.get(half, ())) <= at
         found: dict[int, Status] = {
             rank: "in",
             peer: "in" if both else "missing" if lacks else "unknown",

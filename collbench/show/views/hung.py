@@ -247,6 +247,7 @@ def _around(judged: Judged, front: Front) -> Table:
     ]
     lines = [Line(_called(meeting, meeting.number == front.number)) for meeting in near]
     gloo = any("gloo" in rank.backend for rank in judged.trace.ranks)
+    gloo = gloo and judged.trace.form != "collbench"
     return Table(
         name="calls",
         title=f"Calls of {place(front.group)}, one by one",

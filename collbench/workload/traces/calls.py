@@ -180,7 +180,7 @@ class Calls:
         steps: Sequence[Interval] = (),
         busy: Sequence[Interval] = (),
         marked: Sequence[Interval] = (),
-        **fields: str,
+        backend: str = "",
     ) -> RankTrace:
         """The rank's trace; its groups are those that it is in. Raises UsageError."""
         if rank < 0:
@@ -207,7 +207,7 @@ class Calls:
             marked=tuple((moved[first], moved[end]) for first, end in marked),
             lost=tuple(self._lost.values()),
             source=str(self.path),
-            **fields,
+            backend=backend,
         )
 
     def _drop_unknown(self) -> list[int]:

@@ -47,14 +47,19 @@ class Limits(NamedTuple):
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
-    people call it, calls that are lost, or when the recording ``ended``."""
+    people call it, calls that are lost, the end of a call that was written before it ended
+    (``late``, with its place), ``until`` when all calls are in the file, or when the recording
+    ``ended``; ``broken``: because the job did, or by an error."""
 
     step: Interval | None = None
     group: str | None = None
     ranks: tuple[Whole, ...] = ()
     described: str = ""
     lost: Lost | None = None
+    late: tuple[Whole, Known] | None = None
+    until: Known | None = None
     ended: Known | None = None
+    broken: bool = False
 
 
 class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -205,12 +210,17 @@ class _Reader:
         about = {name: getattr(self.head, name) for name in RankTrace.__struct_fields__}
         named = {note.group: note for note in self._notes if note.group is not None}
         lost = [note.lost for note in self._notes if note.lost]
-        if not any(note.ended is not None for note in self._notes):
+        end = next((note for note in self._notes if note.ended is not None), None)
+        if end is None:
             lost.append(Lost(INTERRUPTED))
+        went_on = end is not None and not end.broken
+        until = -1 if end else max((note.until or 0 for note in self._notes), default=0)
+        until = 0 if went_on or any(each.calls for each in lost) else until
         groups = {each: note.ranks for each, note in named.items()}
         described = {each: note.described for each, note in named.items() if note.described}
         about |= {
-            "calls": tuple(self._calls),
+            "calls": self._ended(went_on),
+            "until": until,
             "groups": self.head.groups | groups,
             "described": self.head.described | described,
             "steps": (*self.head.steps, *(note.step for note in self._notes if note.step)),
@@ -218,3 +228,15 @@ class _Reader:
             "source": str(self._path),
         }
         return RankTrace(**about)
+
+    def _ended(self, went_on: bool) -> tuple[Call, ...]:
+        """The calls, with ends that were written later. Where the job ``went_on`` after the
+        recording, nobody knows whether those under way then have ended."""
+        calls = list(self._calls)
+        for at, ends in (note.late for note in self._notes if note.late):
+            if at < len(calls):
+                begins = calls[at].issued_ns if ends >= 0 else -1
+                calls[at] = replace(calls[at], state="", begins_ns=begins, ends_ns=ends)
+        if went_on:
+            calls = [replace(call, state="") if call.state else call for call in calls]
+        return tuple(calls)

@@ -72,7 +72,8 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     of their members in order; the group of all has the empty name. ``described`` are names that
     people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed;
     where there are no times, ``marked`` are the iterations' first call and the one after their
-    last."""
+    last. It has all calls that were issued ``until`` then: -1 where that is all there were, 0 where
+    the job went on after it, or calls are lost."""
 
     rank: Whole
     world: Whole
@@ -86,6 +87,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     host: str = ""
     backend: str = ""
     source: str = ""
+    until: Known = -1
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -44,6 +44,23 @@ def test_the_rank_that_never_called_what_others_wait_in_is_named() -> None:
     assert (front.waiting, front.missing) == ((0, 2), (1,))
 
 
+def test_a_trace_that_ends_before_others_called_it_accuses_nobody() -> None:
+    made = trace(reduces(DONE, {**IN, "issued_ns": 70}), reduces(DONE), backend="nccl")
+    causes = []
+    for until in (60, 80):
+        short = replace(made.ranks[1], until=until)
+        found = hang(ended := replace(made, ranks=(made.ranks[0], short)), join(ended))
+        assert found
+        causes.append((found.cause, found.fronts[0].unknown))
+    assert causes == [("all", (1,)), ("missing", ())]
+
+
+def test_calls_whose_end_is_not_told_are_not_where_a_job_stands() -> None:
+    found = judged(reduces({}, IN), reduces({}))
+    assert found
+    assert [front.number for front in found.fronts] == [2]
+
+
 def test_since_when_is_told_by_the_first_that_waits() -> None:
     waiting = [reduces({**IN, "issued_ns": ns}) for ns in (70, 50)]
     found = judged(waiting[0], [], waiting[1])

@@ -45,6 +45,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         steps=((90, 200),),
         lost=(Lost("sparse", 2, 64),),
         source=str(path),
+        until=0,
     )
 
 
@@ -149,3 +150,32 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
 def test_what_is_taken_for_granted_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, *CALLS, END)
     assert own.read([path]).assumptions == (own.HANDED_OVER, own.ON_DEVICE)
+
+
+BEGUN = Call("all_reduce", nbytes=8, issued_ns=200, state="started")
+
+
+def test_a_call_that_the_job_was_in_when_it_was_killed_is_told(tmp_path: Path) -> None:
+    found = own.read_rank(written(tmp_path, BEGUN, Note(until=250), Note(until=270)))
+    assert [call.state for call in found.calls] == ["started"]
+    assert found.until == 270
+
+
+def test_a_trace_that_has_lost_calls_accuses_nobody(tmp_path: Path) -> None:
+    lines = (BEGUN, Note(until=250), Note(lost=Lost("sparse", 1)), replace(END, broken=True))
+    assert own.read_rank(written(tmp_path, *lines)).until == 0
+
+
+def test_a_call_that_ended_after_it_was_written_has_its_end(tmp_path: Path) -> None:
+    found = own.read_rank(written(tmp_path, BEGUN, Note(late=(0, 290))))
+    assert found.calls == (replace(BEGUN, state="", begins_ns=200, ends_ns=290),)
+
+
+def test_calls_under_way_when_a_recording_was_closed_accuse_nobody(tmp_path: Path) -> None:
+    found = own.read_rank(written(tmp_path, BEGUN, END))
+    assert ([call.state for call in found.calls], found.until) == ([""], 0)
+
+
+def test_calls_under_way_when_a_job_ended_never_did(tmp_path: Path) -> None:
+    found = own.read_rank(written(tmp_path, BEGUN, replace(END, broken=True)))
+    assert ([call.state for call in found.calls], found.until) == (["started"], -1)
