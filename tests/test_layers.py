@@ -20,12 +20,12 @@ TESTS = Path(__file__).parent
 LAYERS = {
     "core": 2_065,  # what a collective is, what algorithms do and cost
     "machine": 593,  # where we are
-    "workload": 6_483,  # steps of training and inference
+    "workload": 6_501,  # steps of training and inference
     "suite": 958,  # what is asked for
     "records": 2_823,  # what came out
-    "run": 10_657,  # how it is measured
-    "judge": 4_385,  # what it means
-    "show": 5_063,  # how it is told
+    "run": 10_689,  # how it is measured
+    "judge": 4_393,  # what it means
+    "show": 5_064,  # how it is told
     "cli": 2_669,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
