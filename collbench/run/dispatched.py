@@ -146,8 +146,8 @@ def _give_type(fields: dict[str, Any], parts: list[Tensor], reduces: bool) -> st
 
 
 def reduction(op: Any) -> str:
-    """collbench's name of a reduction, of which the dispatcher takes long to tell."""
-    return op if isinstance(op, str) else REDUCTIONS[op.op()]
+    """collbench's name of a reduction of C++, of which torch takes long to tell."""
+    return REDUCTIONS[op.op()]
 
 
 def _give_further(fields: dict[str, Any], given: Arguments, group: ProcessGroup) -> None:
@@ -213,7 +213,7 @@ class Told(Protocol):
     wait returns; none of it may raise."""
 
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any: ...
-    def call_returns(self, began: Any, work: Work | None, row: Row, given: Arguments) -> None: ...
+    def call_returns(self, began: Any, boxed: Any, row: Row, given: Arguments) -> None: ...
     def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
     def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
     def wait_returns(self, began: Any) -> None: ...
@@ -290,7 +290,8 @@ class Interception:
                 began = begins(row, given, sys._getframe().f_back)
                 result = onward(keys, args)
                 if began is not None:
-                    returns(began, _work(result), row, given)
+                    boxed = result[-1] if isinstance(result, tuple) else result
+                    returns(began, boxed, row, given)
                 return result
             finally:
                 inside.pop()
@@ -384,9 +385,8 @@ class _Onward:
         return None
 
 
-def _work(result: Any) -> Work | None:
-    """The work that an operator returns, as Python has it; None where it returns none."""
-    boxed = result[-1] if isinstance(result, tuple) else result
+def work_of(boxed: Any) -> Work | None:
+    """What an operator returns as its work, as Python has it; None where that is none."""
     try:
         return Work.unbox(boxed) if boxed is not None else None
     except Exception:  # none, where calls are coalesced

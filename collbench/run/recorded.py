@@ -23,6 +23,7 @@ from collbench.workload.traces.types import Call, Interval, Lost, State
 MOST_CALLS = 500_000  # of a recording
 MOST_HELD = 50_000  # calls in memory that are not written yet
 MOST_UNWAITED = 256  # works of the job that are kept until they are waited for
+MOST_UNREAD = 32  # reductions that are kept as C++ has them, to be read together
 HELD_S = 10.0  # until a call that has not ended is written without its end
 
 Clock = Callable[[], int]
@@ -76,12 +77,9 @@ class Seen:
 
     @property
     def call(self) -> Call:
-        fields = self.fields
         state: State = "started" if self.under_way else ""
-        if "op" in fields:
-            fields = {**fields, "op": reduction(fields["op"])}
         return Call(
-            **fields,
+            **self.fields,
             issued_ns=self.issued,
             begins_ns=self.begins,
             ends_ns=self.ends,
@@ -101,6 +99,7 @@ class Program:
         self._notes: list[Line] = []
         self._overdue: list[Seen] = []  # written, and have not ended
         self._mark: Interval | None = None
+        self._unread: list[dict[str, Any]] = []  # calls whose reduction is as C++ has it
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
         self._named: dict[int, tuple[weakref.ref[ProcessGroup], str | None]] = {}  # by their ids
@@ -124,7 +123,19 @@ class Program:
                 fields["number"] = self._numbers[name]
                 self._numbers[name] += 1
             fields["group"] = name
+            if "op" in fields:
+                self._unread.append(fields)
+                if len(self._unread) >= MOST_UNREAD:
+                    self._read()
             return self._append(fields)
+
+    def _read(self) -> None:
+        """Reads reductions: together, as that is quick only from the second on, but few of them.
+        What is kept of C++ lies between the job's buffers, which then find no room where they had
+        it: each step of a job takes pages anew."""
+        unread, self._unread = self._unread, []
+        for fields in unread:
+            fields["op"] = reduction(fields["op"])
 
     def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
         """A wait for these calls."""
@@ -181,6 +192,7 @@ class Program:
     def iterated(self, step: Interval) -> None:
         """An iteration more; the one before stands now and is written."""
         with self._lock:
+            self._read()
             self._note_mark()
             self._mark = step
             self._filled.clear()
@@ -275,6 +287,7 @@ class Program:
         now = self._now()
         old = now - int(HELD_S * 1e9)
         with self._lock:
+            self._read()
             lines = [*self._notes, *self._late()]
             self._notes = []
             while self._held and (self._held[0].done or self._held[0].issued < old):
@@ -295,6 +308,7 @@ class Program:
         """All that is left, with what was lost and the end; ``broken``: of the job, not only of the
         recording."""
         with self._lock:
+            self._read()
             self._note_mark()
             lines = [*self._notes, *self._late(), *(seen.call for seen in self._held)]
             lines += [own.Note(lost=Lost(why, *told)) for why, told in self._lost.items()]

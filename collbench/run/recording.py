@@ -61,6 +61,7 @@ from collbench.run.dispatched import (
     is_real,
     said,
     tensors,
+    work_of,
 )
 from collbench.run.recorded import Line, Program, Seen, clock
 from collbench.workload.step import POINT_TO_POINT
@@ -224,6 +225,7 @@ class Recorder:
         except Exception as e:
             self.give_up(e)
         self.over = True
+        self._local = threading.local()  # which holds works of the job
         self._wake.set()
 
     @harmless
@@ -250,15 +252,20 @@ class Recorder:
         return seen
 
     @harmless
-    def call_returns(self, seen: Seen, work: Work | None, row: Row, given: Arguments) -> None:
+    def call_returns(self, seen: Seen, boxed: Any, row: Row, given: Arguments) -> None:
         coalesced = getattr(self._local, "coalesced", None)
+        at_once = not given.get("async_op", True)
+        if at_once and boxed is not None and coalesced is None:
+            self._local.at_once = seen, boxed  # its wait comes next, if there is one
+            seen.done = seen.device != "cpu"  # when it ends is not known
+            return None
+        work = work_of(boxed)
         if coalesced is not None:
             coalesced.append(seen)
             seen.pending = False
         elif work is None:
             seen.waits = True
             return seen.ended(self._now())
-        at_once = not given.get("async_op", True)
         collective = seen.fields["kind"] not in POINT_TO_POINT
         if work is not None and (at_once or not seen.waits):
             self._program.under_way(work, [seen])
@@ -274,7 +281,7 @@ class Recorder:
 
     @harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
-        calls = self._program.waited(work)
+        calls = self._program.waited(work) or self._at_once(work)
         if not calls:
             return None
         for call in calls:
@@ -284,6 +291,14 @@ class Recorder:
         if all(call.waits for call in calls):
             return Waiting(None, calls, work)
         return Waiting(self._program.wait(calls), calls, work)
+
+    def _at_once(self, work: Work) -> list[Seen]:
+        """The call that this thread made last to be waited for at once, if that is its work."""
+        one = getattr(self._local, "at_once", None)
+        if one is None or work_of(one[1]) is not work:
+            return []
+        self._local.at_once = None
+        return [one[0]]
 
     @harmless
     def tensor_wait_begins(self, tensor: Tensor) -> Waiting | None:

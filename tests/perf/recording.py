@@ -36,12 +36,6 @@ from collbench.workload.traces import own
 
 RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 4, 1024, 8, 6, 0.02
 BLOCKS = ("plain", "control", "recorded")
-# glibc gives no memory back meanwhile, nor maps any anew
-KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
 
 
 class Job(NamedTuple):
@@ -77,9 +71,7 @@ CPU time of both ranks, with all threads; *a call* is the CPU time that a rank s
 calls it makes. The goal is less than {GOAL:.0%} of a step.
 
 What is once a recording is not in these: `begin` puts the hooks in place, *first* is what the step
-after that takes longer than that of a plain block, and `end` waits for the disk. Memory stays with
-the processes (MALLOC_TRIM_THRESHOLD_ and others): as glibc is set by default, up to 8,000 pages a
-step are given back and taken anew, more or fewer in each block, recorded or not.
+after that takes longer than that of a plain block, and `end` waits for the disk.
 
 The job that *sleeps* has a sleep of 12 ms in each layer's backward pass in place of most of its
 computing, as a rank with a GPU, whose core is free meanwhile; the others' cores never are.
@@ -231,7 +223,7 @@ def measured(name: str, rounds: int) -> str:
     folder = tempfile.mkdtemp()
     try:
         words = [sys.executable, __file__, "--job", name, "--rounds", str(rounds)]
-        environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **KEPT}
+        environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         started = [
             subprocess.Popen(
                 [*words, "--output", folder, "--rank", str(number)],
