@@ -23,7 +23,7 @@ LAYERS = {
     "workload": 6_501,  # steps of training and inference
     "suite": 958,  # what is asked for
     "records": 2_823,  # what came out
-    "run": 10_689,  # how it is measured
+    "run": 10_713,  # how it is measured
     "judge": 4_393,  # what it means
     "show": 5_064,  # how it is told
     "cli": 2_669,  # how it is asked for
