@@ -83,7 +83,7 @@ gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs 
 	  $(BIN)/collbench report $$runs -o reports/$$name.md || exit 1; \
 	done
 	$(BIN)/collbench health reports/runs/night/*.jsonl --history sqlite:// --plotlyjs directory \
-	  -o reports/night.html -o reports/night.md > /dev/null; test $$? = $(NIGHT)
+	  -o reports/night.html -o reports/night.md > /dev/null
 	$(BIN)/collbench trace reports/runs/recorded-job/*.jsonl --plotlyjs directory \
 	  -o reports/recorded-job.html -o reports/recorded-job.md > /dev/null
 
