@@ -100,8 +100,8 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
     ]
     if judged.total() == judged["learning"]:
         why = (
-            f"needs {LEARNING} earlier nights of a row since its last change; no row has more than"
-            f" {most} so far"
+            f"needs {LEARNING} earlier nights of a row since its last change; no row has"
+            f" {f'more than {most}' if most else 'any'} so far"
         )
         return Looked(missing=why, findings=findings)
     note = f"{counted(judged.total(), 'row')} against up to {PAST} nights"
