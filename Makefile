@@ -79,10 +79,15 @@ gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GP
 	exit $$status
 
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
-	for runs in reports/runs/*; do \
-	  $(BIN)/collbench report $$runs/*.jsonl --plotlyjs directory -o reports/$$(basename $$runs).html && \
-	  $(BIN)/collbench report $$runs/*.jsonl -o reports/$$(basename $$runs).md || exit 1; \
+	for name in algorithms ring-or-one-shot training-step; do \
+	  runs="reports/runs/$$name/*.jsonl"; \
+	  $(BIN)/collbench report $$runs --plotlyjs directory -o reports/$$name.html && \
+	  $(BIN)/collbench report $$runs -o reports/$$name.md || exit 1; \
 	done
+	$(BIN)/collbench health reports/runs/night/*.jsonl --history sqlite:// --plotlyjs directory \
+	  -o reports/night.html -o reports/night.md > /dev/null
+	$(BIN)/collbench trace reports/runs/recorded-job/*.jsonl --plotlyjs directory \
+	  -o reports/recorded-job.html -o reports/recorded-job.md > /dev/null
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -22,11 +22,11 @@ LAYERS = {
     "machine": 593,  # where we are
     "workload": 6_501,  # steps of training and inference
     "suite": 958,  # what is asked for
-    "records": 2_823,  # what came out
+    "records": 2_824,  # what came out
     "run": 10_713,  # how it is measured
-    "judge": 4_393,  # what it means
+    "judge": 4_400,  # what it means
     "show": 5_064,  # how it is told
-    "cli": 2_669,  # how it is asked for
+    "cli": 2_675,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
     "torch": {"run", "cli.doctor"},

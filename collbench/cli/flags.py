@@ -46,6 +46,13 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             help=("Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown."),
         ),
         "save": Option("--save/--no-save", help="Keep the run's records."),
+        "plotlyjs": Option(
+            "--plotlyjs",
+            help=(
+                "inline: a page needs nothing else; directory: plotly.min.js beside it, for"
+                " several pages; cdn: from the network."
+            ),
+        ),
         "tag": Option("--tag", help="A name to find the run by."),
         "backend": Option(
             "--backend",
@@ -355,13 +362,6 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             help=("Write to this file. Default: collbench-report.html; Markdown: the terminal."),
         ),
         "output_format": Option("--format", help="html or md. Default: as -o ends, else html."),
-        "plotlyjs": Option(
-            "--plotlyjs",
-            help=(
-                "inline: the page needs nothing else; directory: plotly.min.js beside it, for"
-                " several reports; cdn: from the network."
-            ),
-        ),
         "png": Option("--png", help="Also write the figures to this folder, as collbench-*.png."),
         "title": Option("--title", help="Heading of the report."),
         "compare": Option("--compare", help="Compare BASE and HEAD, as two runs of one `ab` are."),

@@ -70,6 +70,7 @@ def health(
     runs: list[str] | None = None,
     output_format: str = "table",
     out: list[Path] | None = None,
+    plotlyjs: str = "inline",
     nagios: bool = False,
     on_unhealthy: str = "",
     past: str = "",
@@ -96,7 +97,7 @@ def health(
     asked = AskedNight(
         runs, past, no_history, machine, rerun, inject, ngpus, budget, locate, tests, expect
     )
-    check(output_format, out or [], nagios)
+    check(output_format, out or [], nagios, plotlyjs)
     agree(asked)
     hook, seconds = _hook(on_unhealthy), asked.seconds
     if locate and (member := _member()) and member.rank:
@@ -110,7 +111,7 @@ def health(
         typer.echo(views.unknown(e.message))
         raise typer.Exit(views.UNKNOWN[0]) from e
     if judged is not None:
-        raise typer.Exit(_say(judged, hook, output_format, out or [], nagios, title))
+        raise typer.Exit(_say(judged, hook, output_format, out or [], plotlyjs, nagios, title))
 
 
 def agree(asked: AskedNight) -> None:
@@ -352,11 +353,11 @@ def _measure(
         raise KeyboardInterrupt
 
 
-def check(output_format: str, out: Sequence[Path], nagios: bool) -> None:
+def check(output_format: str, out: Sequence[Path], nagios: bool, plotlyjs: str) -> None:
     """Whether all this can be made, before any time is spent. Raises UsageError and CannotRun."""
     from collbench.cli import outputs
 
-    outputs.check(output_format, out, FORMATS)
+    outputs.check(output_format, out, FORMATS, plotlyjs)
     if nagios and output_format != "table":
         raise UsageError(
             f"--nagios prints a line of its own, not {output_format}",
@@ -378,6 +379,7 @@ def _say(
     hook: Sequence[str],
     output_format: str,
     out: Sequence[Path],
+    plotlyjs: str,
     nagios: bool,
     title: str,
 ) -> int:
@@ -395,7 +397,7 @@ def _say(
     if hook and verdict.state == "unhealthy":
         run_hook(hook, outputs.text(make("json"), "json"))
     try:
-        outputs.deliver(make, "line" if nagios else output_format, out)
+        outputs.deliver(make, "line" if nagios else output_format, out, plotlyjs)
     except CollbenchError as e:  # a file could not be written; the verdict has been printed
         if not nagios:
             raise

@@ -45,7 +45,7 @@ def report(
     from collbench.show.views import run
     from collbench.suite import grammar
 
-    grammar.choice("--plotlyjs", plotlyjs, ("inline", "cdn", "directory"))
+    grammar.choice("--plotlyjs", plotlyjs, outputs.PLOTLYJS)
     grammar.choice("--format", output_format or "html", ("html", "md"))
     if output and output.suffix and not output_format:
         output_format = ENDINGS[grammar.choice(f"-o {output}: its ending", output.suffix, ENDINGS)]

@@ -36,6 +36,7 @@ def trace(
     from_ops: Ops = False,
     output_format: Printed = "table",
     out: Out = None,
+    plotlyjs: str = "inline",
     debug: bool = False,
 ) -> None:
     """Say what is in a job's trace, who comes late, and who hung it.
@@ -48,9 +49,9 @@ def trace(
     from collbench.show.views import trace as view
     from collbench.workload.traces import reading
 
-    outputs.check(output_format, out or [], FORMATS)
+    outputs.check(output_format, out or [], FORMATS, plotlyjs)
     judged = judge(reading.read(files, form, from_ops=from_ops))
-    outputs.deliver(view.document(judged), output_format, out or [])
+    outputs.deliver(view.document(judged), output_format, out or [], plotlyjs)
     if judged.disagree or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)
     if judged.disagreements or judged.hang:

@@ -16,6 +16,7 @@ from collbench.judge.sides import CaseRows, Pair
 from collbench.judge.verdict import (
     CHANGED,
     FEWEST_UNPAIRED,
+    SPARED,
     UNTIMED,
     Judged,
     Outcome,
@@ -270,13 +271,13 @@ def _ruled(row: Judged, ruling: Ruling) -> Judged:
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
     if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
-        reasons.append(f"scatter hides changes under {mde:.1%}")
+        reasons.append(f"too noisy (changes under {mde:.1%} can be missed)")
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
             verdict, why = "SUSPECT", f"{ruling.way} in stage 2, too"
     if row.gates and verdict not in UNTIMED and reasons:
-        why = "; ".join(filter(None, [why, f"{', '.join(reasons)}: fails nothing"]))
+        why = "; ".join(filter(None, [why, f"{', '.join(reasons)}: {SPARED}"]))
     gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not reasons))
     row = msgspec.structs.replace(
         row,
@@ -368,6 +369,7 @@ def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart
         rows=rows,
         apart=apart,
         labelled=not (pairing and pairing.differs),
+        gating=terms.gating,
         wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
         due=[row for pair, row in both if _due(terms, pair, row)],
     )

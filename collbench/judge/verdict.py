@@ -173,7 +173,7 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
     )
 
 
-TELLS = "would tell"
+TELLS, SPARED = "would tell", "cannot fail the comparison"
 
 
 def _would_take(pairs: float, seconds: float) -> str:
@@ -193,13 +193,13 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     fewest, most = sorted(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
         number = (
-            "one launch each"
+            "only one launch per side"
             if most == 1
             else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
         )
         few = f"not in pairs, and {FEWEST_UNPAIRED} a side are the fewest that tell"
-        alone = "a difference between launches is no evidence"
-        why = f"{number}: {alone if most == 1 else few}; {_more([*sides[0], *sides[1]])}"
+        alone = ", so noise and change cannot be told apart"
+        why = f"{number}{alone if most == 1 else f': {few}'}; {_more([*sides[0], *sides[1]])}"
         plain = median(logs[1]) - median(logs[0]) if fewest else None
         shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)
@@ -318,14 +318,15 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 class Outcome(NamedTuple):
     """Rows as judged; those that head computed wrongly, those that lack a verdict which was due;
-    why nothing compares, if so; and whether a row's implementation names it, or is by what the
-    sides differ."""
+    why nothing compares, if so; whether a row's implementation names it, or is by what the sides
+    differ; and whether rows may fail the comparison."""
 
     rows: Sequence[Judged]
     wrong: Sequence[Judged]
     due: Sequence[Judged]
     apart: str
     labelled: bool
+    gating: bool
 
     @property
     def of(self) -> str:
@@ -377,7 +378,7 @@ def _fine(outcome: Outcome) -> str:
     bad = _bad(outcome, outcome.rows)
     parts = [
         (
-            f"{bad}; that may not fail this comparison"
+            f"{bad}; {_spared(outcome)}"
             if bad
             else f"none {outcome.of} is found slower by what matters"
         )
@@ -385,6 +386,13 @@ def _fine(outcome: Outcome) -> str:
     return "; ".join(
         parts + [f"{number[verdict]} {word}" for verdict, word in SHORT.items() if number[verdict]]
     )
+
+
+def _spared(outcome: Outcome) -> str:
+    """Why rows that are slower or gone do not fail the comparison."""
+    if outcome.gating:
+        return f"such rows {SPARED}"
+    return "ignored because the runs are unpaired (--gate-unpaired makes this fail)"
 
 
 def _some(outcome: Outcome, rows: Sequence[Judged], what: str = "") -> str:
@@ -408,10 +416,16 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     """Whether an experiment on two alike sides found more changes than it may."""
     times = Counter(row.verdict for row in rows)
     confirmed = times["REGRESSED"] + times["IMPROVED"]
-    kept = "within" if times["SUSPECT"] * 50 <= max(50, len(rows)) and not confirmed else "beyond"
+    passed = times["SUSPECT"] * 50 <= max(50, len(rows)) and not confirmed
+    able = sum(row.gates for row in rows)
     return (
-        f"A/A: both sides are the same, so that every change is false: {times['SUSPECT']} suspected"
-        f" and {confirmed} confirmed in {counted(len(rows), 'row')}, {kept} the limit of one"
-        f" suspicion in 50 rows and none confirmed; {sum(row.gates for row in rows)} of them could"
-        " have failed"
+        f"A/A check {'passed' if passed else 'failed'}: of identical sides every change is a false"
+        f" alarm; {times['SUSPECT']} suspected and {confirmed} confirmed in"
+        f" {counted(len(rows), 'row')}, where one suspicion in 50 rows and none confirmed are"
+        " allowed; "
+        + (
+            f"{able} of them could have failed"
+            if able
+            else "but no row was precise enough to fail, so this says little"
+        )
     )

@@ -342,10 +342,11 @@ class Interval(Protocol):
     def flags(self) -> tuple[str, ...]: ...
 
 
-def doubts(row: Interval) -> frozenset[str]:
+def doubts(row: Interval) -> list[str]:
     """The flags for which a time does not stand for a whole run; none where it may."""
     wide = not max(row.hi - row.median, row.median - row.lo) <= WIDE * row.median
-    return (DOUBTFUL | VAGUE if wide else DOUBTFUL).intersection(row.flags)
+    among = DOUBTFUL | VAGUE if wide else DOUBTFUL
+    return [flag for flag in row.flags if flag in among]
 
 
 def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:

@@ -52,6 +52,13 @@ def test_a_file_of_somebody_else_stays(inside, name: str) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+def test_a_library_of_somebody_else_stays_beside_a_page(inside) -> None:
+    Path("plotly.min.js").write_text("mine")
+    done = inside(*HEALTH, "health.html", "--plotlyjs", "directory")
+    assert (done.returncode, Path("plotly.min.js").read_text()) == (2, "mine")
+
+
+@pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("name", WRITING)
 def test_what_collbench_wrote_is_replaced(inside, name: str) -> None:
     Path(name).touch()  # an empty one is nobody's

@@ -80,7 +80,7 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
         {case.key: timing for case, timing in night.timings.items()},
     )
     judged: Counter[str] = Counter()
-    candidates = []
+    candidates, most = [], 0
     for series in known.series:
         own, timing = tonight.get(series.key), timings.get(series.key)
         if own is None or timing is None or not own.valid:
@@ -88,9 +88,9 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
         before = nights_.past(series, own)
         gate = gates.gate(before, own.value, known.taus[series.key])
         judged[gate.state] += 1
+        most = max(most, gate.nights)
         if gate.state == "candidate":
             candidates.append(Candidate(timing, before, known.taus[series.key], gate))
-    nights = max((len(series.nights) for series in known.series), default=0)
     if not judged:
         return Looked(missing=f"no row of {counted(RERUNS, 'launch')} or more is in the history")
     findings = [
@@ -100,7 +100,8 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
     ]
     if judged.total() == judged["learning"]:
         why = (
-            f"needs {LEARNING} nights of each row since the last change; there are {nights} so far"
+            f"needs {LEARNING} earlier nights of a row since its last change; no row has"
+            f" {f'more than {most}' if most else 'any'} so far"
         )
         return Looked(missing=why, findings=findings)
     note = f"{counted(judged.total(), 'row')} against up to {PAST} nights"

@@ -370,8 +370,8 @@ def _peak(rows: Timed, varying: Sequence[str]) -> str:
         return f"; peak busbw not known: no row can be relied on ({why})"
     case, row = max(rated, key=lambda pair: pair[1].busbw or 0.0)
     most = f"{bandwidth(row.busbw)} GB/s {interval(row)} at {_point(case, varying)}"
-    if why := doubts([row]):
-        return f"; peak busbw not known: {most} ({why.partition(' ')[2]})"
+    if flags := derive.doubts(row):
+        return f"; peak busbw not known: {most} ({', '.join(flags)})"
     return f"; peak busbw {most}"
 
 

@@ -67,7 +67,7 @@ def _best(
     point, one = max(points if peak else good, key=lambda pair: merit(pair[0]))
     if _doubtful(point):
         told = f"{_spot(point, one)}: {shown(point)} {plus_minus(point)}"
-        return "not known", "", f"{told}, {doubts([point]).partition(' ')[2]}"
+        return "not known", "", f"{told}, {', '.join(derive.doubts(point))}"
     return shown(point), plus_minus(point), _spot(point, one)
 
 

@@ -150,11 +150,11 @@ def _groups(judged: Judged) -> Table:
 
 def _lacks(judged: Judged) -> Table:
     lines = [Line((lack.what, lack.so)) for lack in judged.lacks]
-    lines += [Line((f"assumed: {each}", "")) for each in judged.trace.assumptions]
+    lines += [Line((each, "assumed")) for each in judged.trace.assumptions]
     return Table(
         name="lacks",
         title="What the trace does not tell",
-        heads=("", "so"),
+        heads=("what", "so"),
         lines=lines,
         align="ww",
     )

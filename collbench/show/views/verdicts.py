@@ -14,7 +14,7 @@ from collbench.core.errors import Exit
 from collbench.core.text import counted, duration, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison
-from collbench.judge.verdict import TELLS, Compared, Judged, Side, Verdict
+from collbench.judge.verdict import SPARED, TELLS, Compared, Judged, Side, Verdict
 from collbench.records.types import Run
 from collbench.show.document import Weight
 from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
@@ -283,7 +283,7 @@ def undecided(view: Readable) -> dict[str, list[str]]:
 def _open(verdict: str, why: str) -> str:
     """The reason why a row has no verdict."""
     first = why.partition("; ")[0]
-    scattered = not first or first.endswith(": fails nothing") or TELLS in first
+    scattered = not first or first.endswith(f": {SPARED}") or TELLS in first
     words = "launches scatter too much" if scattered else first
     return words if verdict == "INCONCLUSIVE" else f"{verdict.lower()}: {why}"
 

@@ -537,6 +537,13 @@ def test_a_peak_is_of_rows_to_rely_on() -> None:
     assert "peak busbw not known: no row can be relied on (1 bimodal)" in told
 
 
+def test_several_doubts_stand_in_the_order_of_flags_in_every_process() -> None:
+    flags = ("skewed!", "invalid", "bimodal", "cut-short")
+    rows = [measured(a_case(), 20_000), measured(a_case(), 1, row={"flags": flags})]
+    (told,) = (line for line in lines_of(rows) if "peak" in line)
+    assert told.endswith("(skewed!, invalid, bimodal, cut-short)")
+
+
 def two_modes(nbytes: int, low: float, high: float, share: float, stretches: bool = False):
     modal = {"modes": (low, high), "mode_share": share, "in_stretches": stretches}
     return measured(a_case(nbytes=nbytes), row={"flags": ("bimodal",), **modal})

@@ -280,7 +280,9 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
 def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
     wide = [
         judged("INCONCLUSIVE", 0.03, 0.1, case=sized(4 << i), mde=0.14 + i, why=why)
-        for i, why in enumerate(["", "scatter hides changes under 114.0%: fails nothing"])
+        for i, why in enumerate(
+            ["", "too noisy (changes under 114.0% can be missed): cannot fail the comparison"]
+        )
     ]
     few = [
         judged("INVALID", case=sized(64 << i), why=f"head: {i} of 9 samples failed")
@@ -305,11 +307,11 @@ def test_only_the_first_rows_of_a_verdict_and_of_a_reason_are_named() -> None:
 
 def test_logs_without_intervals_say_no_smallest_change() -> None:
     row = judged(
-        "INCONCLUSIVE", 0.1, lo=None, hi=None, mde=None, why="one launch each: no evidence"
+        "INCONCLUSIVE", 0.1, lo=None, hi=None, mde=None, why="only one launch per side, so"
     )
     view = comparison([row], paired=False)
     assert "0 of 1 row decided; 1 could not be told\n" in printed(view)
-    assert "no verdict on 1 row, one launch each: no evidence: " in printed(view)
+    assert "no verdict on 1 row, only one launch per side, so: " in printed(view)
     assert " INCONCLUSIVE " in printed(view)  # figures are all there is
 
 

@@ -1,0 +1,45 @@
+"""reports/README.md names each file beside it, with the day and the scripts that made it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REPORTS = ROOT / "reports"
+TEXT = (REPORTS / "README.md").read_text()
+ROWS = dict(re.findall(r"^\| \[([\w.-]+)\]\([^)]*\) \| (.*) \|$", TEXT, re.MULTILINE))
+
+
+def test_each_file_is_named() -> None:
+    kept = {path.name for path in REPORTS.iterdir()} - {"README.md"}
+    assert {name for name in kept if not re.search(rf"\b{re.escape(name)}\b", TEXT)} == set()
+
+
+def test_each_file_that_is_named_is_there() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert links and [link for link in links if not (REPORTS / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_says_when_its_file_was_made_and_by_which_scripts(name: str) -> None:
+    _, day, by = ROWS[name].split(" | ")
+    said = re.findall(r"20\d\d-\d\d-\d\d", (REPORTS / name).read_text())
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", day) and (not said or day in said)
+    scripts = re.findall(r"`(\w+\.py)`", by)
+    assert scripts or "`make lab`" in by
+    assert [script for script in scripts if not (ROOT / "tests/perf" / script).exists()] == []
+
+
+def test_what_make_makes_again_is_said_so() -> None:
+    """A row names the target that writes its file, and no other."""
+    made = {}
+    for target, recipe in re.findall(
+        r"^(\w+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    ):
+        made |= dict.fromkeys(re.findall(r"--output reports/([\w.]+)", recipe), target)
+    assert made
+    said = {name: re.search(r"`make (\w+)`", row) for name, row in ROWS.items()}
+    assert {name: match[1] for name, match in said.items() if match} == made
