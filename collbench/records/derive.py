@@ -345,8 +345,7 @@ class Interval(Protocol):
 def doubts(row: Interval) -> list[str]:
     """The flags for which a time does not stand for a whole run; none where it may."""
     wide = not max(row.hi - row.median, row.median - row.lo) <= WIDE * row.median
-    among = DOUBTFUL | VAGUE if wide else DOUBTFUL
-    return [flag for flag in row.flags if flag in among]
+    return [flag for flag in row.flags if flag in (DOUBTFUL | VAGUE if wide else DOUBTFUL)]
 
 
 def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:

@@ -45,9 +45,12 @@ def joined(block: str) -> list[str]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words after ``collbench`` of every command in the blocks of a text."""
-    lines = [line for block in blocks(text) for line in joined(block)]
-    found = []
+    """The words after ``collbench`` of every command in the blocks of a text; where a block has
+    prompts, the other lines are output."""
+    lines, found = [], []
+    for block in blocks(text):
+        each = joined(block)
+        lines += [line for line in each if line.startswith("$ ")] or each
     for line in lines:
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|")
         lexer.whitespace_split = True
