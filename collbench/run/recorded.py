@@ -131,8 +131,8 @@ class Program:
 
     def _read(self) -> None:
         """Reads reductions: together, as that is quick only from the second on, but few of them.
-        What is kept of C++ lies between the job's buffers, which then find no room where they had
-        it: each step of a job takes pages anew."""
+        What is kept of C++ lies between the job's buffers, which then may find no room where they
+        had it, and take pages anew in each step."""
         unread, self._unread = self._unread, []
         for fields in unread:
             fields["op"] = reduction(fields["op"])
