@@ -13,13 +13,15 @@ MARKS ?= not long and not slow
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: demo test test-all lint perf faults lab gpu-check gallery clean
+.PHONY: venv demo test test-all lint perf faults lab gpu-check gallery clean
 
 $(BIN)/collbench: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) --editable .
 	@touch $@
+
+venv: $(BIN)/collbench  ## collbench in $(VENV)
 
 $(BIN)/pytest: $(BIN)/collbench
 	$(INSTALL) --editable '.[test,mpi,ray]'

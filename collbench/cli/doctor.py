@@ -202,7 +202,8 @@ def _measured() -> Iterator[Finding]:
     yield Finding(
         "start skew",
         "note",
-        f"{skew / 1000:.1f} us by {last.sync}"
+        f"{skew / 1000:.1f} us, ranks "
+        + ("come as they may" if last.sync == "none" else f"started by {last.sync}")
         + (", oversubscribed" if world.oversubscribed else ""),
     )
 
