@@ -23,7 +23,7 @@ from collbench.show.views import series
 from collbench.suite.case import Case
 
 REPORTS = Path(__file__).parents[2] / "reports" / "runs"
-RECORDED = sorted(REPORTS.rglob("*.jsonl"))
+RECORDED = sorted(path for path in REPORTS.rglob("*.jsonl") if path.parent.name != "recorded-job")
 
 Stated = dict[Case, tuple[float, int]]  # nanoseconds a call, launches
 LAUNCHES = [  # medians in us of the cycles of a launch, which lie apart as those of a real run
