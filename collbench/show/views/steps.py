@@ -114,6 +114,8 @@ def sentences(one: Overlap) -> list[str]:
         return [*lines, f"there is no {what}"]
     if math.isinf(one.hidden.hi):
         told = "too few rounds to tell what of the communication computation hides"
+    elif one.hidden.lo <= 0 and one.hidden.hi >= 1:  # nothing, all, and more than there is
+        told = "steps scatter too much to tell what of the communication computation hides"
     elif one.hidden.lo > 0:
         told = f"computation hides {shares(one.hidden)} of the communication"
     elif one.hidden.hi < 0:

@@ -43,6 +43,7 @@ def overlap(step: Sequence[float], computation: float, communication: float) -> 
         ((16, 16.1, 16, 15.9, 16, 16.1, 16, 15.9), 10, 4, "are in each other's way"),
         ((14.1, 13.9, 14, 14.2, 13.8, 14, 14.1, 13.9), 10, 4, "hides nothing for sure"),
         ((11, 11.1, 11), 10, 4, "too few rounds to tell"),
+        ((8, 16, 8.1, 15.9, 8, 16, 8.1, 15.9), 10, 4, "steps scatter too much to tell"),
         ((4, 4.1, 4, 3.9, 4, 4.1, 4, 3.9), 0.01, 4, "no computation to hide it behind"),
         ((10, 10.1, 10, 9.9, 10, 10.1, 10, 9.9), 10, 0, "no communication to hide"),
     ],
