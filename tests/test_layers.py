@@ -25,7 +25,7 @@ LAYERS = {
     "records": 2_824,  # what came out
     "run": 10_713,  # how it is measured
     "judge": 4_400,  # what it means
-    "show": 5_064,  # how it is told
+    "show": 5_066,  # how it is told
     "cli": 2_675,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
