@@ -54,8 +54,8 @@ JOBS = {
     "small": Job("DDP, a bucket for each parameter", 0.001),
     "fsdp2": Job("FSDP2, layer by layer"),
     "sleeping": Job("DDP, a bucket for each parameter, sleeps", 0.001, (1, WIDTH), 0.012),
-    "transformer-ddp": Job("DDP of a transformer, buckets of 25 MiB", 25, TOKENS, steps=2),
-    "transformer-fsdp2": Job("FSDP2 of a transformer, block by block", 0, TOKENS, steps=2),
+    "transformer-ddp": Job("DDP of a transformer, buckets of 25 MiB", 25, TOKENS, steps=1),
+    "transformer-fsdp2": Job("FSDP2 of a transformer, block by block", 0, TOKENS, steps=1),
 }
 HEAD = (
     "| job | step | calls | recorded [95 %] | control [95 %] | CPU [95 %] | a call [95 %] | within"
@@ -68,7 +68,7 @@ on a core of its own with all its threads; {{machine}}. Made by
 `python tests/perf/recording.py`. Models are {LAYERS} linear layers of {WIDTH} x {WIDTH} (32 MiB of
 gradients), with so little to compute that a step is mostly calls, and, as jobs go, {LAYERS} blocks
 of a transformer of width {TOKENS[-1]} (96 MiB of gradients; {TOKENS[0]} sequences of {TOKENS[1]} a
-rank). In each of {{rounds}} rounds three blocks of {STEPS} steps (of the transformer, 2) take
+rank). In each of {{rounds}} rounds three blocks of {STEPS} steps (of the transformer, 1) take
 turns in an order that is shuffled: one is recorded, two are not. *calls* are of
 a step; *recorded* is the ratio of a
 recorded block to the plain one of its round, *control* that of the two that are not recorded, each
