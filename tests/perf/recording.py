@@ -148,16 +148,15 @@ class Rank:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def steps(self, count: int, recording: Any, kind: str) -> None:
-        """Steps, once the ranks have met."""
+    def steps(self, count: int, recording: Any, kind: str) -> float:
+        """Steps, once the ranks have met: seconds."""
         dist.barrier()
         start = time.perf_counter()
         for _ in range(count):
             self.step()
             if kind == "recorded":
                 recording.step()
-        if count == 1 and kind in self.once:
-            self.once[kind].append(time.perf_counter() - start)
+        return time.perf_counter() - start
 
     def block(self, kind: str, folder: str) -> list[float]:
         """The seconds of a block's steps, of the slower rank, and of both ranks' CPUs."""
@@ -166,7 +165,9 @@ class Rank:
         if kind == "recorded":
             recording = collbench.record(folder, steps=self.job.steps + 2, optimizer=False)
             self.once["begin"].append(time.perf_counter() - began)
-        self.steps(1, recording, kind)
+        first = self.steps(1, recording, kind)
+        if kind in self.once:
+            self.once[kind].append(first)
         start, used = time.perf_counter(), time.process_time()
         self.steps(self.job.steps, recording, kind)
         end, used = time.perf_counter(), time.process_time() - used
