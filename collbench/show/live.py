@@ -25,16 +25,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collbench.core.text import plain, size, tell
+from collbench.core.text import counted, duration, plain, size, tell
 from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
+from collbench.run.steps import FEWEST, LEAST, Foreseen, foreseen
 from collbench.show import terminal
 from collbench.show.document import toned
 from collbench.show.views import cases as views
 from collbench.show.words import axes, by_mode, clock
 from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 
 
 class Status(Gathered):
@@ -56,6 +60,8 @@ class Status(Gathered):
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
         )
+        self._foreseen: set[str] = set()  # steps of which it is known how long they will take
+        self._until: float | None = None  # when all will be measured, where that can be told
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         super().begin(run, cases, skips)
@@ -83,6 +89,21 @@ class Status(Gathered):
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
+
+    def so_far(self, record: Record) -> None:
+        """Says once of a step how long measuring it takes, where that is long."""
+        key = record.case.key
+        if record.case.place or record.times_ns or key in self._foreseen:
+            return
+        self._foreseen.add(key)
+        launches = sum(case.key == key and case not in self._known for case in self.cases)
+        policy = self.run.policy.resolved(self.worlds[record.world].cramped)
+        seen = foreseen(policy, record.setup_ns / 1e9)
+        if launches * seen.most > LONG:
+            told, hint = _beforehand(record, seen, policy, launches)
+            tell(f"{record.case.step}: {told}" if len(self.run.suite.steps) > 1 else told, hint)
+        if len(self.cases) == launches * len(record.case.siblings):
+            self._until = time.monotonic() + launches * (seen.least + seen.most) / 2
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
@@ -113,8 +134,16 @@ class Status(Gathered):
             atexit.unregister(self.close)
 
     def _view(self) -> RenderableType:
-        elapsed = time.monotonic() - self._began
-        return progress(len(self.arrived), len(self.cases), elapsed, self._now, self._earlier or 0)
+        now = time.monotonic()
+        left = max(0.0, self._until - now) if self._until else None
+        return progress(
+            len(self.arrived),
+            len(self.cases),
+            now - self._began,
+            self._now,
+            self._earlier or 0,
+            left,
+        )
 
 
 class LiveTable(Status):
@@ -164,17 +193,41 @@ def _warn(text: str) -> None:
         tell(text)
 
 
+def _beforehand(record: Record, seen: Foreseen, policy: Policy, launches: int) -> tuple[str, str]:
+    """How long it takes to measure a step, and what takes less."""
+    least, most = (clock(round(launches * end, -1)) for end in (seen.least, seen.most))
+    some = "up to " * (policy.iters is None and seen.rounds >= LEAST)
+    parts = [f"{some}{counted(seen.rounds, 'round')} of its 3 parts"]
+    parts += ["rounds without an operation"] * policy.blame
+    of = " min" * (launches * seen.most < 3600)
+    of += f" in {counted(launches, 'launch')}" if launches > 1 else ""
+    less = "without --blame" if policy.blame else "with a smaller --scale"
+    less += f" or -n {FEWEST}" * (seen.rounds > FEWEST)
+    return (
+        f"a step takes {duration(record.setup_ns)}: {', '.join(parts)} and each operation by itself"
+        f" take {f'{least} to {most}' if least != most else f'about {most}'}{of}",
+        f"{less} it takes less",
+    )
+
+
 def progress(
-    done: int, total: int, elapsed: float, now: tuple[Case, str, float] | None, earlier: int = 0
+    done: int,
+    total: int,
+    elapsed: float,
+    now: tuple[Case, str, float] | None,
+    earlier: int = 0,
+    left: float | None = None,
 ) -> RenderableType:
     """A bar with what is done, ``earlier`` of it before ``elapsed`` began, how long it took and
-    will take; and what happens at this moment."""
+    will take, of which ``left`` may be known; and what happens at this moment."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
     own = achieved - earlier
-    left = f"{clock(elapsed * (total - achieved) / own)} left" if own >= 0.5 else ""
+    if left is None and own >= 0.5:
+        left = elapsed * (total - achieved) / own
+    yet = f"{clock(left)} left" if left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, total), completed=achieved, width=24, complete_style="cyan")
-    grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", left)
+    grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", yet)
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
     case, phase, fraction = now

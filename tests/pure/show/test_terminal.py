@@ -10,6 +10,7 @@ import math
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import factories
 import msgspec
@@ -18,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from collbench.core import text as text_
+from collbench.core.collectives import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.store import Outline
@@ -898,3 +900,60 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
         and "1:00 elapsed" in out.getvalue()
         and "1:00 left" in out.getvalue()
     )
+
+
+def foretold(
+    capsys: pytest.CaptureFixture[str], seconds: float, launches: int = 1, **policy: object
+) -> tuple[Status, str]:
+    """A run of a step of which one took so long, and what is said of it before any sample."""
+    cases = [
+        a_case(collective=part, step="ddp #12ab", cycle=cycle)
+        for cycle in range(launches)
+        for part in PARTS
+    ]
+    status = Status(Console(file=io.StringIO()), watched=False)
+    status.begin(a_run(policy=Policy(**policy)), cases, [])
+    status.world(a_world())
+    for case in cases[: len(PARTS)] * 2:  # of which the second is told of after a round
+        status.so_far(Record(case=case, status="ok", world=0, setup_ns=round(seconds * 1e9)))
+    return status, capsys.readouterr().err
+
+
+def test_a_step_that_takes_long_is_said_to_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = foretold(capsys, 5.85)
+    assert told == (
+        "collbench: a step takes 5.85 s: 6 rounds of its 3 parts and each operation by itself take"
+        " 2:00 to 2:40 min\n  hint: with a smaller --scale it takes less\n"
+    )
+
+
+def test_a_step_that_takes_little_is_not_foretold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert foretold(capsys, 0.2)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_seconds": 60.0}, "with a smaller --scale or -n 6 it takes less"),
+        ({"blame": True}, "without --blame it takes less"),
+        ({"max_seconds": 60.0}, ": up to 15 rounds of"),
+        ({"iters": 50}, ": 50 rounds of"),
+        ({"launches": 4}, " in 4 launches"),
+    ],
+)
+def test_what_makes_a_step_take_long_is_told(
+    given: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in foretold(capsys, 5.85, **given)[1]
+
+
+def test_the_time_that_a_step_has_left_is_the_one_foretold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    status, _ = foretold(capsys, 5.85)
+    now[0] = 60.0
+    out = io.StringIO()
+    Console(file=out, width=120).print(status._view())
+    assert "1:00 elapsed" in out.getvalue() and "1:20 left" in out.getvalue()
