@@ -34,9 +34,9 @@ class Reporter(Protocol):
     doing nothing.
 
     ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is
-    done, 0..1. ``so_far`` tells of what a step that is still measured has, without a sample at
-    first. ``end`` is called once, also when the run was cut short; ``path`` is None for a run
-    that was not saved.
+    done, 0..1. ``so_far`` tells of a step that is still measured: at first without a sample, what
+    each part took while it warmed up (``setup_ns``). ``end`` is called once, also when the run was
+    cut short; ``path`` is None for a run that was not saved.
     """
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:

@@ -388,7 +388,7 @@ class _Session:
                 kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
                 self._keep(kept)
                 self._tell(kept)
-            elif record.case.place == 0:
+            elif record.times_ns and record.case.place == 0:
                 tell(f"{record.case.step}: cut short after {rounds}, which are too few to keep")
 
     def _tell(self, line: World | Record) -> None:

@@ -190,26 +190,28 @@ def most_rounds(policy: Policy, seconds: float) -> int:
 
 
 class Foreseen(NamedTuple):
-    """What measuring a step takes from its first run on: ``rounds`` of its parts at most, and
-    seconds. At ``least`` where it hardly communicates and times do not scatter, at ``most`` where
-    it does little else and they do."""
+    """What measuring a step takes once it is warm: ``rounds`` of its parts at most, and seconds,
+    ``least`` where its times hardly scatter, ``most`` where they do."""
 
     rounds: int
     least: float
     most: float
 
 
-def foreseen(policy: Policy, seconds: float) -> Foreseen:
-    """What is to be told by a resolved policy, and by what a step's first run took. Computation and
-    communication by themselves are taken to last as long as both together."""
-    rounds = most_rounds(policy, 2 * seconds)
-    sure = rounds if policy.iters is not None else min(rounds, LEAST)
-    beside = 2 * warming(policy, seconds) + WATCHED + 1  # data is checked in one more
-    beside += BLAME_ROUNDS * (1 + BLAMED) * policy.blame
-    talking = min(2 * ALONE_SHARE * rounds, 1 + ALONE) + COUNTED
-    return Foreseen(
-        rounds, seconds * (2 * sure + beside), seconds * (2 * rounds + beside + talking)
-    )
+def foreseen(policy: Policy, parts: Sequence[float]) -> Foreseen:
+    """What is to be told by a resolved policy, and by the seconds that each of PARTS takes."""
+    step, _, communication = parts
+    each = sum(parts)
+    rounds = most_rounds(policy, each)
+    beside = step * (WATCHED + 1 + BLAME_ROUNDS * (1 + BLAMED) * policy.blame)  # 1: data is checked
+    beside += communication * COUNTED
+
+    def seconds(number: int) -> float:
+        alone = min(ALONE_SHARE * number * each, communication * (1 + ALONE))
+        return number * each + alone + beside
+
+    fewest = rounds if policy.iters is not None else min(rounds, LEAST)
+    return Foreseen(rounds, seconds(fewest), seconds(rounds))
 
 
 def computing(step: Step, flops: float, copied: float) -> float:

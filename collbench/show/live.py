@@ -60,7 +60,8 @@ class Status(Gathered):
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
         )
-        self._foreseen: set[str] = set()  # steps of which it is known how long they will take
+        self._warm: dict[Case, float] = {}  # seconds of each part of a step while it warmed up
+        self._foretold: set[str] = set()  # steps of which it is said how long they will take
         self._until: float | None = None  # when all will be measured, where that can be told
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
@@ -92,17 +93,21 @@ class Status(Gathered):
 
     def so_far(self, record: Record) -> None:
         """Says once of a step how long measuring it takes, where that is long."""
-        key = record.case.key
-        if record.case.place or record.times_ns or key in self._foreseen:
+        case, key = record.case, record.case.key
+        if record.times_ns or key in self._foretold:
             return
-        self._foreseen.add(key)
-        launches = sum(case.key == key and case not in self._known for case in self.cases)
+        self._warm[case] = record.setup_ns / 1e9
+        if case.place:  # the whole is told of last
+            return
+        self._foretold.add(key)
+        parts = [self._warm[each] for each in case.siblings[::-1]]
+        launches = sum(one.key == key and one not in self._known for one in self.cases)
         policy = self.run.policy.resolved(self.worlds[record.world].cramped)
-        seen = foreseen(policy, record.setup_ns / 1e9)
+        seen = foreseen(policy, parts)
         if launches * seen.most > LONG:
             told, hint = _beforehand(record, seen, policy, launches)
-            tell(f"{record.case.step}: {told}" if len(self.run.suite.steps) > 1 else told, hint)
-        if len(self.cases) == launches * len(record.case.siblings):
+            tell(f"{case.step}: {told}" if len(self.run.suite.steps) > 1 else told, hint)
+        if len(self.cases) == launches * len(case.siblings):
             self._until = time.monotonic() + launches * (seen.least + seen.most) / 2
 
     def record(self, record: Record, row: Derived | None) -> None:

@@ -148,8 +148,6 @@ class StepTrial:
         if wrong := self._check("before timing"):
             return wrong
         first = self._took
-        if not (self._rank or self._bench.in_turns):
-            self._tell([{"status": "ok", "stop": "cut", "setup_ns": first}] * len(PARTS))
         self._enter(Phase.WARMING)
         samplers = [self._sampler(self._action(part)) for part in PARTS]
         warmed = self._warm(samplers, sync, first)
@@ -204,6 +202,10 @@ class StepTrial:
         (swap,) = self._control.decide([int(refused or first > LONG_NS)])
         if swap and self._policy.sync == "auto":
             sync.scheme = "barrier"
+        if not (self._rank or self._bench.in_turns):
+            latest = [int(one.times.sum()) for one in taken[-len(PARTS) :] if one is not None]
+            parts = latest or [first, first // 2, first // 2]
+            self._tell([{"status": "ok", "stop": "cut", "setup_ns": ns} for ns in parts])
         return rounds
 
     def _rounds(

@@ -176,20 +176,31 @@ def test_rounds_that_are_foreseen_are_those_that_are_taken_where_times_scatter(
 
 
 def test_what_a_step_of_six_seconds_takes_is_foreseen() -> None:
-    """As one took that hardly communicated: 125 s from its beginning, 119 from its first end."""
-    rounds, least, most = steps.foreseen(Policy().resolved(True), 5.85)
+    """As one took that hardly communicated: 125 s from its beginning, of which it was warm after
+    18."""
+    rounds, least, most = steps.foreseen(Policy().resolved(True), (5.85, 6.0, 0.03))
     assert rounds == steps.FEWEST
-    assert least == pytest.approx(119, rel=0.05) and most == pytest.approx(1.45 * least, rel=0.1)
+    assert least == most == pytest.approx(125 - 18, rel=0.05)
+
+
+def test_each_operation_by_itself_takes_its_share_at_most() -> None:
+    alone = [
+        steps.foreseen(Policy(iters=6).resolved(True), (4.0, 0.0, talks)).most - 6 * (4.0 + talks)
+        for talks in (0.0, 0.5, 4.0)
+    ]
+    assert alone == [24.0, 24.0 + 5 * 1.0, 24.0 + 2 * 4.0 + 24.0]
 
 
 def test_a_step_that_may_settle_early_is_foreseen_to_take_less_or_more() -> None:
     patient = Policy(max_seconds=60.0).resolved(False)
-    rounds, least, most = steps.foreseen(patient, 1.0)
+    rounds, least, most = steps.foreseen(patient, (1.0, 0.5, 0.5))
     assert rounds == 90 and least < 40 and most > 180
-    fixed = steps.foreseen(Policy(iters=90).resolved(False), 1.0)
+    fixed = steps.foreseen(Policy(iters=90).resolved(False), (1.0, 0.5, 0.5))
     assert fixed.least > 180
 
 
 def test_operations_to_blame_take_steps_of_their_own() -> None:
-    plain, blamed = (steps.foreseen(Policy(blame=b).resolved(False), 2.0) for b in (False, True))
+    plain, blamed = (
+        steps.foreseen(Policy(blame=b).resolved(False), (2.0, 1.0, 1.0)) for b in (False, True)
+    )
     assert blamed.least - plain.least == 2.0 * 20 * 6
