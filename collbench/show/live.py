@@ -4,13 +4,24 @@ interleaved experiment."""
 from __future__ import annotations
 
 import atexit
+import math
+import os
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    Group,
+    RenderableType,
+    RenderResult,
+)
+from rich.control import Control
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -22,6 +33,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -39,6 +51,67 @@ from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
+SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
+
+
+# Terminals that break lines anew when they get narrower, by how TERM begins, or by a variable that
+# each sets. xterm, PuTTY and GNU screen cut lines, and what starts in them inherits variables.
+REWRAP_TERMS = ("tmux", "foot", "alacritty", "xterm-kitty", "xterm-ghostty")
+REWRAP = {
+    *("VTE_VERSION", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "WEZTERM_PANE", "WT_SESSION"),
+    *("ALACRITTY_WINDOW_ID", "ITERM_SESSION_ID", "VSCODE_IPC_HOOK_CLI"),
+}
+
+
+class Frame(Live):
+    """A live view that is drawn in its own place again after the terminal got narrower, where that
+    is known to break what is there over more lines than were written. What it pushes beyond the
+    screen's top by that stays there: nothing that a program writes reaches it."""
+
+    _widths: Sequence[int] = ()  # of the lines as written last, in cells
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        drawn = super().process_renderables(renderables)
+        if not self.console.is_interactive:
+            return drawn
+        room = self.console.width
+        more = sum(math.ceil(width / room) - 1 for width in self._widths if width > room)
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * (more * _rewraps())
+        *before, view = drawn
+        return [Control(*up), *before, _Trimmed(view, self)]
+
+    def written(self, lines: Sequence[Sequence[Segment]]) -> None:
+        """Notes the lines that the view is written in."""
+        self._widths = [sum(segment.cell_length for segment in line) for line in lines]
+
+
+class _Trimmed(NamedTuple):
+    """A frame's view without spaces at the ends of its lines, which would be broken, too."""
+
+    view: ConsoleRenderable
+    frame: Frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [*map(_trimmed, Segment.split_lines(console.render(self.view, options)))]
+        self.frame.written(lines)
+        for number, line in enumerate(lines):
+            yield from [Segment.line()] * (number > 0)
+            yield from line
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """A line without spaces at its end."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], *(Segment(last.text.rstrip(), last.style) for last in line[-1:])]
+
+
+def _rewraps() -> bool:
+    term, known = os.environ.get("TERM", ""), os.environ.keys()
+    if term.startswith("screen"):
+        return "TMUX" in known and "STY" not in known
+    plain_xterm = "XTERM_VERSION" in known
+    return term.startswith(REWRAP_TERMS) or not (plain_xterm or known.isdisjoint(REWRAP))
 
 
 class Status(Gathered):
@@ -54,7 +127,7 @@ class Status(Gathered):
         self._watched = (
             self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         )
-        self._live: Live | None = None
+        self._live: Frame | None = None
         self._known: set[Case] = set()  # cases that have a record
         self._now: tuple[Case, str, float] | None = None
         self._earlier: int | None = (
@@ -71,7 +144,7 @@ class Status(Gathered):
         if not (self.footer and self._watched):
             _warn(busy.now(run.load))
         if self._watched:
-            self._live = Live(
+            self._live = Frame(
                 get_renderable=self._view,
                 console=self._console,
                 refresh_per_second=1,
@@ -181,7 +254,8 @@ class LiveTable(Status):
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]
         arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"]
-        room = self._console.height - 11
+        height = self._console.height
+        room = height - 11 - SPARE * (height > TALL)
         if arrived and room > 0:
             mode = arrived[-1][0].case.mode
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]

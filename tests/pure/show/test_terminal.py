@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from collbench.core import text as text_
 from collbench.core.collectives import PARTS
@@ -332,6 +333,36 @@ def test_the_live_view_shows_only_what_fits() -> None:
     finally:
         live.close()
         live.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"TERM": "tmux-256color"}, 5),
+        ({"TERM": "screen-256color", "TMUX": "/tmp/t"}, 5),
+        ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, 5),
+        ({"TERM": "xterm-256color"}, 2),
+        ({"TERM": "screen", "STY": "1.x", "TMUX": "/tmp/t"}, 2),
+        ({"TERM": "xterm", "VTE_VERSION": "7600", "XTERM_VERSION": "XTerm(390)"}, 2),
+    ],
+)
+def test_a_frame_is_erased_as_a_narrower_terminal_shows_it(
+    settings: dict[str, str], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of 90 and 50 letters stand in three and two rows of 40, or are cut."""
+    monkeypatch.setattr(live.os, "environ", settings)
+    out = io.StringIO()
+    terminal = Console(file=out, width=100, height=30, force_terminal=True, _environ=settings)
+    frame = live.Frame(Text(f"{'x' * 90}\n{'y' * 50}"), console=terminal, auto_refresh=False)
+    frame.start(refresh=True)
+    try:
+        for width, up in ((100, 1), (40, rows - 1), (40, 4)):  # at last it was written for 40
+            terminal.width = width
+            out.seek(0), out.truncate()
+            frame.refresh()
+            assert out.getvalue().count("\x1b[1A") == up
+    finally:
+        frame.stop()
 
 
 def test_progress_stays_silent_where_nobody_watches() -> None:
