@@ -53,7 +53,7 @@ def document(judged: Judged) -> Document:
     for table in chain(*found.values()):
         brief += ["", toned(table.title, strong=True), _shortened(table)]
         brief += [toned(table.note, "quiet")] if table.note else []
-    if judged.parts:
+    if any(part.timed for part in judged.parts) and not (judged.hang or judged.disagreements):
         brief += ["", toned(MORE, "quiet")]
     return Document(
         title=f"Trace of {_form(judged)}",

@@ -30,7 +30,7 @@ from collbench.run.reporter import PlanRow, Several
 from collbench.show import live
 from collbench.show import terminal as console
 from collbench.show import words as words_
-from collbench.show.document import Document
+from collbench.show.document import Document, Line, Table
 from collbench.show.flags import FLAGS
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
@@ -906,6 +906,20 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"gloo [red]          no    {'x' * 200}"
     assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]
+
+
+def test_a_wide_column_that_may_be_broken_leaves_room_for_the_others() -> None:
+    both = "all_reduce of 4 MiB float; all_reduce of 8 MiB float"
+    table = Table(
+        heads=("#", "operation", "called by", "from"),
+        lines=[Line(("> 2", both, "ranks 0,2", "-"))],
+        align="rwll",
+        dropped=("from",),
+    )
+    shown = console.text(Document(title="", brief=[table]), 50).splitlines()
+    assert shown[0].split() == ["#", "operation", "called", "by"]
+    assert [line for line in shown if "> 2" in line and line.rstrip().endswith("ranks 0,2")]
+    assert max(map(len, shown)) <= 50
 
 
 def test_a_run_of_nothing_ends_quietly() -> None:
