@@ -54,8 +54,8 @@ LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
 
 
-# Terminals that break lines anew when they get narrower, by how TERM begins, or by a variable that
-# each sets. xterm, PuTTY and GNU screen cut lines, and what starts in them inherits variables.
+# Terminals that break lines anew when they get narrower: by how TERM begins, or, where they call
+# themselves xterm, by a variable that each sets. xterm itself, PuTTY and GNU screen cut lines.
 REWRAP_TERMS = ("tmux", "foot", "alacritty", "xterm-kitty", "xterm-ghostty")
 REWRAP = {
     *("VTE_VERSION", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "WEZTERM_PANE", "WT_SESSION"),
@@ -107,11 +107,12 @@ def _trimmed(line: list[Segment]) -> list[Segment]:
 
 
 def _rewraps() -> bool:
+    """Whether this terminal is known to; variables may be those of another that it started in."""
     term, known = os.environ.get("TERM", ""), os.environ.keys()
     if term.startswith("screen"):
         return "TMUX" in known and "STY" not in known
-    plain_xterm = "XTERM_VERSION" in known
-    return term.startswith(REWRAP_TERMS) or not (plain_xterm or known.isdisjoint(REWRAP))
+    like_xterm = term.startswith("xterm") and "XTERM_VERSION" not in known
+    return term.startswith(REWRAP_TERMS) or (like_xterm and not known.isdisjoint(REWRAP))
 
 
 class Status(Gathered):

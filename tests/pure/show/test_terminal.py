@@ -342,6 +342,7 @@ def test_the_live_view_shows_only_what_fits() -> None:
         ({"TERM": "screen-256color", "TMUX": "/tmp/t"}, 5),
         ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, 5),
         ({"TERM": "xterm-256color"}, 2),
+        ({"TERM": "st-256color", "VTE_VERSION": "7600"}, 2),
         ({"TERM": "screen", "STY": "1.x", "TMUX": "/tmp/t"}, 2),
         ({"TERM": "xterm", "VTE_VERSION": "7600", "XTERM_VERSION": "XTerm(390)"}, 2),
     ],
