@@ -229,12 +229,14 @@ def _rounds(text: str) -> tuple[int, int]:
 
 def _show_plan(order: Order) -> None:
     from collbench.core.text import counted
-    from collbench.run import plan
+    from collbench.run import plan, variants
     from collbench.run.matching import SIDES, refuse_nothing, rows
     from collbench.run.rounds import BUDGET, FRESH
     from collbench.show import terminal
     from collbench.show.words import clock
 
+    for name, side in order.variants.items():
+        variants.refuse_unfit(side, f"--{name}")
     found, skips = rows(order.suite, order.variants)
     jobs = {side: [row.jobs[side] for row in found] for side in SIDES}
     policy = order.piloted

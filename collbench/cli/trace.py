@@ -42,7 +42,8 @@ def trace(
     """Say what is in a job's trace, who comes late, and who hung it.
 
     A rank that hung the job is named, and so are ranks that do not agree on what they do together:
-    exit code 1. Where something stands still and nobody can be named it is 3.
+    exit code 1. Where something stands still and nobody can be named it is 3. `collbench help
+    traces` says how a trace is made, and what the columns are.
     """
     from collbench.cli import outputs
     from collbench.judge.traces.judging import judge

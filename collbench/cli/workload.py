@@ -142,7 +142,8 @@ def workload(
 
     The whole step, its computation alone and its communication alone are measured in turns: what
     the step takes beyond its computation is communication that is exposed. Every operation's data
-    is checked. --show, --link and --from start no ranks, and take a world of any size.
+    is checked. --show, --link and --from start no ranks, and take a world of any size. One that
+    takes longer than 20 seconds says so beforehand: --scale, --layers and -n make it shorter.
     """
     from collbench.cli import outputs
     from collbench.show.views import workload as view

@@ -34,8 +34,9 @@ class Reporter(Protocol):
     doing nothing.
 
     ``phase`` is called often and must cost next to nothing; ``fraction`` is how much of its case is
-    done, 0..1. ``end`` is called once, also when the run was cut short; ``path`` is None for a run
-    that was not saved.
+    done, 0..1. ``so_far`` tells of a step that is still measured: at first without a sample, what
+    each part took while it warmed up (``setup_ns``). ``end`` is called once, also when the run was
+    cut short; ``path`` is None for a run that was not saved.
     """
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
@@ -45,6 +46,9 @@ class Reporter(Protocol):
         return
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
+        return
+
+    def so_far(self, record: Record) -> None:
         return
 
     def record(self, record: Record, row: Derived | None) -> None:
@@ -71,6 +75,10 @@ class Several(Reporter):
     def phase(self, case: Case, phase: str, fraction: float) -> None:
         for reporter in self._reporters:
             reporter.phase(case, phase, fraction)
+
+    def so_far(self, record: Record) -> None:
+        for reporter in self._reporters:
+            reporter.so_far(record)
 
     def record(self, record: Record, row: Derived | None) -> None:
         for reporter in self._reporters:

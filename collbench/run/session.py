@@ -307,7 +307,7 @@ class _Session:
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
         heard = self._hear, self._tick, self._go_on, self._lost, self._hung
-        listener = Listener(*heard, so_far=lambda r: self._so_far.update({r.case: r}))
+        listener = Listener(*heard, so_far=self._hear_so_far)
         problem: Exception | None = None
         try:
             with interrupts:
@@ -337,9 +337,10 @@ class _Session:
     def _open(self) -> None:
         """The run's file, and what there is before anything is measured: from then on the file gets
         its end whatever happens."""
-        self._writer = (
-            resume.writer(self._resumed) if self._resumed else _writer(self._order, self._run)
-        )
+        if self._resumed:
+            self._writer = resume.writer(self._resumed)
+        elif self._order.save or self._order.output is not None:
+            self._writer = store.opened(self._run, self._order.output)
         self.begin()
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
@@ -374,6 +375,11 @@ class _Session:
             self._keep(line)
             self._tell(line)
 
+    def _hear_so_far(self, record: Record) -> None:
+        self._so_far[record.case] = record
+        if self._order.budget is None:  # which says itself how long the run takes
+            self._reporter.so_far(record)
+
     def _keep_what_was_cut(self, why: str) -> None:
         """Records of what is finished of cases that were being measured when the run ended."""
         for record in list(self._so_far.values()):
@@ -382,7 +388,7 @@ class _Session:
                 kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
                 self._keep(kept)
                 self._tell(kept)
-            elif record.case.place == 0:
+            elif record.times_ns and record.case.place == 0:
                 tell(f"{record.case.step}: cut short after {rounds}, which are too few to keep")
 
     def _tell(self, line: World | Record) -> None:
@@ -490,10 +496,3 @@ def told(error: BaseException) -> tuple[Exception | None, Exit, str]:
             return error, error.exit, error.message
     assert isinstance(error, Exception)
     return error, Exit.FAULT, f"{type(error).__name__}: {first_line(error)}"
-
-
-def _writer(order: Order, run: Run) -> store.Writer | None:
-    """The run's file, refused before anything starts when it could not hold the run."""
-    if not order.save and order.output is None:
-        return None
-    return store.opened(run, order.output)

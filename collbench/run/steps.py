@@ -3,6 +3,7 @@ them need. Loads no torch."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,12 +11,21 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collbench.core import splits
-from collbench.core.collectives import COLLECTIVES, DTYPES
+from collbench.core.collectives import COLLECTIVES, DTYPES, PARTS
 from collbench.core.text import size
 from collbench.run.backends import TRANSPORTS, WHOLE, is_predicted, why_never
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 from collbench.workload.reshape import LONG
 from collbench.workload.step import POINT_TO_POINT, Op, Step
+
+FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
+SLOW = 0.5  # seconds of a step of which one round warms up all there is
+LEAST, MORE = 10, 3  # rounds that may take so much more than the policy's time
+WATCHED = 5  # steps in which each operation is timed
+ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
+COUNTED = 2  # times that a step's bytes are counted
+BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
 
 LIKE = "broadcast"  # of two ranks, which a message between them is like
 MESSAGE = "message"
@@ -163,6 +173,45 @@ def calls(step: Step, case: Case) -> list[Case]:
         if program.ranks
     )
     return max(every, key=len, default=[])
+
+
+def warming(policy: Policy, seconds: float) -> int:
+    """Rounds that only warm up, where a step takes so many seconds."""
+    return (1 if seconds > SLOW else SETTLED) if policy.warmup is None else policy.warmup
+
+
+def most_rounds(policy: Policy, seconds: float) -> int:
+    """Rounds that are taken of a resolved policy, at most, where one takes so many seconds."""
+    if policy.iters is not None:
+        return policy.iters
+    within = len(PARTS) * (policy.max_seconds or 0.0) / seconds
+    few = max(FEWEST, math.ceil(MORE * within - 0.5))
+    return few if few < LEAST else min(policy.max_iters, max(LEAST, math.ceil(within - 0.5)))
+
+
+class Foreseen(NamedTuple):
+    """What measuring a step takes once it is warm: ``rounds`` of its parts at most, and seconds,
+    ``least`` where its times hardly scatter, ``most`` where they do."""
+
+    rounds: int
+    least: float
+    most: float
+
+
+def foreseen(policy: Policy, parts: Sequence[float]) -> Foreseen:
+    """What is to be told by a resolved policy, and by the seconds that each of PARTS takes."""
+    step, _, communication = parts
+    each = sum(parts)
+    rounds = most_rounds(policy, each)
+    beside = step * (WATCHED + 1 + BLAME_ROUNDS * (1 + BLAMED) * policy.blame)  # 1: data is checked
+    beside += communication * COUNTED
+
+    def seconds(number: int) -> float:
+        alone = min(ALONE_SHARE * number * each, communication * (1 + ALONE))
+        return number * each + alone + beside
+
+    fewest = rounds if policy.iters is not None else min(rounds, LEAST)
+    return Foreseen(rounds, seconds(fewest), seconds(rounds))
 
 
 def computing(step: Step, flops: float, copied: float) -> float:

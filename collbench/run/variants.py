@@ -21,7 +21,7 @@ import msgspec
 
 from collbench.core import algorithms, files
 from collbench.core.errors import CannotRun, UsageError
-from collbench.core.text import tell
+from collbench.core.text import near, tell
 from collbench.machine import environment
 from collbench.records import store
 from collbench.run import backends
@@ -59,6 +59,12 @@ else:
     told = environment.software(os.environ)
 print(json.dumps(told))
 """
+
+
+FETCH = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
+
+
+NEAR = 2_000  # names of branches and tags that a misspelt revision is held against
 
 
 IN_REPOSITORY = re.compile(
@@ -138,6 +144,27 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
         )
 
 
+def refuse_unfit(variant: Variant, option: str) -> None:
+    """Raises UsageError for what can be told of a side before anything is built: a revision that
+    there is not or that nothing uses, ``{tree}`` without one, an interpreter that there is not."""
+    words = (variant.python, *(value for _, value in variant.env))
+    placed = any("{tree}" in word for word in words)
+    if variant.revision and not placed:
+        raise UsageError(
+            f"{option}: git:{variant.revision} would be built, but nothing uses it",
+            "say where it is found: python:{tree}/.venv, or LD_LIBRARY_PATH={tree}/lib",
+        )
+    if placed and not variant.revision:
+        raise UsageError(
+            f"{option} '{variant.text}': {{tree}} is where git:REV is built",
+            "add git:REV to this side",
+        )
+    if variant.revision:
+        _commit(variant.revision, option)
+    if variant.python and "{tree}" not in variant.python:
+        _interpreter(variant.python, option)
+
+
 def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:
     """The cases with the backend and algorithm of this side, each once."""
     changes = {name: getattr(variant, name) for name in variant.differs}
@@ -188,17 +215,7 @@ def homes(variants: Mapping[Name, Variant], build: Build, folder: Path) -> dict[
 def settle(variant: Variant, build: Build, option: str, folder: Path) -> Home:
     """Build the revision where there is one, and look the interpreter over. ``folder`` is a private
     place for the time of the experiment. Raises UsageError and CannotRun."""
-    words = (variant.python, *(value for _, value in variant.env))
-    if variant.revision and not any("{tree}" in word for word in words):
-        raise UsageError(
-            f"{option}: git:{variant.revision} would be built, but nothing uses it",
-            "say where it is found: python:{tree}/.venv, or LD_LIBRARY_PATH={tree}/lib",
-        )
-    if not variant.revision and any("{tree}" in word for word in words):
-        raise UsageError(
-            f"{option} '{variant.text}': {{tree}} is where git:REV is built",
-            "add git:REV to this side",
-        )
+    refuse_unfit(variant, option)
     tree = _tree(variant.revision, build, option) if variant.revision else None
 
     def placed(text: str) -> str:
@@ -303,6 +320,18 @@ def software(python: str, settings: dict[str, str], option: str) -> dict[str, An
     return told
 
 
+def _commit(revision: str, option: str) -> tuple[str, str]:
+    """The repository here, and the commit that ``revision`` means in it. Raises UsageError."""
+    here = Path.cwd()
+    absent = f"{option}: git:{revision} needs a git repository here"
+    top = _git(["rev-parse", "--show-toplevel"], here, absent, "go to where it is a revision of")
+    names = ["for-each-ref", f"--count={NEAR}", "--format=%(refname:short)"]
+    refs = _git([*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}")
+    wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
+    trouble = f"{option}: there is no revision '{revision}' in {top}"
+    return top, _git(wanted, here, trouble, near(revision, refs.split()) or FETCH)
+
+
 def _tree(revision: str, build: Build, option: str) -> Path:
     """A checkout of ``revision`` in which ``build`` has succeeded, kept so that the next experiment
     need not build.
@@ -310,17 +339,7 @@ def _tree(revision: str, build: Build, option: str) -> Path:
     A clone rather than a work tree: it leaves no trace in the user's repository, and tools that ask
     git for a version still work.
     """
-    top = _git(
-        ["rev-parse", "--show-toplevel"],
-        Path.cwd(),
-        f"{option}: git:{revision} needs a git repository here",
-    )
-    hint = f"{option}: there is no revision '{revision}' in {top}"
-    sha = _git(
-        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"],
-        Path(top),
-        hint,
-    )
+    top, sha = _commit(revision, option)
     mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
     tree = _builds() / f"{Path(top).name}-{sha[:12]}-{mark}"
     files.make(tree.parent)
@@ -372,8 +391,8 @@ def _surroundings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not IN_REPOSITORY.fullmatch(name)}
 
 
-def _git(arguments: Sequence[str], where: Path, trouble: str) -> str:
-    hint = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
+def _git(arguments: Sequence[str], where: Path, trouble: str, hint: str = "") -> str:
+    """What git prints. Raises UsageError and CannotRun."""
     try:
         done = subprocess.run(
             ["git", *arguments],

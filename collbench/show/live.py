@@ -4,13 +4,24 @@ interleaved experiment."""
 from __future__ import annotations
 
 import atexit
+import math
+import os
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    Group,
+    RenderableType,
+    RenderResult,
+)
+from rich.control import Control
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -22,19 +33,86 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
+from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from collbench.core.text import plain, size, tell
+from collbench.core.text import counted, duration, plain, size, tell
 from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
+from collbench.run.steps import FEWEST, LEAST, Foreseen, foreseen
 from collbench.show import terminal
 from collbench.show.document import toned
 from collbench.show.views import cases as views
 from collbench.show.words import axes, by_mode, clock
 from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
+SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
+
+
+# Terminals that break lines anew when they get narrower: by how TERM begins, or, where they call
+# themselves xterm, by a variable that each sets. xterm itself, PuTTY and GNU screen cut lines.
+REWRAP_TERMS = ("tmux", "foot", "alacritty", "xterm-kitty", "xterm-ghostty")
+REWRAP = {
+    *("VTE_VERSION", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "WEZTERM_PANE", "WT_SESSION"),
+    *("ALACRITTY_WINDOW_ID", "ITERM_SESSION_ID", "VSCODE_IPC_HOOK_CLI"),
+}
+
+
+class Frame(Live):
+    """A live view that is drawn in its own place again after the terminal got narrower, where that
+    is known to break what is there over more lines than were written. What it pushes beyond the
+    screen's top by that stays there: nothing that a program writes reaches it."""
+
+    _widths: Sequence[int] = ()  # of the lines as written last, in cells
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        drawn = super().process_renderables(renderables)
+        if not self.console.is_interactive:
+            return drawn
+        room = self.console.width
+        more = sum(math.ceil(width / room) - 1 for width in self._widths if width > room)
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * (more * _rewraps())
+        *before, view = drawn
+        return [Control(*up), *before, _Trimmed(view, self)]
+
+    def written(self, lines: Sequence[Sequence[Segment]]) -> None:
+        """Notes the lines that the view is written in."""
+        self._widths = [sum(segment.cell_length for segment in line) for line in lines]
+
+
+class _Trimmed(NamedTuple):
+    """A frame's view without spaces at the ends of its lines, which would be broken, too."""
+
+    view: ConsoleRenderable
+    frame: Frame
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [*map(_trimmed, Segment.split_lines(console.render(self.view, options)))]
+        self.frame.written(lines)
+        for number, line in enumerate(lines):
+            yield from [Segment.line()] * (number > 0)
+            yield from line
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """A line without spaces at its end."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], *(Segment(last.text.rstrip(), last.style) for last in line[-1:])]
+
+
+def _rewraps() -> bool:
+    """Whether this terminal is known to; variables may be those of another that it started in."""
+    term, known = os.environ.get("TERM", ""), os.environ.keys()
+    if term.startswith("screen"):
+        return "TMUX" in known and "STY" not in known
+    like_xterm = term.startswith("xterm") and "XTERM_VERSION" not in known
+    return term.startswith(REWRAP_TERMS) or (like_xterm and not known.isdisjoint(REWRAP))
 
 
 class Status(Gathered):
@@ -50,12 +128,15 @@ class Status(Gathered):
         self._watched = (
             self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
         )
-        self._live: Live | None = None
+        self._live: Frame | None = None
         self._known: set[Case] = set()  # cases that have a record
         self._now: tuple[Case, str, float] | None = None
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
         )
+        self._warm: dict[Case, float] = {}  # seconds of each part of a step while it warmed up
+        self._foretold: set[str] = set()  # steps of which it is said how long they will take
+        self._until: float | None = None  # when all will be measured, where that can be told
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
         super().begin(run, cases, skips)
@@ -64,7 +145,7 @@ class Status(Gathered):
         if not (self.footer and self._watched):
             _warn(busy.now(run.load))
         if self._watched:
-            self._live = Live(
+            self._live = Frame(
                 get_renderable=self._view,
                 console=self._console,
                 refresh_per_second=1,
@@ -83,6 +164,25 @@ class Status(Gathered):
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
+
+    def so_far(self, record: Record) -> None:
+        """Says once of a step how long measuring it takes, where that is long."""
+        case, key = record.case, record.case.key
+        if record.times_ns or key in self._foretold:
+            return
+        self._warm[case] = record.setup_ns / 1e9
+        if case.place:  # the whole is told of last
+            return
+        self._foretold.add(key)
+        parts = [self._warm[each] for each in case.siblings[::-1]]
+        launches = sum(one.key == key and one not in self._known for one in self.cases)
+        policy = self.run.policy.resolved(self.worlds[record.world].cramped)
+        seen = foreseen(policy, parts)
+        if launches * seen.most > LONG:
+            told, hint = _beforehand(record, seen, policy, launches)
+            tell(f"{case.step}: {told}" if len(self.run.suite.steps) > 1 else told, hint)
+        if len(self.cases) == launches * len(case.siblings):
+            self._until = time.monotonic() + launches * (seen.least + seen.most) / 2
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
@@ -113,8 +213,16 @@ class Status(Gathered):
             atexit.unregister(self.close)
 
     def _view(self) -> RenderableType:
-        elapsed = time.monotonic() - self._began
-        return progress(len(self.arrived), len(self.cases), elapsed, self._now, self._earlier or 0)
+        now = time.monotonic()
+        left = max(0.0, self._until - now) if self._until else None
+        return progress(
+            len(self.arrived),
+            len(self.cases),
+            now - self._began,
+            self._now,
+            self._earlier or 0,
+            left,
+        )
 
 
 class LiveTable(Status):
@@ -147,7 +255,8 @@ class LiveTable(Status):
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = [self._header, ""]
         arrived = [outcome for outcome in self.arrived if outcome[0].status != "skipped"]
-        room = self._console.height - 11
+        height = self._console.height
+        room = height - 11 - SPARE * (height > TALL)
         if arrived and room > 0:
             mode = arrived[-1][0].case.mode
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]
@@ -164,17 +273,41 @@ def _warn(text: str) -> None:
         tell(text)
 
 
+def _beforehand(record: Record, seen: Foreseen, policy: Policy, launches: int) -> tuple[str, str]:
+    """How long it takes to measure a step, and what takes less."""
+    least, most = (clock(round(launches * end, -1)) for end in (seen.least, seen.most))
+    some = "up to " * (policy.iters is None and seen.rounds >= LEAST)
+    parts = [f"{some}{counted(seen.rounds, 'round')} of its 3 parts"]
+    parts += ["rounds without an operation"] * policy.blame
+    of = " min" * (launches * seen.most < 3600)
+    of += f" in {counted(launches, 'launch')}" if launches > 1 else ""
+    less = "without --blame" if policy.blame else "with a smaller --scale"
+    less += f" or -n {FEWEST}" * (seen.rounds > FEWEST)
+    return (
+        f"a step takes {duration(record.setup_ns)}: {', '.join(parts)} and each operation by itself"
+        f" take {f'{least} to {most}' if least != most else f'about {most}'}{of}",
+        f"{less} it takes less",
+    )
+
+
 def progress(
-    done: int, total: int, elapsed: float, now: tuple[Case, str, float] | None, earlier: int = 0
+    done: int,
+    total: int,
+    elapsed: float,
+    now: tuple[Case, str, float] | None,
+    earlier: int = 0,
+    left: float | None = None,
 ) -> RenderableType:
     """A bar with what is done, ``earlier`` of it before ``elapsed`` began, how long it took and
-    will take; and what happens at this moment."""
+    will take, of which ``left`` may be known; and what happens at this moment."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
     own = achieved - earlier
-    left = f"{clock(elapsed * (total - achieved) / own)} left" if own >= 0.5 else ""
+    if left is None and own >= 0.5:
+        left = elapsed * (total - achieved) / own
+    yet = f"{clock(left)} left" if left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, total), completed=achieved, width=24, complete_style="cyan")
-    grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", left)
+    grid.add_row(bar, f"{done}/{total}", f"{clock(elapsed)} elapsed", yet)
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
     case, phase, fraction = now

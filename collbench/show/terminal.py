@@ -246,7 +246,8 @@ def _stacked(table: Table) -> Table:
 
 
 def _fitting(table: Table, width: int) -> Table:
-    """A table without the columns that ``width`` has no room for; the last takes what is left."""
+    """A table without the columns that ``width`` has no room for; the last takes what is left, and
+    of those that may be broken the widest gives what is still lacking."""
     widths = _widths(table)
     last = len(widths) - 1
     natural, widths[last] = widths[last], min(widths[last], LAST)
@@ -258,6 +259,10 @@ def _fitting(table: Table, width: int) -> Table:
     for head in table.dropped:
         if left() < 0 and head in table.heads:
             kept.remove(table.heads.index(head))
+    broken = [place for place in kept if place != last and table.sides[place] in "wc"]
+    if left() < 0 and broken:
+        widest = max(broken, key=lambda place: widths[place])
+        widths[widest] = max(min(LAST, widths[widest]), widths[widest] + left())
     widths[last] = max(1, min(natural, widths[last] + left()))
     return msgspec.structs.replace(
         table,

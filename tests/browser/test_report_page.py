@@ -263,6 +263,28 @@ def test_filters_hide_traces_and_lines_in_all_sections_and_bring_them_back(page:
     assert tab.url.endswith("report.html")
 
 
+def test_what_filters_leave_as_it_is_says_so(page: Open) -> None:
+    tab = page()
+    head, rows, reasons, pairs = (
+        tab.locator(f"{place} .unmoved") for place in ("header", "#bandwidth", "#skipped", "#pairs")
+    )
+    for note in (head, rows, reasons, pairs):
+        expect(note).to_be_hidden()
+    box(tab, "shm").check()
+    expect(head).to_have_text(
+        "Only backend shm: 24 of 47 table lines, 7 of 13 curves."
+        " The sentence above is about all of it."
+    )
+    expect(rows).to_have_text("Not narrowed by filters: the sentences here.")
+    expect(reasons).to_have_text(
+        "Not narrowed by filters: the sentences here; \u201cReasons\u201d (by backend)."
+    )
+    expect(pairs).to_be_hidden()  # in which nothing is narrowed by any
+    tab.get_by_role("button", name="Show all").click()
+    for note in (head, rows, reasons):
+        expect(note).to_be_hidden()
+
+
 def test_a_link_keeps_the_filters_and_the_place(page: Open) -> None:
     tab = page()
     box(tab, "gloo").check()

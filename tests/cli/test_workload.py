@@ -85,7 +85,7 @@ def test_gaps_that_a_file_names_are_predicted_without_a_rate(bare, tmp_path: Pat
     )
     told = " ".join(bare("workload", str(path), "--link", "ib200").stdout.split())
     assert "computation alone 40.0 ms" in told
-    assert "the gaps that it names" in told
+    assert "computation as long as the step says" in told
 
 
 def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:

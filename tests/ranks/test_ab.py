@@ -414,10 +414,34 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(
     assert store.saved() == []
 
 
-def test_a_dry_run_shows_sides_rows_and_time_and_runs_nothing(cli, suite) -> None:
-    done = cli(
-        "ab", "--suite", suite(), "--head", "git:no-such-revision", "--build", "false", "--dry-run"
-    )
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder, of one commit on main."""
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=main"], check=True)
+    who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", *who, "commit", "--quiet", "--allow-empty", "-m", "x"], check=True)
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_dry_run_shows_sides_rows_and_time_and_runs_and_builds_nothing(cli, suite, home) -> None:
+    side = "git:main X={tree}"
+    done = cli("ab", "--suite", suite(), "--head", side, "--build", "false", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "head: git:no-such-revision" in done.stdout and "all_reduce/ring@shm" in done.stdout
-    assert store.saved() == []
+    assert f"head: {side}" in done.stdout and "all_reduce/ring@shm" in done.stdout
+    assert store.saved() == [] and not (home / "builds").exists()
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize(
+    ("side", "words"),
+    [
+        ("git:mian X={tree}", "did you mean main?"),
+        ("git:main", "nothing uses it"),
+        ("python:nowhere", "there is no interpreter 'nowhere'"),
+    ],
+)
+def test_a_dry_run_refuses_a_side_that_cannot_be(cli, suite, side: str, words: str) -> None:
+    done = cli("ab", "--suite", suite(), "--head", side, "--dry-run")
+    assert done.returncode == Exit.USAGE and words in done.stderr
+    assert done.stdout == ""

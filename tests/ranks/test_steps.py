@@ -274,6 +274,19 @@ def test_rounds_that_were_finished_outlive_the_end_of_a_run(
     assert [(record.status, len(record.times_ns)) for record in whole] == [("ok", 12)] * 3
 
 
+def test_a_step_says_how_long_it_will_take_before_its_first_round(tmp_path: Path, cli) -> None:
+    """Interrupted in the second round after it warmed up."""
+    step = tmp_path / "step.csv"
+    step.write_text(
+        "ranks,op,bytes,dtype,group,reduce,wait,gap_us\n"
+        "0-1,compute,0,,,,,100000\n0-1,all_reduce,4096,float,,sum,call,0\n"
+    )
+    words = [str(step), "--backend", "saboteur", "--compute", "sleep", "-n", "500", "-w", "1"]
+    done = cli("workload", *words, PYTHONPATH=before(PLUGINS), SABOTAGE="interrupt:1:6")
+    assert done.returncode == 130, done.stderr
+    assert "a step takes 1" in done.stderr and "500 rounds of its 3 parts" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
     suite = tmp_path / "steps.toml"

@@ -40,19 +40,27 @@ from collbench.run.rank.measure import (
 from collbench.run.rank.outcome import Fields, measured_well, nothing_valid
 from collbench.run.rank.payload import show
 from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
-from collbench.run.steps import Played, played
+from collbench.run.steps import (
+    ALONE,
+    ALONE_SHARE,
+    BLAME_ROUNDS,
+    BLAMED,
+    COUNTED,
+    FEWEST,
+    LEAST,
+    MORE,
+    WATCHED,
+    Played,
+    played,
+    warming,
+)
 from collbench.suite.policy import Policy
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
 
-FEWEST, SETTLED = 6, 3  # rounds that bound a median, and those before that only warm up
-SLOW_NS = 500_000_000  # of which one round warms up all there is
-LEAST, MORE = 10, 3  # rounds that may take so much more than the policy's time
 SAY_S = 1.0  # after which what there is so far is told again
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
-BLAMED, BLAME_ROUNDS = 5, 20  # operations that are left out, each in so many rounds
-WATCHED, MOST_WATCHED = 5, 40_000  # steps in which each operation is timed; such times in all
-ALONE, ALONE_SHARE = 7, 0.5  # calls of each operation by itself, in so much of the steps' own time
+MOST_WATCHED = 40_000  # times of single operations in all
 
 
 class _Ready(NamedTuple):
@@ -187,14 +195,17 @@ class StepTrial:
     def _warm(self, samplers: Sequence[Sampler], sync: Sync, first: int) -> int:
         """Rounds that are not counted. Steps that take long enough, or too often find a rank late
         for a window, then begin at a barrier."""
-        (slow,) = self._control.decide([int(first > SLOW_NS)])
-        rounds = (1 if slow else SETTLED) if self._policy.warmup is None else self._policy.warmup
+        (rounds,) = self._control.decide([warming(self._policy, first / 1e9)])
         taken = [sampler.take(1, sync) for _ in range(rounds) for sampler in samplers]
         late = [bool(one.late.any()) for one in taken if one is not None]
         refused = sync.refuse(sum(late) / max(1, len(late)), first)
         (swap,) = self._control.decide([int(refused or first > LONG_NS)])
         if swap and self._policy.sync == "auto":
             sync.scheme = "barrier"
+        if not (self._rank or self._bench.in_turns):
+            latest = [int(one.times.sum()) for one in taken[-len(PARTS) :] if one is not None]
+            parts = latest or [first, first // 2, first // 2]
+            self._tell([{"status": "ok", "stop": "cut", "setup_ns": ns} for ns in parts])
         return rounds
 
     def _rounds(
@@ -273,7 +284,7 @@ class StepTrial:
             play()
             self._finish()
 
-        return [counted.once(self._control, self._bench.watch, again) for _ in range(2)]
+        return [counted.once(self._control, self._bench.watch, again) for _ in range(COUNTED)]
 
     def _watches(self) -> int:
         """How many steps are watched."""

@@ -98,12 +98,34 @@ function narrow() {
   }
   const traces = figures.flatMap((figure) => figure.data);
   const curves = traces.filter((trace) => passes(trace.meta ?? {})).length;
-  document.getElementById("count").textContent =
-    `${shown} of ${lines} table lines, ${curves} of ${traces.length} curves`;
-  const any = boxes.some((box) => box.checked);
+  const count = `${shown} of ${lines} table lines, ${curves} of ${traces.length} curves`;
+  document.getElementById("count").textContent = count;
+  const on = filters.filter((name) => chosen[name].size);
+  const any = on.length > 0;
   document.getElementById("some").hidden = !any;
+  const words = on.map((name) => `${name} ${[...chosen[name]].join(" or ")}`).join(", ");
+  note(document.querySelector("header .unmoved"), any && `Only ${words}: ${count}. The sentence above is about all of it.`);
+  for (const section of all("main section")) note(section.querySelector(".unmoved"), any && unmoved(section, on));
   form.querySelector("[type=reset]").disabled = !any;
   redraw();
+}
+function note(place, words) {
+  place.textContent = words || "";
+  place.hidden = !words;
+}
+// What filters leave as it is: sentences, and tables with lines about all of a kind that is narrowed down.
+function unmoved(section, on) {
+  const own = tables.filter(({table}) => section.contains(table));
+  const narrowed = own.some(({lines}) => lines.some((line) => filters.some((name) => name in line.dataset)));
+  if (!narrowed && !section.querySelector(".figure") && section.id !== "summary") return "";
+  const kept = {};
+  for (const {table, lines} of own) {
+    const names = on.filter((name) => lines.some((line) => !line.hidden && !(name in line.dataset)));
+    if (names.length) (kept[names.join(" and ")] ??= []).push(`\u201c${table.caption.textContent}\u201d`);
+  }
+  const words = section.querySelector(".words, figcaption") ? ["the sentences here"] : [];
+  for (const [names, titles] of Object.entries(kept)) words.push(`${titles.join(", ")} (by ${names})`);
+  return words.length ? `Not narrowed by filters: ${words.join("; ")}.` : "";
 }
 function follow() {
   const hash = location.hash.slice(1);

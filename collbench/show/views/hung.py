@@ -175,38 +175,35 @@ def tables(judged: Judged) -> list[Table]:
 
 
 def _fronts(found: Hang) -> Table:
+    """A line for each group: the operation, which ranks are in it, and what others do."""
+    fronts = found.fronts[:GROUPS]
+    columns: dict[str, list[Sequence[int]]] = {
+        "in it": [front.waiting for front in fronts],
+        "never called": [front.missing for front in fronts],
+        "not begun": [front.behind for front in fronts],
+        "no trace": [front.silent for front in fronts],
+        "called another": [tuple(front.odd) for front in fronts],
+        "past it": [front.done for front in fronts],
+    }
+    told = {head: each for head, each in columns.items() if head == "in it" or any(each)}
     lines = [
         Line(
             (
                 operation(front),
-                _some_ranks(front.waiting),
-                _some_ranks(front.behind),
-                _some_ranks(front.missing),
-                _some_ranks(front.silent),
-                _some_ranks(tuple(front.odd)),
-                _some_ranks(front.done),
+                *(_some_ranks(each[place]) for each in told.values()),
                 when(front.since_ns),
             )
         )
-        for front in found.fronts[:GROUPS]
+        for place, front in enumerate(fronts)
     ]
     more = len(found.fronts) - GROUPS
     return Table(
         name="fronts",
         title="Where each group stands",
-        heads=(
-            "stands at",
-            "in it",
-            "not begun",
-            "never called",
-            "no trace",
-            "odd",
-            "through",
-            "since",
-        ),
+        heads=("stands at", *told, "since"),
         lines=lines,
-        align="wllllll",
-        dropped=("not begun", "odd", "through", "no trace"),
+        align="w".ljust(len(told) + 2, "l"),
+        dropped=("past it", "no trace", "not begun", "called another"),
         note="times are UTC" + f"; {counted(more, 'group')} more stand still" * (more > 0),
     )
 

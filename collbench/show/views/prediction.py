@@ -170,7 +170,7 @@ def _sum(factors: Iterable[str]) -> str:
 
 def in_words(link: Link) -> str:
     """A link's three numbers, with units."""
-    rates = [("GB/s on the wire", link.beta), ("GB/s added", link.gamma)]
+    rates = [("GB/s on the wire", link.beta), ("GB/s for sums", link.gamma)]
     parts = [f"{1e-9 / seconds:.4g} {what}" for what, seconds in rates if seconds]
     return ", ".join([f"{duration(link.alpha * 1e9)} a message", *parts])
 

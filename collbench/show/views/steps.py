@@ -67,10 +67,10 @@ def document(file: RunFile) -> Document:
             brief.append(toned(f"{_cut(one)}; collbench run --resume measures it again", "notice"))
         brief += sentences(one) + _expected(one, step)
         if step and step.recorded:
-            brief.append(_recorded(one, step.recorded))
+            brief += ["", _recorded(one, step.recorded), ""]
         brief += _contended(file, one, step) + _wire(file, one, step)
         if seen:
-            brief += [_table(seen), toned(LEGEND, "quiet")]
+            brief += ["", _table(seen), toned(LEGEND, "quiet")]
         if step and (blame := _blamed(one, step)):
             brief.append(blame)
         brief += [f"assumed: {each}" for each in (step.assumptions if step else ())]
@@ -135,8 +135,8 @@ def _expected(one: Overlap, step: Step | None) -> list[Block]:
         return []
     took = median(one.whole.times_ns)
     told = (
-        f"operations as fast as by themselves would end the step after {duration(ns)}: it took"
-        f" {took / ns:.2f}x of that"
+        f"were each operation as fast as by itself, the step would take {duration(ns)}: it took"
+        f" {took / ns:.2f} times that"
     )
     return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]
 

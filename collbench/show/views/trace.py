@@ -33,6 +33,7 @@ from collbench.workload.traces.types import Call, Interval, RankTrace
 TOP = 10  # lines of a table on a terminal of which a page has more
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 BARS = 600  # of each kind, of a timeline
+MORE = "-o page.html has a timeline and each operation; collbench replay runs an iteration again"
 FIRST = 200  # calls of a rank that are drawn where no iteration is marked
 
 
@@ -52,6 +53,8 @@ def document(judged: Judged) -> Document:
     for table in chain(*found.values()):
         brief += ["", toned(table.title, strong=True), _shortened(table)]
         brief += [toned(table.note, "quiet")] if table.note else []
+    if any(part.timed for part in judged.parts) and not (judged.hang or judged.disagreements):
+        brief += ["", toned(MORE, "quiet")]
     return Document(
         title=f"Trace of {_form(judged)}",
         verdict=head.words,
@@ -154,7 +157,7 @@ def _lacks(judged: Judged) -> Table:
     return Table(
         name="lacks",
         title="What the trace does not tell",
-        heads=("what", "so"),
+        heads=("what is missing", "what follows"),
         lines=lines,
         align="ww",
     )
@@ -186,9 +189,9 @@ def _parts(judged: Judged) -> Table:
         lines=lines,
         align="lll" if several else "ll",
         dropped=("sent", "ops"),
-        note="ops, size and sent: of the rank that sends most; transfer: sum over operations of the"
-        " least that any rank's took; waits: of how much longer the longest took; busbw: while they"
-        " transfer",
+        note="ops, size and sent: of the rank that sends most; transfer: an operation's time on the"
+        " rank where it is shortest, as that waits for nobody; waits: how much longer it is where"
+        " it is longest; both are sums; busbw: of transfers alone",
     )
 
 
@@ -242,11 +245,12 @@ def _late(judged: Judged) -> Table:
     return Table(
         name="late",
         title="Ranks that come last",
-        heads=("rank", "group", "last", "after the first", "costs"),
+        heads=("rank", "group", "came last", "behind", "costs"),
         lines=lines,
         align="rl",
-        note="only operations that no rank leaves before all have come; after the first: in the"
-        f" middle of all; costs: how much later than all others, in sum; by {told}",
+        note="only operations that no rank leaves before all have come; behind: the first to come,"
+        " in the median; costs: how long all others waited for this rank alone, in sum; told by"
+        f" {told}",
     )
 
 

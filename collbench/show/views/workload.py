@@ -133,7 +133,11 @@ def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
         took = f"communication takes at least {duration(expected.communication * 1e9)}"
         return [f"predicted: {took} on {hosts}; --tflops adds computation"]
     share = expected.exposed / expected.step if expected.step else 0.0
-    told = f"{machine.flops / 1e12:g} TFLOP/s a rank" if machine.flops else "the gaps that it names"
+    told = (
+        f"{machine.flops / 1e12:g} TFLOP/s a rank"
+        if machine.flops
+        else "computation as long as the step says"
+    )
     return [
         f"predicted: a step takes {duration(expected.step * 1e9)}, computation alone"
         f" {duration(expected.computation * 1e9)}, communication alone"

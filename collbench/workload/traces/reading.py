@@ -202,7 +202,9 @@ def _recognised(paths: Sequence[Path], form: str) -> list[tuple[Path, str]]:
             found += named
         else:
             if not path.exists():
-                raise UsageError(f"{path}: there is no such file", "a trace, or a folder of them")
+                raise UsageError(
+                    f"{path}: there is no such file", "collbench help traces: how one is made"
+                )
             name = form or recognise(path)
             if not name:
                 raise UsageError(f"{path}: it is of no format that is known here", _hint())

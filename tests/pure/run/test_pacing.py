@@ -14,7 +14,8 @@ from collbench.records.types import Record
 from collbench.run import pacing, plan
 from collbench.run.pacing import Budget, Passes
 from collbench.run.plan import Job, Plan
-from collbench.run.rank.steps import ALONE_SHARE, most_seconds
+from collbench.run.rank.steps import most_seconds
+from collbench.run.steps import ALONE_SHARE
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.workload.step import Op, Program, Step

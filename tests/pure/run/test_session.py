@@ -15,7 +15,7 @@ from collbench.core.errors import Exit, RunBroken, UsageError
 from collbench.core.interrupts import interrupts
 from collbench.records import rows, store
 from collbench.records.steps import overlaps
-from collbench.records.types import Run
+from collbench.records.types import Record, Run
 from collbench.run import session
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
@@ -87,8 +87,9 @@ class Ended(worlds.World):
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         (plan,) = plans
         listener.hear(factories.world(index=plan.index, n=2))
+        (job,) = plan.jobs or listener.further()
         for rounds in range(1, self._rounds + 1):
-            for each in plan.jobs[0].case.siblings:
+            for each in job.case.siblings:
                 record = factories.record(each, times_ns=[1000] * rounds, stop="cut")
                 listener.hear(msgspec.structs.replace(record, world=plan.index))
         if isinstance(self._end, RunBroken):
@@ -115,6 +116,24 @@ def test_rounds_of_an_interrupted_step_are_kept_and_decide_nothing(
     (one,) = overlaps(found.records)
     assert len(one.whole.times_ns) == 7
     assert rows.gateable(rows.table([found])) == []
+
+
+@pytest.mark.parametrize(("budget", "told"), [(None, 3), (60.0, 0)])
+def test_a_budget_says_itself_how_long_a_run_takes(
+    budget: float | None, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Record] = []
+
+    class Hearing(Reporter):
+        def so_far(self, record: Record) -> None:
+            heard.append(record)
+
+    monkeypatch.setattr(session, "choose", lambda *_: Ended(1, KeyboardInterrupt()))
+    order = session.Order(
+        suite=STEPS, command=["collbench"], output=tmp_path / "run.jsonl", budget=budget
+    )
+    session.execute(order, Hearing)
+    assert len(heard) == told
 
 
 def test_rounds_before_a_rank_was_lost_are_kept_with_the_failure(

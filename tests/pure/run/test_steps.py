@@ -10,6 +10,7 @@ import pytest
 
 from collbench.run import plan, steps
 from collbench.run.memory import Room
+from collbench.run.rank.steps import most_seconds
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite
@@ -149,3 +150,57 @@ def test_estimates_count_the_operations_and_the_computation() -> None:
     assert plan.call_seconds(job) > plan.call_seconds(bare) >= 0
     assert plan.memory_per_rank(job, Policy()) > 475 << 20
     assert plan.seconds(job, Policy()) > plan.seconds(bare, Policy())
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.3, 0.61, 1.7, 1.9, 2.5, 12.0])
+@pytest.mark.parametrize("given", [{}, {"max_seconds": 9.0}, {"max_iters": 12}, {"iters": 3}])
+def test_rounds_that_are_foreseen_are_those_that_are_taken_where_times_scatter(
+    seconds: float, given: dict[str, float]
+) -> None:
+    policy = Policy(**given).resolved(False)  # type: ignore[arg-type]
+    step = presets.find("toy:ddp")
+    (job,), _ = plan.fit(
+        cases_of(step)[:1], policy, lambda case: Room("", 1 << 40, 0, 1, 0), steps.titled([step])
+    )
+    taken = 1
+    while not (
+        taken >= (policy.iters or policy.max_iters)
+        or (
+            policy.iters is None
+            and taken >= steps.FEWEST
+            and seconds * (taken + 0.5) >= most_seconds(job, policy, taken)
+        )
+    ):
+        taken += 1
+    assert steps.most_rounds(policy, seconds) == taken
+
+
+def test_what_a_step_of_six_seconds_takes_is_foreseen() -> None:
+    """As one took that hardly communicated: 125 s from its beginning, of which it was warm after
+    18."""
+    rounds, least, most = steps.foreseen(Policy().resolved(True), (5.85, 6.0, 0.03))
+    assert rounds == steps.FEWEST
+    assert least == most == pytest.approx(125 - 18, rel=0.05)
+
+
+def test_each_operation_by_itself_takes_its_share_at_most() -> None:
+    alone = [
+        steps.foreseen(Policy(iters=6).resolved(True), (4.0, 0.0, talks)).most - 6 * (4.0 + talks)
+        for talks in (0.0, 0.5, 4.0)
+    ]
+    assert alone == [24.0, 24.0 + 5 * 1.0, 24.0 + 2 * 4.0 + 24.0]
+
+
+def test_a_step_that_may_settle_early_is_foreseen_to_take_less_or_more() -> None:
+    patient = Policy(max_seconds=60.0).resolved(False)
+    rounds, least, most = steps.foreseen(patient, (1.0, 0.5, 0.5))
+    assert rounds == 90 and least < 40 and most > 180
+    fixed = steps.foreseen(Policy(iters=90).resolved(False), (1.0, 0.5, 0.5))
+    assert fixed.least > 180
+
+
+def test_operations_to_blame_take_steps_of_their_own() -> None:
+    plain, blamed = (
+        steps.foreseen(Policy(blame=b).resolved(False), (2.0, 1.0, 1.0)) for b in (False, True)
+    )
+    assert blamed.least - plain.least == 2.0 * 20 * 6

@@ -14,7 +14,7 @@ import pytest
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import environment
 from collbench.run import variants
-from collbench.run.variants import Build, Variant, applied, homes, parse, settle
+from collbench.run.variants import Build, Variant, applied, homes, parse, refuse_unfit, settle
 from collbench.suite.case import Case
 
 
@@ -176,6 +176,23 @@ def test_an_unknown_revision_hints_at_fetching(repository: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="no revision 'v9'") as caught:
         settle(parse("git:v9 X={tree}", "--base"), Build(""), "--base", tmp_path)
     assert "fetch-depth" in caught.value.hint
+
+
+def test_a_misspelt_revision_hints_at_the_branch_or_tag(repository: Path) -> None:
+    subprocess.run(["git", "tag", "v2.29.3"], check=True)
+    with pytest.raises(UsageError, match=r"no revision 'v2\.29\.2'") as caught:
+        refuse_unfit(parse("git:v2.29.2 X={tree}", "--base"), "--base")
+    assert caught.value.hint == "did you mean v2.29.3?"
+
+
+def test_what_is_no_commit_is_no_revision(repository: Path) -> None:
+    with pytest.raises(UsageError, match="no revision 'main:version'"):
+        refuse_unfit(parse("git:main:version X={tree}", "--base"), "--base")
+
+
+def test_a_side_is_looked_over_without_building_it(repository: Path, tmp_path: Path) -> None:
+    refuse_unfit(parse("git:main~1 python:{tree}/.venv", "--base"), "--base")
+    assert not (tmp_path / "home").exists()
 
 
 def test_the_current_folder_is_neither_sides_library(

@@ -10,14 +10,17 @@ import math
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import factories
 import msgspec
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from collbench.core import text as text_
+from collbench.core.collectives import PARTS
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.store import Outline
@@ -27,7 +30,7 @@ from collbench.run.reporter import PlanRow, Several
 from collbench.show import live
 from collbench.show import terminal as console
 from collbench.show import words as words_
-from collbench.show.document import Document
+from collbench.show.document import Document, Line, Table
 from collbench.show.flags import FLAGS
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
@@ -147,7 +150,7 @@ def test_sizes(nbytes: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("ns", "text"),
     [
-        (0, "0.00 ns"),
+        (0, "0 ns"),
         (940, "940 ns"),
         (999.6, "1.00 µs"),
         (28_410, "28.4 µs"),
@@ -330,6 +333,37 @@ def test_the_live_view_shows_only_what_fits() -> None:
     finally:
         live.close()
         live.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"TERM": "tmux-256color"}, 5),
+        ({"TERM": "screen-256color", "TMUX": "/tmp/t"}, 5),
+        ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, 5),
+        ({"TERM": "xterm-256color"}, 2),
+        ({"TERM": "st-256color", "VTE_VERSION": "7600"}, 2),
+        ({"TERM": "screen", "STY": "1.x", "TMUX": "/tmp/t"}, 2),
+        ({"TERM": "xterm", "VTE_VERSION": "7600", "XTERM_VERSION": "XTerm(390)"}, 2),
+    ],
+)
+def test_a_frame_is_erased_as_a_narrower_terminal_shows_it(
+    settings: dict[str, str], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of 90 and 50 letters stand in three and two rows of 40, or are cut."""
+    monkeypatch.setattr(live.os, "environ", settings)
+    out = io.StringIO()
+    terminal = Console(file=out, width=100, height=30, force_terminal=True, _environ=settings)
+    frame = live.Frame(Text(f"{'x' * 90}\n{'y' * 50}"), console=terminal, auto_refresh=False)
+    frame.start(refresh=True)
+    try:
+        for width, up in ((100, 1), (40, rows - 1), (40, 4)):  # at last it was written for 40
+            terminal.width = width
+            out.seek(0), out.truncate()
+            frame.refresh()
+            assert out.getvalue().count("\x1b[1A") == up
+    finally:
+        frame.stop()
 
 
 def test_progress_stays_silent_where_nobody_watches() -> None:
@@ -875,6 +909,20 @@ def test_lists_and_findings_are_literal_and_not_broken_in_a_pipe(
     assert [line.split() for line in lines if "[b]" in line] == [["a[b]", "c"]]
 
 
+def test_a_wide_column_that_may_be_broken_leaves_room_for_the_others() -> None:
+    both = "all_reduce of 4 MiB float; all_reduce of 8 MiB float"
+    table = Table(
+        heads=("#", "operation", "called by", "from"),
+        lines=[Line(("> 2", both, "ranks 0,2", "-"))],
+        align="rwll",
+        dropped=("from",),
+    )
+    shown = console.text(Document(title="", brief=[table]), 50).splitlines()
+    assert shown[0].split() == ["#", "operation", "called", "by"]
+    assert [line for line in shown if "> 2" in line and line.rstrip().endswith("ranks 0,2")]
+    assert max(map(len, shown)) <= 50
+
+
 def test_a_run_of_nothing_ends_quietly() -> None:
     assert "nothing to run" in shown([])
 
@@ -898,3 +946,63 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
         and "1:00 elapsed" in out.getvalue()
         and "1:00 left" in out.getvalue()
     )
+
+
+def foretold(
+    capsys: pytest.CaptureFixture[str], seconds: float, launches: int = 1, **policy: object
+) -> tuple[Status, str]:
+    """A run of a step that takes so long and hides nothing, and what is said of it before any
+    sample."""
+    cases = [
+        a_case(collective=part, step="ddp #12ab", cycle=cycle)
+        for cycle in range(launches)
+        for part in PARTS
+    ]
+    status = Status(Console(file=io.StringIO()), watched=False)
+    status.begin(a_run(policy=Policy(**policy)), cases, [])
+    status.world(a_world())
+    for times in ([], [5]):  # at first without a sample
+        for case in cases[0].siblings:
+            ns = round(seconds * 1e9 / (2 if case.place else 1))
+            status.so_far(Record(case=case, status="ok", world=0, setup_ns=ns, times_ns=times))
+    return status, capsys.readouterr().err
+
+
+def test_a_step_that_takes_long_is_said_to_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, told = foretold(capsys, 5.85)
+    assert told == (
+        "collbench: a step takes 5.85 s: 6 rounds of its 3 parts and each operation by itself take"
+        " about 2:10 min\n  hint: with a smaller --scale it takes less\n"
+    )
+
+
+def test_a_step_that_takes_little_is_not_foretold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert foretold(capsys, 0.2)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"max_seconds": 60.0}, "with a smaller --scale or -n 6 it takes less"),
+        ({"blame": True}, "without --blame it takes less"),
+        ({"max_seconds": 60.0}, ": up to 15 rounds of"),
+        ({"iters": 50}, ": 50 rounds of"),
+        ({"launches": 4}, " in 4 launches"),
+    ],
+)
+def test_what_makes_a_step_take_long_is_told(
+    given: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in foretold(capsys, 5.85, **given)[1]
+
+
+def test_the_time_that_a_step_has_left_is_the_one_foretold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    status, _ = foretold(capsys, 5.85)
+    now[0] = 60.0
+    out = io.StringIO()
+    Console(file=out, width=120).print(status._view())
+    assert "1:00 elapsed" in out.getvalue() and "1:15 left" in out.getvalue()

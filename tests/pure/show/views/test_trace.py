@@ -113,6 +113,12 @@ def test_calls_around_are_told_with_where_the_group_stands() -> None:
     assert [line.cells[2:4] for line in lines] == [("0,1", "0,1"), ("0", "-")]
 
 
+def test_what_no_rank_does_has_no_column() -> None:
+    missing, another = (tables(made(USUAL, other))["fronts"].heads for other in (SHORT, ALSO))
+    assert missing == ("stands at", "in it", "never called", "since")
+    assert another == ("stands at", "in it", "called another", "since")
+
+
 def test_what_culprits_did_last_is_told() -> None:
     (line,) = tables(made(USUAL, SHORT))["last"].lines
     assert line.cells[:2] == ("1", "all_reduce #1 of 1 MiB float on world")
