@@ -22,6 +22,7 @@ from collbench.show.document import Block, Cell, Document, Line, Table, Tone, We
 from collbench.show.flags import doubts, legend
 from collbench.show.views import best as choice
 from collbench.show.views import series
+from collbench.show.views.summary import single_call
 from collbench.show.words import (
     AXES,
     LEFT,
@@ -256,7 +257,7 @@ def summary(told: Gathered) -> list[Words]:
     and why, what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
-    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told.outcomes)]
+    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told)]
     lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
     lines += map(noticed, (*explained(told), *movements(told.outcomes)))
     lines += [
@@ -334,16 +335,19 @@ def _trouble(told: Gathered) -> Iterable[Words]:
         )
 
 
-def _best(outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _best(told: Gathered) -> Iterable[Words]:
     good = [
         (record.case, row)
-        for record, row in outcomes
+        for record, row in told.outcomes
         if row and record.status in ("ok", "predicted") and not record.case.step
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
         varying, _ = axes([case for case, _ in mine])
-        yield toned(plain(f"{name}, {mode}: {_floor(mine, varying)}{_peak(mine, varying)}"))
+        known = [_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
+        known += _peak(mine, varying)
+        if known:
+            yield toned(plain(f"{name}, {mode}: {'; '.join(known)}"))
 
 
 Timed = Sequence[tuple[Case, Derived]]
@@ -360,19 +364,19 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
     return f"latency floor {duration(row.median)} {interval(row)} at {_point(case, varying)}"
 
 
-def _peak(rows: Timed, varying: Sequence[str]) -> str:
+def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
     """The highest bus bandwidth; not known where a row shows it that cannot be relied on."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
-        return ""
+        return []
     if not _trusted(rated):
         why = doubts(row for _, row in rated)
-        return f"; peak busbw not known: no row can be relied on ({why})"
+        return [f"peak busbw not known: no row can be relied on ({why})"]
     case, row = max(rated, key=lambda pair: pair[1].busbw or 0.0)
     most = f"{bandwidth(row.busbw)} GB/s {interval(row)} at {_point(case, varying)}"
     if flags := derive.doubts(row):
-        return f"; peak busbw not known: {most} ({', '.join(flags)})"
-    return f"; peak busbw {most}"
+        return [f"peak busbw not known: {most} ({', '.join(flags)})"]
+    return [f"peak busbw {most}"]
 
 
 def _trusted(rows: Timed) -> Timed:

@@ -17,6 +17,8 @@ from collbench.show.document import Line, Table
 from collbench.show.flags import GENERAL, doubts, explained, figures, kind
 from collbench.show.views.series import Series, View, groups, plus_minus, table
 from collbench.show.words import two_modes
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 
 def floors(view: View) -> list[Line]:
@@ -27,7 +29,11 @@ def floors(view: View) -> list[Line]:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
         points = [(point, one) for one in series for point in one.points]
-        single = [(point, one) for point, one in points if _single(view, point)]
+        single = [
+            (point, one)
+            for point, one in points
+            if single_call(point.case, view.files[point.run].run.policy)
+        ]
         smallest = min((point.size for point, _ in single), default=0)
         floor = _best(
             [(point, one) for point, one in single if point.size == smallest],
@@ -77,10 +83,10 @@ def _doubtful(point: Point) -> bool:
     return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
 
 
-def _single(view: View, point: Point) -> bool:
-    """Whether the time is that of one call on its own; calls issued together have no latency."""
-    together = view.files[point.run].run.policy.agg_iters
-    return point.case.mode in ("isolated", "host") and together == 1
+def single_call(case: Case, policy: Policy) -> bool:
+    """Whether a case's time is that of one call on its own; calls issued together have no
+    latency."""
+    return case.mode in ("isolated", "host") and policy.agg_iters == 1
 
 
 def _spot(point: Point, one: Series) -> str:
