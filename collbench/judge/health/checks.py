@@ -174,6 +174,7 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
             findings=[],
             checks=[],
             runs=ids,
+            hosts=night.hosts,
         )
     seen = [(check, check.look(night)) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
     findings = sorted(

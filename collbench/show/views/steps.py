@@ -45,9 +45,9 @@ HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waite
 RANKS = 8  # of a timeline
 LITTLE = 0.01  # of the communication, as computation hides nothing
 LEGEND = (
-    "of rank 0, in steps that were watched: in step, while such an operation was under way; waited,"
-    " of that, while the program stood still; alone, what they take one by one, by themselves, and"
-    " how often longer they were under way"
+    "of rank 0, in steps that were watched. In step: how long such operations were under way;"
+    " waited: for how much of that the program stood still; alone: what they take by themselves,"
+    " one after the other, and how many times as long they took in the step"
 )
 CLOSE = 0.8, 1.25  # of what was expected
 
@@ -135,7 +135,7 @@ def _expected(one: Overlap, step: Step | None) -> list[Block]:
         return []
     took = median(one.whole.times_ns)
     told = (
-        f"operations as fast as by themselves would end the step after {duration(ns)}: it took"
+        f"with operations as fast as by themselves the step would take {duration(ns)}: it took"
         f" {took / ns:.2f}x of that"
     )
     return [told if CLOSE[0] <= took / ns <= CLOSE[1] else toned(told, "notice")]

@@ -186,9 +186,9 @@ def _parts(judged: Judged) -> Table:
         lines=lines,
         align="lll" if several else "ll",
         dropped=("sent", "ops"),
-        note="ops, size and sent: of the rank that sends most; transfer: sum over operations of the"
-        " least that any rank's took; waits: of how much longer the longest took; busbw: while they"
-        " transfer",
+        note="ops, size and sent: of the rank that sends most; transfer: what each operation took"
+        " on the rank where it took least, in sum; waits: how much longer it took on the rank where"
+        " it took longest, in sum; busbw: over the transfer",
     )
 
 
@@ -245,8 +245,8 @@ def _late(judged: Judged) -> Table:
         heads=("rank", "group", "last", "after the first", "costs"),
         lines=lines,
         align="rl",
-        note="only operations that no rank leaves before all have come; after the first: in the"
-        f" middle of all; costs: how much later than all others, in sum; by {told}",
+        note="only operations that no rank leaves before all have come; after the first: the median"
+        f" of all; costs: what would be won if it came with the others, in sum; by {told}",
     )
 
 
@@ -355,7 +355,8 @@ def _each(judged: Judged) -> list[Table]:
         heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
         lines=lines,
         align="rlllrrrl",
-        note=f"of {counted(len(judged.joined.meetings), 'operation')} the first {len(lines):,}",
+        note=f"the first {len(lines):,} of {counted(len(judged.joined.meetings), 'operation')}"
+        * (len(lines) < len(judged.joined.meetings)),
         folded=True,
     )
     return [table] if lines else []
