@@ -86,7 +86,19 @@ def page(text: str) -> None:
     os.environ.setdefault("LESS", "FRX")  # as git has it: colours, and a short page is only shown
     console.width = min(console.width, PROSE)
     with console.pager(styles=console.color_system is not None):
-        console.print(Markdown(text))
+        console.print(Markdown(narrowed(text, console.width - 2)))
+
+
+def narrowed(text: str, width: int) -> str:
+    """Markdown in whose code a comment stands above its line where ``width`` is not enough for
+    both."""
+    lines, code = [], False
+    for line in text.splitlines():
+        code ^= line.startswith("```")
+        said, mark, comment = line.partition("  # ")
+        above = code and mark and len(line) > width
+        lines += [f"# {comment}", said.rstrip()] if above else [line]
+    return "\n".join(lines) + "\n"
 
 
 def show(*things: Block | RenderableType) -> None:

@@ -1000,7 +1000,7 @@ def test_launches_that_followed_each_other_are_told_of(together: str, told: bool
         for file in (base, head)
     ]
     notes = compare(*files, Rules(tau=0.1)).notes
-    assert any("had no other side beside" in note for note in notes) == told
+    assert any("not in turns with the other side" in note for note in notes) == told
 
 
 def test_blocks_that_were_measured_again_are_told_of_by_cause() -> None:

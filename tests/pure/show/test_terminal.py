@@ -896,3 +896,11 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
         and "1:00 elapsed" in out.getvalue()
         and "1:00 left" in out.getvalue()
     )
+
+
+def test_a_page_has_comments_above_lines_that_are_too_long_with_them() -> None:
+    page = "a    # said\n```\nrun --all   # of every kind\nrun  # one\n```\nb    # said of it\n"
+    assert console.narrowed(page, 16) == (
+        "a    # said\n```\n# of every kind\nrun --all\nrun  # one\n```\nb    # said of it\n"
+    )
+    assert console.narrowed(page, 80) == page
