@@ -206,7 +206,7 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
-        with formatter.section("And"):
+        with formatter.section("Other commands"):
             formatter.write_dl(list(TEXTS.items()))
 
 

@@ -153,7 +153,7 @@ FLAGS = {
 
 GENERAL = {  # where the run's own figures are not known, or differ between runs
     "limit": "the limit of time or samples",
-    "precision": "the interval was as narrow as asked for",
+    "precision": "the precision asked for was reached",
     "more": "--max-time",
     "enough": "allow more time (--max-time) or ask for more samples (-n 20)",
     "less": "--precision",
