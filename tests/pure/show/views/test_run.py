@@ -1050,6 +1050,12 @@ def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
     link = next(figure for figure in found.figures if figure.name.endswith("link"))
     assert max(y for trace in link.data for y in trace["y"]) <= figures.MOST_SHARE
     assert "1 point above 300% left out." in link.words
+    assert any("above 150%: there sendrecv itself is slow" in words for words in found.words)
+
+
+def test_shares_of_a_sendrecv_that_is_not_slow_need_no_words() -> None:
+    found = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    assert not any("there sendrecv itself" in words for words in found.words)
 
 
 def test_the_environment_is_folded_unless_machines_differ() -> None:
