@@ -62,7 +62,8 @@ def _best(
     peak: bool = False,
 ) -> tuple[str, str, str]:
     """A figure, its interval, and where: of the best among those that can be relied on, or why
-    there is none. A ``peak`` is not known where another shows more that cannot be relied on."""
+    there is none. It is not known where one that cannot be relied on shows more, or (if no
+    ``peak``) surely less time."""
     if not points:
         return "-", "", ""
     good = [(point, one) for point, one in points if not _doubtful(point)]
@@ -70,7 +71,9 @@ def _best(
         why = doubts(point for point, _ in points)
         sizes = {size(point.size) for point, _ in points}
         return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
-    point, one = max(points if peak else good, key=lambda pair: merit(pair[0]))
+    least = max(good, key=lambda pair: merit(pair[0]))[0].lo
+    surely = points if peak else [pair for pair in points if pair[0].hi < least]
+    point, one = max(surely or good, key=lambda pair: merit(pair[0]))
     if _doubtful(point):
         told = f"{_spot(point, one)}: {shown(point)} {plus_minus(point)}"
         return "not known", "", f"{told}, {', '.join(derive.doubts(point))}"
@@ -111,7 +114,7 @@ def _figures(view: View) -> dict[str, str]:
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
     if len(policies) != 1:
         return GENERAL
-    crowded = any(world.cramped for file in view.files for world in file.worlds)
+    crowded = {world.cramped for file in view.files for world in file.worlds}
     stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
     commands = [word for file in view.files for word in file.run.command]
     return figures(policies[0], crowded, stops, commands)

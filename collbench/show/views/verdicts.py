@@ -293,7 +293,7 @@ def reasons(view: Readable) -> list[str]:
     """A line for each reason, most frequent first, with the first of its rows."""
     found = sorted(undecided(view).items(), key=lambda item: -len(item[1]))
     return [
-        f"no verdict on {counted(len(names), 'row')} ({_first(names, LISTED)}): {short(why, 200)}"
+        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}: {_first(names, LISTED)}"
         for why, names in found
     ]
 

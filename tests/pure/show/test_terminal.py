@@ -24,7 +24,7 @@ from collbench.records.store import Outline
 from collbench.records.types import End, FirstWrong, Record, World
 from collbench.run import reporter as reporter_
 from collbench.run.reporter import PlanRow, Several
-from collbench.show import live
+from collbench.show import flags, live
 from collbench.show import terminal as console
 from collbench.show import words as words_
 from collbench.show.document import Document
@@ -392,6 +392,15 @@ def test_what_depends_on_arrival_is_told_with_factor_and_reason(
     assert "depend on how" not in shown([measured(a_case(mode=mode))], width=160)
 
 
+def test_a_cause_of_what_depends_on_arrival_is_told_only_where_there_is_evidence() -> None:
+    def told_(*flags: str) -> str:
+        row = {"control": 25_000.0, "sensitive": True, "flags": flags}
+        return " ".join(shown([measured(a_case(mode="host"), row=row)], width=160).split())
+
+    assert "(2.5x) " in told_()
+    assert "(2.5x); other processes were at work, and may be the cause" in told_("preempted")
+
+
 def test_beside_a_stream_stands_what_the_device_takes_alone() -> None:
     small = measured(a_case(nbytes=8, mode="streaming"), row={"control": 5210.0})
     large = measured(a_case(nbytes=1 << 20, mode="streaming"))
@@ -508,7 +517,7 @@ def test_the_remedy_within_a_budget_is_a_longer_one() -> None:
 
 @pytest.mark.parametrize("flag", ["unconverged", "bimodal", "n<6", "invalid", "unsteady"])
 def test_a_floor_is_of_the_smallest_size_and_of_rows_to_rely_on(flag: str) -> None:
-    doubtful = {"flags": (flag,), "lo": 70.0, "hi": 120.0}
+    doubtful = {"flags": (flag,), "lo": 70.0, "hi": 1200.0}
     small = [
         measured(a_case(nbytes=8), 100, row=doubtful),
         measured(a_case(nbytes=8, in_place=True), 900),
@@ -518,6 +527,16 @@ def test_a_floor_is_of_the_smallest_size_and_of_rows_to_rely_on(flag: str) -> No
     assert "latency floor 900 ns ±1.5% at 8 B (in place)" in told
     (told,) = (line for line in lines_of([small[0], *large]) if "latency floor" in line)
     assert f"latency floor not known: no row of 8 B can be relied on (1 {flag})" in told
+    small[0] = measured(a_case(nbytes=8), 100, row={**doubtful, "hi": 120.0})  # surely below 900
+    (told,) = (line for line in lines_of([*small, *large]) if "latency floor" in line)
+    assert f"latency floor not known: 100 ns ±30% at 8 B (out of place) ({flag})" in told
+
+
+def test_a_run_of_cramped_and_other_ranks_has_both_precisions() -> None:
+    told = flags.figures(Policy(), {True, False})
+    assert (told["precision"], told["why"]) == ("±2 % or ±5 %", "")
+    cramped = flags.figures(Policy(), {True})
+    assert cramped["precision"] == "±5 %" and "fewer cores" in cramped["why"]
 
 
 def test_what_is_known_within_a_tenth_is_to_be_relied_on() -> None:
