@@ -26,7 +26,7 @@ def duration(ns: float | None) -> str:
     for unit, scale in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
         value = float(f"{ns / scale:.3g}")
         if value < 1000:
-            return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {unit}"
+            return f"{value:.{0 if value >= 100 or not value else 1 if value >= 10 else 2}f} {unit}"
     return f"{ns / 1e9:.{2 if ns < 9.995e9 else 1 if ns < 99.95e9 else 0}f} s"
 
 
