@@ -120,10 +120,10 @@ TEXTS = {name: text for name, (_, text) in (COMMANDS | GROUPS).items()}
 
 
 DIFFERENCES = """
-Letters mean what they mean in nccl-tests, with these differences: sizes double unless -f or -i
-says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists sweep the
-product (-d float,half -g 2,4); per-rank blocks are not rounded to 16 bytes unless --align 16; -n
-fixes the number of samples, without it they are taken until the median is known well enough
+Single-letter options mean the same as in nccl-tests, with these differences: sizes double unless
+-f or -i says otherwise; usage errors exit 2; times are those of the slowest rank (-a 3); lists
+sweep their product (-d float,half -g 2,4); blocks are not rounded to 16 bytes unless --align 16; -n
+fixes the number of samples, without it sampling goes on until the median is precise enough
 (--precision); -t 1, -p, -y 0, -D 0, -V, -M 0 and -x 0 are taken and mean nothing.
 """
 
@@ -206,7 +206,7 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
-        with formatter.section("And"):
+        with formatter.section("Other commands"):
             formatter.write_dl(list(TEXTS.items()))
 
 
@@ -243,10 +243,11 @@ def _version(asked: bool) -> None:
 
 
 FIRST = """\
-collbench measures collective communication: how fast, how sure, and whether the data arrived.
+collbench measures collective communication: how fast, how sure, and whether
+the data arrived.
 
-  collbench all_reduce -b 8 -e 64M -g 2    measure: two ranks on this machine, sizes double
-  collbench doctor                         what can run here, and why the rest cannot
+  collbench all_reduce -b 8 -e 64M -g 2    measure: two ranks, sizes double
+  collbench doctor                         what can run here, and what cannot
   collbench show all_reduce ring           an algorithm, step by step
 
 collbench help lists all topics and commands."""

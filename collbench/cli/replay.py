@@ -61,8 +61,8 @@ def replay(
     """Run one iteration of a recorded job again, from its trace.
 
     Calls, waits and the computing between them are as they were recorded, on any backend and
-    setting; what a rank waited for others is not computing, and is waited for anew. --show counts
-    the step, --link predicts it on another network, and --show --format csv writes it.
+    setting. Time in which a rank waited for others is not computing: it waits for them anew. --show
+    counts the step, --link predicts it on another network, and --show --format csv writes it.
     """
     from collbench.workload.traces.program import Asked, replayed
     from collbench.workload.wanted import Wanted

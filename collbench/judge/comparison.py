@@ -401,9 +401,9 @@ def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]
     if not apart:
         return []
     what = (
-        f"{apart:,} of {counted(len(worlds), 'launch')} had no other side beside to take turns with"
+        f"{apart:,} of {counted(len(worlds), 'launch')} ran alone, not in turns with the other side"
     )
-    return [f"{what}: what disturbs the machine may meet one side alone"]
+    return [f"{what}: a disturbance may have met one side only"]
 
 
 def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:

@@ -197,9 +197,9 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
             if most == 1
             else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
         )
-        few = f"not in pairs, and {FEWEST_UNPAIRED} a side are the fewest that tell"
+        few = f", and {FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
         alone = ", so noise and change cannot be told apart"
-        why = f"{number}{alone if most == 1 else f': {few}'}; {_more([*sides[0], *sides[1]])}"
+        why = f"{number}{alone if most == 1 else few} ({_more([*sides[0], *sides[1]])})"
         plain = median(logs[1]) - median(logs[0]) if fewest else None
         shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)

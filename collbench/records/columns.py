@@ -16,6 +16,11 @@ class Column(NamedTuple):
     meaning: str
     source: str
 
+    @property
+    def told(self) -> str:
+        """What the column means, and its unit if it has one."""
+        return f"{self.meaning} ({self.unit})" if self.unit else self.meaning
+
 
 COLUMNS = (
     Column("run", "text", "", "id of the run", "run.id"),
@@ -69,7 +74,7 @@ COLUMNS = (
         "median",
         "number",
         "ns",
-        "a call, over the samples of all cycles that count",
+        "time of a call: the median of the samples of all cycles that count",
         "derived.median",
     ),
     Column("lo", "number", "ns", "lower end of the median's 95 % interval", "derived.lo"),
@@ -178,9 +183,5 @@ COLUMNS = (
 
 
 def documented() -> str:
-    """A line for each column: its name, its unit if it has one, what it means."""
-    units = [f" ({column.unit})" if column.unit else "" for column in COLUMNS]
-    return "\n".join(
-        f"    {column.name}{unit}: {column.meaning}"
-        for column, unit in zip(COLUMNS, units, strict=True)
-    )
+    """A line for each column: its name and what it means."""
+    return "\n".join(f"    {column.name}: {column.told}" for column in COLUMNS)

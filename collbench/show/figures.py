@@ -34,6 +34,7 @@ COLOURS = (
     "#96792f",
     "#7a8793",
     "#8a9a1b",
+    *("#82bdf0", "#f0b070", "#74cf9f", "#ea938f", "#c4aee6", "#7fd6e0", "#f0a0cf", "#c9b06a"),
 )
 
 
@@ -287,6 +288,10 @@ def _against_size(
     name: str, title: str, words: str, data: list[Trace], upward: dict[str, Any], **layout: Any
 ) -> Figure:
     across = sizes_axis(x for trace in data for x in trace["x"] if x)
+    strokes = [stroke for trace in data if "dash" in (stroke := trace.get("line", {}))]
+    if all(stroke["dash"] == "dash" for stroke in strokes):
+        for stroke in strokes:  # dashes tell in place from out of place, where there are both
+            stroke["dash"] = "solid"
     layout = {"xaxis": across, "yaxis": upward, "hovermode": "closest", **layout}
     return Figure(name=name, title=title, words=words, data=data, layout=layout)
 

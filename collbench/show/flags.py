@@ -153,7 +153,7 @@ FLAGS = {
 
 GENERAL = {  # where the run's own figures are not known, or differ between runs
     "limit": "the limit of time or samples",
-    "precision": "the interval was as narrow as asked for",
+    "precision": "the precision asked for was reached",
     "more": "--max-time",
     "enough": "allow more time (--max-time) or ask for more samples (-n 20)",
     "less": "--precision",
@@ -167,12 +167,15 @@ BUDGET = {
 
 
 def figures(
-    policy: Policy, crowded: bool, stops: Collection[str] = (), command: Collection[str] = ()
+    policy: Policy,
+    crowded: Collection[bool],
+    stops: Collection[str] = (),
+    command: Collection[str] = (),
 ) -> dict[str, str]:
-    """What stands in place of GENERAL for a run: ``crowded`` says whether ranks had fewer cores
-    than threads that must run, ``stops`` for which reasons measuring unconverged rows ended
-    (Record.stop), and ``command`` what the run was asked with."""
-    limits = policy.resolved(crowded)
+    """What stands in place of GENERAL for a run: ``crowded`` says of each group of ranks whether it
+    had fewer cores than threads that must run, ``stops`` for which reasons measuring unconverged
+    rows ended (Record.stop), and ``command`` what the run was asked with."""
+    limits = policy.resolved(any(crowded))
     assert limits.precision and limits.max_seconds is not None
     samples, seconds = set(stops) == {"max_n"}, limits.max_seconds
     more_time = f"--max-time {_seconds(_stepped(2 * seconds))}{' without -n' * bool(policy.iters)}"
@@ -182,17 +185,23 @@ def figures(
         "limit": f"the limit of {limits.max_iters:,} samples"
         if samples
         else f"--max-time {_seconds(seconds)}",
-        "precision": f"±{100 * limits.precision:.2g} %",
+        "precision": precision(policy, crowded, " %"),
         "more": f"max_iters = {round(_stepped(2 * limits.max_iters))} in a suite"
         if samples
         else more_time,
         "enough": " or ".join(ways),
         "less": f"--precision {100 * _stepped(2 * limits.precision):.2g}%",
         "why": "; times scatter, as ranks have fewer cores than threads that must run"
-        if crowded
+        if crowded and all(crowded)
         else "",
         **(BUDGET if "--budget" in command else {}),
     }
+
+
+def precision(policy: Policy, crowded: Collection[bool], percent: str) -> str:
+    """The precision asked for; both where groups of ranks of both kinds (see ``figures``) ran."""
+    each = {policy.resolved(kind).precision or 0.0 for kind in crowded or (False,)}
+    return " or ".join(f"±{100 * wanted:.2g}{percent}" for wanted in sorted(each))
 
 
 def _stepped(least: float) -> float:
@@ -219,7 +228,10 @@ def explained(flag: str, known: Mapping[str, str] = GENERAL) -> Flag:
 
 
 def legend(
-    outcomes: Sequence[Outcome], policy: Policy, crowded: bool, command: Collection[str] = ()
+    outcomes: Sequence[Outcome],
+    policy: Policy,
+    crowded: Collection[bool],
+    command: Collection[str] = (),
 ) -> list[str]:
     """A line for each flag that occurred, most frequent first: how often, its meaning, and what to
     do."""

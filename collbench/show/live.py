@@ -265,7 +265,7 @@ class LiveTable(Status):
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
         table = views.table(mode, outcomes, self.cases, live, self.run.policy.fresh)
-        return terminal.grid(table, self._console.width)
+        return terminal.rendered(table, self._console.width)
 
 
 def _warn(text: str) -> None:

@@ -353,7 +353,7 @@ class Text(Reporter):
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
-            crowded = any(world.cramped for world in self._worlds)
+            crowded = {world.cramped for world in self._worlds}
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))
             self._remark(*(f"counted: {line}" for line in movements(self._shown)))

@@ -86,7 +86,19 @@ def page(text: str) -> None:
     os.environ.setdefault("LESS", "FRX")  # as git has it: colours, and a short page is only shown
     console.width = min(console.width, PROSE)
     with console.pager(styles=console.color_system is not None):
-        console.print(Markdown(text))
+        console.print(Markdown(narrowed(text, console.width - 2)))
+
+
+def narrowed(text: str, width: int) -> str:
+    """Markdown in whose code a comment stands above its line where ``width`` is not enough for
+    both."""
+    lines, code = [], False
+    for line in text.splitlines():
+        code ^= line.startswith("```")
+        said, mark, comment = line.partition("  # ")
+        above = code and mark and len(line) > width
+        lines += [f"# {comment}", said.rstrip()] if above else [line]
+    return "\n".join(lines) + "\n"
 
 
 def show(*things: Block | RenderableType) -> None:
@@ -110,9 +122,10 @@ def _least(table: Table, piped: bool) -> int:
 def rendered(block: Block | RenderableType, width: int) -> RenderableType:
     """A block of a document as rich prints it in ``width`` columns."""
     if isinstance(block, Table):
+        above = [Text(plain(block.title), "bold")] if block.title else []
         below = [Text(block.note, "dim")] if block.note else []
         parts = _split(block, width) if block.split else [block]
-        return Group(*(grid(part, width) for part in parts), *below)
+        return Group(*above, *(grid(part, width) for part in parts), *below)
     if isinstance(block, Heading):
         return Text(plain(block.text), "bold")
     if isinstance(block, Points):
@@ -151,8 +164,6 @@ def grid(table: Table, width: int) -> Grid:
         table = _fitting(table, width)
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
     view = Grid(
-        title=Text(plain(table.title), "bold") if table.title else None,
-        title_justify="left",
         caption=Text(f"no room for: {', '.join(gone)}", "dim") if gone else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -193,7 +204,7 @@ def _split(table: Table, width: int) -> list[Table]:
 
 
 def _part(table: Table, places: Sequence[int]) -> Table:
-    """Some of a table's columns; its title stands above the first of them alone."""
+    """Some of a table's columns."""
 
     def chosen(cells: Sequence[Cell]) -> tuple[Cell, ...]:
         return tuple(cells[place] for place in places)
@@ -203,7 +214,6 @@ def _part(table: Table, places: Sequence[int]) -> Table:
         heads=tuple(table.heads[place] for place in places),
         align="".join(table.sides[place] for place in places),
         lines=[msgspec.structs.replace(line, cells=chosen(line.cells)) for line in table.lines],
-        title=table.title if 1 in places else "",
     )
 
 

@@ -66,10 +66,20 @@ def test_no_width_is_no_reason_to_print_nothing(bare, columns: str) -> None:
         assert len(bare(*words, COLUMNS=columns).stdout.split()) > 10
 
 
-def test_health_of_unknown_hosts_says_so(inside) -> None:
+def test_health_names_the_hosts_without_a_verdict_too(inside) -> None:
     inside(*MODEL)
     done = inside("health", "@last", "--no-history")
+    host = store.read(store.find("@last")).worlds[0].ranks[0].host
+    assert done.stdout.startswith(f"collbench health  {host}\n")
+
+
+def test_health_of_unknown_hosts_says_so(inside, tmp_path: Path) -> None:
+    log = tmp_path / "osu.log"
+    log.write_text("# OSU MPI Allreduce Latency Test v7.4\n# Size   Avg Latency(us)\n4   3.25\n")
+    inside("import", str(log), "--ranks", "2")
+    done = inside("health", "@last", "--no-history")
     assert done.stdout.startswith("collbench health  of hosts that no run names\n")
+    assert "no verdict" in done.stdout and "health judges runs that" in done.stdout
 
 
 def test_a_complete_run_without_a_measurement_is_told_as_such(inside) -> None:

@@ -41,6 +41,15 @@ class Check(NamedTuple):
     needed: str = ""
 
 
+NEEDS = {  # rows that a guideline holds against each other
+    "monotony": "two sizes of a collective, one at least twice the other",
+    "split": "two sizes of a collective, one a multiple of the other",
+    "composition": "a collective and others that together do the same, at one size",
+    "library": "a collective by native and by an algorithm, on one backend",
+    "link": "a collective and sendrecv, at one size from 1 MiB on",
+}
+
+
 def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -> Check:
     return Check(name, partial(_hold, name, claims, advice), "times")
 
@@ -50,11 +59,7 @@ def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night:
     worst alone."""
     every = claims(night)
     if not every:
-        why = (
-            night.unfit
-            if not night.fit and night.timings
-            else "these runs have no two rows that can be held against each other"
-        )
+        why = night.unfit if not night.fit and night.timings else f"not tested: needs {NEEDS[name]}"
         return Looked(missing=why)
     worst = {one.claim.left.case: one for one in reversed(missed(every))}
     note = f"{counted(len(every), 'claim')} over {LAUNCHES} launches or more"
@@ -174,6 +179,7 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
             findings=[],
             checks=[],
             runs=ids,
+            hosts=night.hosts,
         )
     seen = [(check, check.look(night)) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
     findings = sorted(

@@ -139,7 +139,8 @@ def trouble(files: Sequence[RunFile]) -> str:
             return f"{file.run.id} is a side of an experiment: collbench compare judges it"
         if file.run.imported:
             return (
-                f"{file.run.id} was imported from {file.run.imported}: what was checked is unknown"
+                f"{file.run.id} was imported from {file.run.imported}: health judges runs that"
+                " collbench measured"
             )
         if any(record.status == "predicted" for record in file.records):
             return f"{file.run.id} is a model's prediction"

@@ -9,6 +9,7 @@ import msgspec
 
 from collbench.core.text import counted, duration, plain, size
 from collbench.judge.efficiency import Best, Point, best
+from collbench.records.derive import doubts
 from collbench.show.document import Cell, Line, Section, Table, toned
 from collbench.show.views.series import MOST, View, meta, plus_minus
 from collbench.show.words import AXES, along, axes, worded
@@ -102,12 +103,14 @@ def _libraries_of(one: Best) -> list[Point]:
 
 
 def _winners(one: Best) -> Cell:
-    """The best, and those that may be as good: ring@shm = gloo."""
+    """The best, those that may be as good, and why to doubt its time: ring@shm = gloo (bimodal)."""
     told = toned(_label(one.winner), "good", strong=not (one.ties or one.unknown))
     for sign, others in (("=", one.ties), ("?", one.unknown)):
         names = [_label(point) for point in others]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         told += f" {sign} {', '.join(names[:NAMED])}{more}" if names else ""
+    if flags := doubts(one.winner):
+        told += toned(f" ({', '.join(flags)})", "notice")
     return told
 
 
@@ -137,6 +140,7 @@ def _signs(found: Sequence[Best]) -> str:
     told = ["2.5x: takes 2.5 times as long as the best"]
     told += ["= and tie: intervals overlap"] * any(one.ties for one in found)
     told += ["?: not known, for want of an interval"] * any(one.unknown for one in found)
+    told += ["in brackets: why not to rely on that time"] * any(doubts(o.winner) for o in found)
     return "; ".join(told) + "."
 
 

@@ -19,9 +19,10 @@ from collbench.records.store import Outline
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
-from collbench.show.flags import doubts, legend
+from collbench.show.flags import doubts, legend, precision
 from collbench.show.views import best as choice
 from collbench.show.views import series
+from collbench.show.views.summary import single_call
 from collbench.show.words import (
     AXES,
     LEFT,
@@ -83,8 +84,8 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
         told = {"ranks": f"{few} ranks", "root": f"roots {few}", "cycle": cycles}
         what.append(told.get(name, few))
     policy = run.policy
-    limits = policy.resolved(any(world.cramped for world in worlds.values()))
-    precision = f"precision ±{limits.precision:.0%}"
+    crowded = {world.cramped for world in worlds.values()}
+    limits = policy.resolved(any(crowded))
     how = [
         " and ".join(dict.fromkeys(case.mode for case in cases)),
         f"{policy.sync} sync",
@@ -93,7 +94,7 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
     how.append(
         f"{policy.iters} iterations"
         if policy.iters
-        else f"{precision}, at most {limits.max_seconds:g} s a case"
+        else f"precision {precision(policy, crowded, '%')}, at most {limits.max_seconds:g} s a case"
     )
     where = " · ".join(plain(part) for part in _machine(run, worlds) if part)
     lines = [
@@ -256,7 +257,7 @@ def summary(told: Gathered) -> list[Words]:
     and why, what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
-    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told.outcomes)]
+    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told)]
     lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
     lines += map(noticed, (*explained(told), *movements(told.outcomes)))
     lines += [
@@ -297,7 +298,7 @@ def busy(told: Gathered) -> str:
 
 def explained(told: Gathered) -> list[str]:
     """A line for each flag that occurred (flags.legend)."""
-    crowded = any(world.cramped for world in told.worlds.values())
+    crowded = {world.cramped for world in told.worlds.values()}
     return legend(told.outcomes, told.run.policy, crowded, told.run.command)
 
 
@@ -334,45 +335,54 @@ def _trouble(told: Gathered) -> Iterable[Words]:
         )
 
 
-def _best(outcomes: Sequence[Outcome]) -> Iterable[Words]:
+def _best(told: Gathered) -> Iterable[Words]:
     good = [
         (record.case, row)
-        for record, row in outcomes
+        for record, row in told.outcomes
         if row and record.status in ("ok", "predicted") and not record.case.step
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
         varying, _ = axes([case for case, _ in mine])
-        yield toned(plain(f"{name}, {mode}: {_floor(mine, varying)}{_peak(mine, varying)}"))
+        known = [_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
+        known += _peak(mine, varying)
+        if known:
+            yield toned(plain(f"{name}, {mode}: {'; '.join(known)}"))
 
 
 Timed = Sequence[tuple[Case, Derived]]
 
 
 def _floor(rows: Timed, varying: Sequence[str]) -> str:
-    """The least time at the smallest size, where latency is all that there is."""
+    """The least time at the smallest size, where latency is all that there is; not known where a
+    row shows surely less that cannot be relied on."""
     least = min(case.size for case, _ in rows)
     smallest = [(case, row) for case, row in rows if case.size == least]
     if not (good := _trusted(smallest)):
         why = doubts(row for _, row in smallest)
         return f"latency floor not known: no row of {size(least)} can be relied on ({why})"
-    case, row = min(good, key=lambda pair: pair[1].median)
-    return f"latency floor {duration(row.median)} {interval(row)} at {_point(case, varying)}"
+    least = min(good, key=lambda pair: pair[1].median)[1].lo
+    surely = [(case, row) for case, row in smallest if row.hi < least]
+    case, row = min(surely or good, key=lambda pair: pair[1].median)
+    told = f"{duration(row.median)} {interval(row)} at {_point(case, varying)}"
+    if flags := derive.doubts(row):
+        return f"latency floor not known: {told} ({', '.join(flags)})"
+    return f"latency floor {told}"
 
 
-def _peak(rows: Timed, varying: Sequence[str]) -> str:
+def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
     """The highest bus bandwidth; not known where a row shows it that cannot be relied on."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
-        return ""
+        return []
     if not _trusted(rated):
         why = doubts(row for _, row in rated)
-        return f"; peak busbw not known: no row can be relied on ({why})"
+        return [f"peak busbw not known: no row can be relied on ({why})"]
     case, row = max(rated, key=lambda pair: pair[1].busbw or 0.0)
     most = f"{bandwidth(row.busbw)} GB/s {interval(row)} at {_point(case, varying)}"
     if flags := derive.doubts(row):
-        return f"; peak busbw not known: {most} ({', '.join(flags)})"
-    return f"; peak busbw {most}"
+        return [f"peak busbw not known: {most} ({', '.join(flags)})"]
+    return [f"peak busbw {most}"]
 
 
 def _trusted(rows: Timed) -> Timed:
@@ -407,7 +417,7 @@ def _late(told: Gathered) -> Iterable[Words]:
 
 def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterable[Words]:
     """One sentence for each mode in which it matters how ranks come to a call: by how much at most,
-    why, and which of the two times a program sees."""
+    why if that is known, and which of the two times a program sees."""
     for mode, members in by_mode(outcomes):
         found = [
             (record, row, row.control / row.median)
@@ -419,17 +429,15 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
         record, row, ratio = max(found, key=lambda each: max(each[2], 1 / each[2]))
         world = worlds.get(record.world)
         alone = "as a program calls it" if mode == "isolated" else "with aligned ranks"
-        why = (
-            "ranks have fewer cores than threads that must run"
-            if world and world.cramped
-            else "the library answers to ranks that start together in another way"
-        )
+        why = "; other processes were at work, and may be the cause" * ("preempted" in row.flags)
+        if world and world.cramped:
+            why = ", as ranks have fewer cores than threads that must run"
         hint = "; --mode host measures what a program sees" if mode == "isolated" else ""
         yield toned(
             f"{len(found)} of {counted(len(members), 'case')} in mode {mode} depend on how ranks"
             f" arrive: {plain(record.case.label)} takes {duration(row.median)} at"
             f" {_point(record.case, ['place'])}, and {duration(row.control)} {alone}"
-            f" ({max(ratio, 1 / ratio):.1f}x), as {why}{hint}",
+            f" ({max(ratio, 1 / ratio):.1f}x){why}{hint}",
             "notice",
         )
 

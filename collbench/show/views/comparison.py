@@ -46,6 +46,7 @@ from collbench.show.views.verdicts import (
     readable,
     reasons,
     undecided,
+    unrepeated,
     weight,
 )
 from collbench.show.words import short
@@ -110,6 +111,7 @@ def _brief(view: Readable, everything: bool) -> list[Block]:
     comparison = view.comparison
     folded = ("SAME", *UNDECIDED)[: 0 if everything else None if comparison.paired else 1]
     hidden = view.having(*folded)
+    shown = [row for row in view.rows if row.verdict not in folded]
     parts: list[Block] = [
         toned("collbench compare  ", strong=True) + _sides(comparison),
         toned(" · ".join(facts(comparison)), "quiet"),
@@ -119,10 +121,10 @@ def _brief(view: Readable, everything: bool) -> list[Block]:
         toned(f"differs: {name}: {a} → {b}", "notice") for name, a, b in differences(comparison)
     ]
     parts += [toned(headline(view), weight(comparison), strong=True), decided(view)]
-    if len(hidden) < len(view.rows) or view.means:
+    if shown or view.means:
         table = Table(
             heads=HEADS,
-            lines=[Line(_cells(row)) for row in view.rows if row.verdict not in folded],
+            lines=[Line(_cells(row)) for row in unrepeated(shown)],
             closing=[Line(_cells(row)) for row in view.means],
             align="wrrrrlw",
             quiet=("why",),

@@ -75,6 +75,9 @@ Where = tuple[str, ...]
 WHERE = ("collective", "ranks", "type", "mode")
 
 
+OVER = 1.5  # of sendrecv's busbw: more is no merit of what reaches it
+
+
 def efficiency(view: View) -> Section | None:
     """The three numbers of each case, and the constants they rest on; None where there is no
     collective to be set against its link."""
@@ -104,6 +107,7 @@ def efficiency(view: View) -> Section | None:
         *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
         *figures.dropped(picked),
         *_alarms(view, every),
+        *_faster_than_sendrecv(every),
     ]
     known = [merit for merit in every if merit.link is not None or merit.share is not None]
     if not known:
@@ -289,6 +293,17 @@ def _alarms(view: View, merits: list[Merit]) -> list[str]:
         f" sendrecv shows them; the worst reaches {worst.share:.0%} of the bound, at {where}."
         " Unless the network reduces or copies by itself, or ranks share memory, such times or"
         " those of sendrecv are wrong."
+    ]
+
+
+def _faster_than_sendrecv(merits: list[Merit]) -> list[str]:
+    """Why a share of sendrecv's bandwidth can be far above 100 %."""
+    number = sum((merit.link or 0.0) > OVER for merit in merits)
+    if not number:
+        return []
+    return [
+        f"In {counted(number, 'case')} link efficiency is above {OVER:.0%}: there sendrecv itself"
+        " is slow or disturbed (see its flags), and the figure says nothing about the link."
     ]
 
 

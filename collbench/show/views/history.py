@@ -143,7 +143,9 @@ def words(outlook: Outlook) -> list[tuple[str, Weight]]:
             night.why_not for one in outlook.series for night in one.nights if not night.valid
         )
         why = reasons.most_common(1)[0][0]
-        found.append((f"{few:,} of {counted(whole, 'night')} of rows ignored, as: {why}", "notice"))
+        found.append(
+            (f"{few:,} of {counted(whole, 'night')} of rows ignored, most for: {why}", "notice")
+        )
     return found
 
 

@@ -135,8 +135,8 @@ def distributions(view: View) -> Section | None:
     short = sum(point.first.p95 is None for point in known)
     words = [
         "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
-        f" libraries. p95 takes 72 samples and p99 368; too few even for p95: {short:,} of"
-        f" {counted(len(known), 'case')}.",
+        f" libraries. p95 takes 72 samples and p99 368: {short:,} of {counted(len(known), 'case')}"
+        " have too few even for p95.",
     ]
     batches = dict.fromkeys(
         p.case.mode for p in known if _sampled(view, p) and view.record(p).inner > 1

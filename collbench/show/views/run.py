@@ -11,6 +11,7 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
+from collbench.records import columns
 from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
@@ -35,61 +36,17 @@ DATA = 28_000_000  # bytes of rows to be downloaded from a page
 NAMES = ("run", *COLUMNS, "over")
 
 
-MEANINGS = {
+MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
     "run": "the run's label",
-    "n": "ranks",
-    "nbytes": "size asked for, bytes",
-    "size": "bytes in the larger buffer",
-    "count": "elements named in the call",
-    "env": "settings of the case's processes",
     "cycle": "repetition, from 0",
-    "splits": "how all_to_allv divides a buffer",
-    "align": "bytes that blocks are rounded to",
-    "in_place": "whether both buffers are one",
-    "root": "-1: there is none",
-    "implementation": "algorithm@backend",
     "step": "step of training, with a digest of what it does",
-    "status": "ok, predicted, skipped, wrong or failed",
-    "note": "the reason, or the model",
-    "wrong": "wrong elements",
     "checked": "elements verified",
-    "rotation": "buffer pairs that took turns",
-    "call_path_ns": "a call by rank 0 alone that leaves the library nothing to do, ns",
-    "sync": "how ranks were aligned",
-    "samples": "number of timings",
-    "n_eff": "independent samples that would say as much",
-    "median": "ns a call",
-    "lo": "lower end of the median's 95 % interval, ns",
-    "hi": "its upper end, ns",
-    "min": "ns",
-    "mean": "ns",
-    "max": "ns",
-    "mad": "median absolute deviation, ns",
-    "p95": "ns, where 72 samples or more bound it",
-    "p99": "ns, from 368 on",
-    "t_glob": "last end minus first start, ns, on one clock",
-    "skew": "last start minus first, ns",
-    "clock_error": "how well hosts' clocks are known, ns; 0: one clock",
-    "overhead": "the same loop around nothing, ns",
-    "algbw": "GB/s = 1e9 bytes a second",
-    "busbw": "GB/s",
-    "severe_outliers": "samples farther than 3 interquartile ranges out",
-    "late_rank": "the rank that others wait for",
-    "slow_rank": "the rank that leaves last, nobody being late",
-    "modes": "the two times around which samples gather",
-    "mode_share": "share of samples around the first of them",
-    "in_stretches": "whether samples stay at one of them for long",
     "flags": "see the summary",
-    "gateable": "may decide verdicts",
-    "lateness": "by rank, ns a sample after the first",
-    "chose": "what the library said it ran",
-    "host": "its median by the host's clock, ns",
-    "device": "its median by the GPU's clock, ns",
-    "wirebw": "GB/s through a GPU's port, where a switch adds up or multiplies",
-    "wire": "bytes counted on their way over those that the algorithm's table has",
+    "gateable": "whether verdicts may rest on the row",
+    "sensitive": "whether median and control differ by more than chance and 25 %",
+    "in_stretches": "whether samples stay at one of the two times for long",
     "carried": "bytes that links carried over those that busbw assumes, 1 unless known to be more",
-    "moves": "what wire comes of, or why it is unknown",
-    "over": "of what another tool's time is, which stands under median",
+    "over": "what the median stands for where another tool measured it",
 }
 
 
@@ -175,9 +132,9 @@ def data(view: View) -> Section:
             f"{shown:,} of {total:,} records, evenly spread: all are too much for a page. The runs'"
             " files hold them."
         ]
-    lines = [Line((name, MEANINGS.get(name, name.replace("_", " ")))) for name in NAMES]
-    columns = table("columns", "Columns", ("column", "meaning"), lines, align="ll")
-    return Section(name="data", title="Data", words=words, tables=[columns], folded=True)
+    lines = [Line((name, MEANINGS[name])) for name in NAMES]
+    meant = table("columns", "Columns", ("column", "meaning"), lines, align="ll")
+    return Section(name="data", title="Data", words=words, tables=[meant], folded=True)
 
 
 SECTIONS: tuple[Callable[[View], Section | None], ...] = (

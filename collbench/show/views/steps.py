@@ -45,9 +45,9 @@ HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waite
 RANKS = 8  # of a timeline
 LITTLE = 0.01  # of the communication, as computation hides nothing
 LEGEND = (
-    "of rank 0, in steps that were watched: in step, while such an operation was under way; waited,"
-    " of that, while the program stood still; alone, what they take one by one, by themselves, and"
-    " how often longer they were under way"
+    "of rank 0, in steps that were watched. In step: how long such operations were under way;"
+    " waited: for how much of that the program stood still; alone: what they take by themselves,"
+    " one after the other, and how many times as long they took in the step"
 )
 CLOSE = 0.8, 1.25  # of what was expected
 

@@ -17,6 +17,8 @@ from collbench.show.document import Line, Table
 from collbench.show.flags import GENERAL, doubts, explained, figures, kind
 from collbench.show.views.series import Series, View, groups, plus_minus, table
 from collbench.show.words import two_modes
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 
 
 def floors(view: View) -> list[Line]:
@@ -27,7 +29,11 @@ def floors(view: View) -> list[Line]:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
         points = [(point, one) for one in series for point in one.points]
-        single = [(point, one) for point, one in points if _single(view, point)]
+        single = [
+            (point, one)
+            for point, one in points
+            if single_call(point.case, view.files[point.run].run.policy)
+        ]
         smallest = min((point.size for point, _ in single), default=0)
         floor = _best(
             [(point, one) for point, one in single if point.size == smallest],
@@ -56,7 +62,8 @@ def _best(
     peak: bool = False,
 ) -> tuple[str, str, str]:
     """A figure, its interval, and where: of the best among those that can be relied on, or why
-    there is none. A ``peak`` is not known where another shows more that cannot be relied on."""
+    there is none. It is not known where one that cannot be relied on shows more, or (if no
+    ``peak``) surely less time."""
     if not points:
         return "-", "", ""
     good = [(point, one) for point, one in points if not _doubtful(point)]
@@ -64,7 +71,9 @@ def _best(
         why = doubts(point for point, _ in points)
         sizes = {size(point.size) for point, _ in points}
         return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
-    point, one = max(points if peak else good, key=lambda pair: merit(pair[0]))
+    least = max(good, key=lambda pair: merit(pair[0]))[0].lo
+    surely = points if peak else [pair for pair in points if pair[0].hi < least]
+    point, one = max(surely or good, key=lambda pair: merit(pair[0]))
     if _doubtful(point):
         told = f"{_spot(point, one)}: {shown(point)} {plus_minus(point)}"
         return "not known", "", f"{told}, {', '.join(derive.doubts(point))}"
@@ -77,10 +86,10 @@ def _doubtful(point: Point) -> bool:
     return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
 
 
-def _single(view: View, point: Point) -> bool:
-    """Whether the time is that of one call on its own; calls issued together have no latency."""
-    together = view.files[point.run].run.policy.agg_iters
-    return point.case.mode in ("isolated", "host") and together == 1
+def single_call(case: Case, policy: Policy) -> bool:
+    """Whether a case's time is that of one call on its own; calls issued together have no
+    latency."""
+    return case.mode in ("isolated", "host") and policy.agg_iters == 1
 
 
 def _spot(point: Point, one: Series) -> str:
@@ -105,7 +114,7 @@ def _figures(view: View) -> dict[str, str]:
     policies = list(dict.fromkeys(file.run.policy for file in view.files))
     if len(policies) != 1:
         return GENERAL
-    crowded = any(world.cramped for file in view.files for world in file.worlds)
+    crowded = {world.cramped for file in view.files for world in file.worlds}
     stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
     commands = [word for file in view.files for word in file.run.command]
     return figures(policies[0], crowded, stops, commands)

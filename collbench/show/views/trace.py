@@ -359,7 +359,8 @@ def _each(judged: Judged) -> list[Table]:
         heads=("#", "group", "operation", "phase", "transfer", "waits", "last", "from"),
         lines=lines,
         align="rlllrrrl",
-        note=f"of {counted(len(judged.joined.meetings), 'operation')} the first {len(lines):,}",
+        note=f"the first {len(lines):,} of {counted(len(judged.joined.meetings), 'operation')}"
+        * (len(lines) < len(judged.joined.meetings)),
         folded=True,
     )
     return [table] if lines else []

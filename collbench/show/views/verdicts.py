@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,7 +100,7 @@ def shown(comparison: Comparison) -> list[Shown]:
             change(row),
             percent(row.mde),
             row.verdict,
-            _why(row),
+            _why(row, row.why),
             row,
         )
         for row in rows
@@ -297,6 +298,22 @@ def reasons(view: Readable) -> list[str]:
     ]
 
 
+def unrepeated(rows: Sequence[Shown]) -> list[Shown]:
+    """These rows without the reason for no verdict where several have the same: it stands once, in
+    ``reasons``."""
+    told = Counter(why for row in rows if (why := _told_below(row)))
+    return [
+        row._replace(why=_why(row.judged, "")) if row.judged and told[_told_below(row)] > 1 else row
+        for row in rows
+    ]
+
+
+def _told_below(row: Shown) -> str:
+    """The whole reason of a row that ``reasons`` tells whole."""
+    why = row.judged.why if row.judged and row.verdict in UNDECIDED else ""
+    return why if _open(row.verdict, why).endswith(why) else ""
+
+
 def operations(view: Readable) -> list[str]:
     """A line for each step of which single operations changed, with the first of them."""
     lines = []
@@ -348,7 +365,7 @@ def _side(side: Side | None) -> str:
     return f"{duration(side.median)} ±{percent(side.half)}" if side else "-"
 
 
-def _why(row: Judged) -> str:
+def _why(row: Judged, reason: str) -> str:
     """Evidence of a verdict, its reason where the figures do not say it, and the flags."""
     sides = [side for side in (row.base, row.head) if side]
     launches = (
@@ -364,7 +381,7 @@ def _why(row: Judged) -> str:
                 *([f"n={launches}"] if launches else []),
             ]
         ),
-        row.why,
+        reason,
         " ".join(flags),
     ]
     return short("; ".join(filter(None, parts)), 300)

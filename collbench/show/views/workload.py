@@ -61,7 +61,7 @@ def document(
     rows = [part._asdict() for part in found.parts]
     alike = f"{counted(kinds, 'kind')} of ranks" if kinds > 1 else "all ranks do the same"
     notes: list[Block] = [
-        f"in all {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
+        f"total: {counted(found.ops, 'operation')} a rank, which sends {size(found.sent)};"
         f" all ranks together {size(found.total)}",
         f"no deadlock: walked in lock step, {alike}",
         f"memory a rank: {_held(found)}",

@@ -758,7 +758,7 @@ def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     few = judged(base, head[:9])  # type: ignore[arg-type]
     assert (few.verdict, few.lo) == ("INCONCLUSIVE", None)
     assert few.why.startswith(
-        "10 and 9 launches: not in pairs, and 10 a side are the fewest that tell; "
+        "10 and 9 launches, and 10 a side are the fewest that tell where they form no pairs ("
     )
 
 
@@ -776,7 +776,7 @@ JOINED = {"launcher": "srun"}
 )
 def test_too_few_launches_say_how_to_come_by_enough(launched: dict[str, str], way: str) -> None:
     side = stored({ROW: 1e6}, worlds=[world(**launched)])
-    assert only(compare(side, stored({ROW: 1.5e6}), Rules())).why.endswith(f"; {way}")
+    assert only(compare(side, stored({ROW: 1.5e6}), Rules())).why.endswith(f" ({way})")
 
 
 def test_many_unpaired_rows_are_confirmed_at_a_stricter_level() -> None:
@@ -1000,7 +1000,7 @@ def test_launches_that_followed_each_other_are_told_of(together: str, told: bool
         for file in (base, head)
     ]
     notes = compare(*files, Rules(tau=0.1)).notes
-    assert any("had no other side beside" in note for note in notes) == told
+    assert any("not in turns with the other side" in note for note in notes) == told
 
 
 def test_blocks_that_were_measured_again_are_told_of_by_cause() -> None:

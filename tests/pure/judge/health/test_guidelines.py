@@ -116,6 +116,14 @@ def test_few_launches_are_no_data() -> None:
     assert verdict.state == "no verdict" and "times" in verdict.summary
 
 
+def test_a_guideline_that_has_no_rows_says_which_it_needs() -> None:
+    verdict = checks.judge([night(rows=[of("broadcast", 1 << 20)])])
+    told = {one.check: one.note for one in verdict.checks if one.outcome == "no data"}
+    assert {name: told[name] for name in checks.NEEDS} == {
+        name: f"not tested: needs {needs}" for name, needs in checks.NEEDS.items()
+    }
+
+
 def test_rows_between_two_modes_are_left_out_and_counted() -> None:
     row = of("broadcast", 16 << 10)
 

@@ -315,6 +315,15 @@ def test_logs_without_intervals_say_no_smallest_change() -> None:
     assert " INCONCLUSIVE " in printed(view)  # figures are all there is
 
 
+def test_a_reason_that_rows_share_is_told_once() -> None:
+    why = "only one launch per side: name 10 logs a side"
+    rows = [judged("INCONCLUSIVE", case=sized(4 << i), why=why) for i in range(3)]
+    alone = judged("INCONCLUSIVE", case=sized(64), why="only 2 launches")
+    text = " ".join(printed(comparison([*rows, alone], paired=False)).split())
+    assert text.count(why) == 1
+    assert text.count("only 2 launches") == 2  # in its row and below
+
+
 @pytest.mark.parametrize(
     ("alarms", "words"),
     [

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import collbench
+from collbench.core import algorithms
 from collbench.core.errors import Exit
 from collbench.judge.comparison import Comparison, Rules
 from collbench.machine.load import Load
@@ -849,7 +850,7 @@ def test_what_is_not_known_is_no_tie_and_the_library_is_named() -> None:
         return section(sections.document([run(*made)]), "best")
 
     few = said("native", "ring", samples=3)
-    assert [str(line.cells[1]) for line in few.tables[0].lines] == ["gloo ? ring@gloo"]
+    assert [str(line.cells[1]) for line in few.tables[0].lines] == ["gloo ? ring@gloo (n<6)"]
     assert few.words == ["gloo is the fastest in 0 of 1 case, not known in 1."]
     both = said("native", backends=("gloo", "shm"))
     assert not any("fastest" in words for words in both.words)
@@ -1050,6 +1051,29 @@ def test_what_few_points_reach_does_not_flatten_a_figure() -> None:
     link = next(figure for figure in found.figures if figure.name.endswith("link"))
     assert max(y for trace in link.data for y in trace["y"]) <= figures.MOST_SHARE
     assert "1 point above 300% left out." in link.words
+    assert any("above 150%: there sendrecv itself is slow" in words for words in found.words)
+
+
+def test_shares_of_a_sendrecv_that_is_not_slow_need_no_words() -> None:
+    found = section(sections.document([run(*sweep(), *sweep("sendrecv"))]), "efficiency")
+    assert not any("there sendrecv itself" in words for words in found.words)
+
+
+def test_dashes_tell_in_place_from_out_of_place_where_there_are_both() -> None:
+    def dashes(*places: bool) -> set[str]:
+        records = [ok(case(nbytes=n, in_place=p), 1000 + n) for n in SIZES for p in places]
+        (figure, *_) = section(sections.document([run(*records)]), "bandwidth").figures
+        return {trace["line"]["dash"] for trace in figure.data if "dash" in trace["line"]}
+
+    assert dashes(True) == {"solid"}
+    assert dashes(True, False) == {"solid", "dash"}
+
+
+def test_eleven_implementations_have_eleven_colours() -> None:
+    names = [found.name for found in algorithms.of("all_reduce")][:11]
+    records = [ok(case(algorithm=a, nbytes=n), 1000 + n) for n in SIZES for a in names]
+    (figure, *_) = section(sections.document([run(*records)]), "bandwidth").figures
+    assert len({t["line"]["color"] for t in figure.data if "color" in t["line"]}) == 11
 
 
 def test_the_environment_is_folded_unless_machines_differ() -> None:
