@@ -62,7 +62,6 @@ def judge(trace: Trace) -> Judged:
     stuck = hang(trace, joined)
     at = {(front.group, front.number) for front in stuck.fronts if front.odd} if stuck else set()
     apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
-    parts = times.parts(joined)
     clock = times.clock(trace, joined)
     made = Judged(
         trace,
@@ -71,9 +70,9 @@ def judge(trace: Trace) -> Judged:
         tuple(apart),
         (),
         clock,
-        tuple(parts),
-        tuple(times.traffic(trace, parts)),
-        tuple(times.late(joined, clock.shared)),
+        tuple(times.parts(joined, clock.shared)),
+        tuple(times.traffic(trace, joined)),
+        tuple(times.late(trace, joined, clock.shared)),
         tuple(times.exposed(trace)),
         tuple(times.imbalance(joined)),
     )

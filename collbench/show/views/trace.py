@@ -186,9 +186,9 @@ def _parts(judged: Judged) -> Table:
         lines=lines,
         align="lll" if several else "ll",
         dropped=("sent", "ops"),
-        note="ops, size and sent: of the rank that sends most; transfer: sum over operations of the"
-        " least that any rank's took; waits: of how much longer the longest took; busbw: while they"
-        " transfer",
+        note="ops, size and sent: of the rank that sends most; transfer: the least that any rank's"
+        " took; waits: how much longer the longest took; both in sum, and once where operations"
+        " overlap; busbw: while they transfer",
     )
 
 
@@ -246,7 +246,8 @@ def _late(judged: Judged) -> Table:
         lines=lines,
         align="rl",
         note="only operations that no rank leaves before all have come; after the first: in the"
-        f" middle of all; costs: how much later than all others, in sum; by {told}",
+        " middle of all; costs: how long the one that came before it stood still for it, in sum;"
+        f" by {told}",
     )
 
 
