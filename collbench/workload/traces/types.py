@@ -17,6 +17,7 @@ from collbench.workload.step import WORLD, Whole
 
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
+HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 State = Literal["", "scheduled", "started", "completed"]
 
 

@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from collbench.core.text import printable
 from collbench.workload.step import LOCAL, Op
 from collbench.workload.traces.groups import Families, Place, group_of
-from collbench.workload.traces.types import Call, Interval, RankTrace
+from collbench.workload.traces.types import HOST, Call, Interval, RankTrace
 
 LEAST_NS = 1000  # of a gap: less is what a call itself takes
-HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 
 
 class Hold(NamedTuple):
