@@ -234,7 +234,8 @@ def clock(trace: Trace, joined: Joined) -> Clock:
         if not (synchronising(meeting) and meeting.taken):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
-            return Clock(False, "a rank leaves an operation before another one comes to it")
+            told = "a rank leaves an operation before another one comes to it"
+            return Clock(False, f"{told}, or ranks' traces begin apart")
     return Clock(True)
 
 

@@ -73,7 +73,7 @@ def headline(judged: Judged) -> Headline:
         where = f"#{first.number} of {hung.place(first.group)}"
         if judged.disagree:
             return Headline(f"ranks disagree on operation {where}", "bad")
-        told = "operations have no numbers, and their traces may begin apart"
+        told = "the library's numbers of them are not known, and ranks' traces may begin apart"
         return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(

@@ -24,6 +24,7 @@ from collbench.core.text import printable
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, Whole
 from collbench.workload.traces.types import HOST, Call, Interval, Known, Lost, RankTrace, Trace
 
+FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
 ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_CALLS = 2_000_000  # of a rank
@@ -111,7 +112,7 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
                 "files of one job; an earlier one may have left its own in the folder",
             )
     ranks = tuple(found[rank] for rank in sorted(found))
-    return Trace("collbench", ranks, assumptions(ranks))
+    return Trace(FORM, ranks, assumptions(ranks))
 
 
 def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
