@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
-from collbench.judge.traces.judging import Judged
+from collbench.judge.traces.judging import Judged, in_words
 from collbench.judge.traces.times import last_to_come
 from collbench.show.document import (
     Block,
@@ -81,6 +81,10 @@ def headline(judged: Judged) -> Headline:
             f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
             "notice",
         )
+    if judged.missing:
+        there = in_words([rank.rank for rank in judged.trace.ranks])
+        told = f"there is a trace of {there} only, of {judged.trace.world:,}"
+        return Headline(f"{told}: nothing in it stands still or disagrees", "notice")
     return Headline("ranks agree on what they do together, and none stands still", "good")
 
 

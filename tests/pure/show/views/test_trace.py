@@ -149,6 +149,15 @@ def test_where_all_is_well_that_is_said() -> None:
     assert told.weight == "good"
 
 
+def test_ranks_without_a_trace_are_not_said_to_agree() -> None:
+    done = calls_of(("all_reduce", DONE))
+    told = view.headline(judge(made(done, None, done)))
+    assert told == (
+        "there is a trace of ranks 0,2 only, of 3: nothing in it stands still or disagrees",
+        "notice",
+    )
+
+
 def test_disagreements_are_bad() -> None:
     usual = calls_of("all_reduce")
     found = trace(usual, calls_of("all_gather"), usual)
