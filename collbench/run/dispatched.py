@@ -210,10 +210,11 @@ class Lines:
 
 class Told(Protocol):
     """Who is told of calls and waits. What ``begins`` returns is given back when the call or the
-    wait returns; none of it may raise."""
+    wait returns, or the call raises an error; none of it may raise."""
 
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Any: ...
     def call_returns(self, began: Any, boxed: Any, row: Row, given: Arguments) -> None: ...
+    def call_fails(self, began: Any, error: BaseException) -> None: ...
     def wait_begins(self, work: Work, by_torch: bool) -> Any: ...
     def tensor_wait_begins(self, tensor: Tensor) -> Any: ...
     def wait_returns(self, began: Any) -> None: ...
@@ -288,7 +289,12 @@ class Interception:
             try:
                 given = usual | dict(zip(names, args, strict=False))
                 began = begins(row, given, sys._getframe().f_back)
-                result = onward(keys, args)
+                try:
+                    result = onward(keys, args)
+                except BaseException as e:
+                    if began is not None:
+                        self._told.call_fails(began, e)
+                    raise
                 if began is not None:
                     boxed = result[-1] if isinstance(result, tuple) else result
                     returns(began, boxed, row, given)

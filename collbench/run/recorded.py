@@ -102,6 +102,7 @@ class Program:
         self._unread: list[dict[str, Any]] = []  # calls whose reduction is as C++ has it
         self._count = self._iteration = 0  # calls so far, and when the iteration began
         self._numbers: dict[str, int] = {}  # calls of each group so far
+        self._members: dict[str, tuple[int, ...]] = {}
         self._named: dict[int, tuple[weakref.ref[ProcessGroup], str | None]] = {}  # by their ids
         self._lost: dict[str, list[int]] = {}  # calls and bytes, by why
         self._works: dict[int, list[Seen]] = {}  # by the ids of their works
@@ -114,7 +115,7 @@ class Program:
         with self._lock:
             name = self._name(group)
             if name is None:
-                why = "the members of its group are unknown"
+                why = "the members of its group are unknown, or others than before under its name"
             why = why or self._full()
             if why or name is None:
                 self.lose(why, fields.get("nbytes", 0))
@@ -136,6 +137,17 @@ class Program:
         unread, self._unread = self._unread, []
         for fields in unread:
             fields["op"] = reduction(fields["op"])
+
+    def take_back(self, call: Seen, error: str) -> None:
+        """A call that raised an error instead of being made: no other rank sees anything of it."""
+        with self._lock:
+            call.pending, call.done = False, True
+            if self._held and self._held[-1] is call:  # else another thread has gone on
+                self._held.pop()
+                self._count -= 1
+                if "number" in call.fields:
+                    self._numbers[call.fields["group"]] -= 1
+            self.lose(f"{call.fields['kind']} raised {error}, which is no call", calls=0)
 
     def wait(self, calls: list[Seen], began: int = -1) -> Seen | None:
         """A wait for these calls."""
@@ -178,13 +190,16 @@ class Program:
 
     def _looked_up(self, group: ProcessGroup) -> str | None:
         """The name of a group, which is noted when it is seen first; None where nobody knows who
-        is in it."""
+        is in it, or a group of others had its name: torch counts anew when the job ends all of its
+        groups and makes others."""
         name = WORLD if group is dist.group.WORLD else str(group.group_name)
+        try:
+            ranks = tuple(dist.get_process_group_ranks(group))
+        except (KeyError, ValueError):
+            return None
+        if self._members.setdefault(name, ranks) != ranks:
+            return None
         if name not in self._numbers:
-            try:
-                ranks = tuple(dist.get_process_group_ranks(group))
-            except (KeyError, ValueError):
-                return None
             self._numbers[name] = 0
             self._notes.append(own.Note(group=name, ranks=ranks, described=str(group.group_desc)))
         return name
@@ -296,7 +311,8 @@ class Program:
                 if call.state:
                     self._overdue.append(seen)
             until = self._held[0].issued if self._held else now
-        return lines if self._lost else [*lines, own.Note(until=until)]
+        lacks = any(calls for calls, _ in self._lost.values())
+        return lines if lacks else [*lines, own.Note(until=until)]
 
     def _late(self) -> list[Line]:
         """Ends of calls that were written before."""

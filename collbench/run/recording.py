@@ -281,6 +281,10 @@ class Recorder:
         return None
 
     @harmless
+    def call_fails(self, seen: Seen, error: BaseException) -> None:
+        self._program.take_back(seen, type(error).__name__)
+
+    @harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:
         calls = self._program.waited(work) or self._at_once(work)
         if not calls:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
 from collbench.workload.step import POINT_TO_POINT
-from collbench.workload.traces.types import Call, RankTrace, Trace
+from collbench.workload.traces.types import HOST, Call, RankTrace, Trace
 
 Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
 Cause = Literal["other", "missing", "silent", "circle", "behind", "some", "all", "follows"]
@@ -89,7 +89,8 @@ def _tells_ends(rank: RankTrace) -> bool:
     """Whether it can be told that a call of this rank has not ended: Gloo's recorder has all of
     them as scheduled for ever."""
     calls = [call for _, call in communicating(rank)]
-    return "gloo" not in rank.backend or any(through(call) for call in calls)
+    told = (through(call) or call.state == "started" for call in calls)
+    return "gloo" not in rank.backend or any(told)
 
 
 def hang(trace: Trace, joined: Joined) -> Hang | None:
@@ -187,21 +188,23 @@ def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Fro
 
 
 def _messages(ranks: _Ranks) -> Iterator[Front]:
-    """Sends and receives that have begun and not ended, the first of each between two ranks."""
-    every: dict[tuple[Group, int, int, str], list[Call]] = defaultdict(list)
+    """Sends and receives that have begun and not ended, the first of each between two ranks, and of
+    one tag where the library goes by tags."""
+    every: dict[tuple[Group, int, int, int, str], list[Call]] = defaultdict(list)
     for of in ranks.of.values():
         groups = groups_of(of)
         for _, call in communicating(of):
             group = groups[call.group]
             if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
-                every[group, of.rank, group.ranks[call.peer], call.kind].append(call)
+                tag = call.tag if of.backend in HOST else 0
+                every[group, of.rank, group.ranks[call.peer], tag, call.kind].append(call)
     begun = {
         key: [at for at, call in enumerate(calls) if ranks.status(key[1], call) == "in"]
         for key, calls in every.items()
     }
-    for (group, rank, peer, kind), (at, *_) in ((key, each) for key, each in begun.items() if each):
-        call = every[group, rank, peer, kind][at]
-        half = (group, peer, rank, "recv" if kind == "send" else "send")
+    for key, (at, *_) in ((key, each) for key, each in begun.items() if each):
+        call, (group, rank, peer, tag, kind) = every[key][at], key
+        half = (group, peer, rank, tag, "recv" if kind == "send" else "send")
         both = bool(begun.get(half))
         whole = all(
             not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost

@@ -13,6 +13,7 @@ from collbench.judge.traces.hung import Hang, hang
 from collbench.judge.traces.joined import Joined, Meeting, join
 from collbench.judge.traces.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.workload.files import spelled
+from collbench.workload.traces import own
 from collbench.workload.traces.types import Lost, Trace
 
 
@@ -45,9 +46,11 @@ class Judged(NamedTuple):
 
     @property
     def disagree(self) -> bool:
-        """Whether ranks disagree for sure: operations without numbers, of which some ranks have
-        more than others, may be joined wrongly."""
-        unsure = {*self.joined.by_order} & _short(self.joined).keys()
+        """Whether ranks disagree for sure: operations that the library does not number, of which
+        some ranks have more than others, may be joined wrongly."""
+        labels = [group.label for group in self.joined.groups]
+        counted_anew = labels if self.trace.form == own.FORM else self.joined.by_order
+        unsure = {*counted_anew} & _short(self.joined).keys()
         return any(meeting.group.label not in unsure for meeting in self.disagreements)
 
     @property
@@ -62,7 +65,6 @@ def judge(trace: Trace) -> Judged:
     stuck = hang(trace, joined)
     at = {(front.group, front.number) for front in stuck.fronts if front.odd} if stuck else set()
     apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
-    parts = times.parts(joined)
     clock = times.clock(trace, joined)
     made = Judged(
         trace,
@@ -71,9 +73,9 @@ def judge(trace: Trace) -> Judged:
         tuple(apart),
         (),
         clock,
-        tuple(parts),
-        tuple(times.traffic(trace, parts)),
-        tuple(times.late(joined, clock.shared)),
+        tuple(times.parts(joined, clock.shared)),
+        tuple(times.traffic(trace, joined)),
+        tuple(times.late(trace, joined, clock.shared)),
         tuple(times.exposed(trace)),
         tuple(times.imbalance(joined)),
     )
@@ -168,7 +170,7 @@ def _told(made: Judged) -> Iterator[Lack]:
         for label, ranks in _short(made.joined).items():
             yield Lack(
                 f"operations on {label} that others have and {in_words(ranks)} not",
-                "a trace that was taken for less long, or lost calls",
+                "a trace that was taken for less long, began later, or lost calls",
             )
 
 

@@ -3,6 +3,7 @@ rank's communication nothing hides."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -26,11 +27,15 @@ def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     return max(came, key=lambda rank: came[rank])
 
 
+Sums = dict[int, list[float]]
+
+
 class Part(NamedTuple):
     """Operations of a kind on groups of one label, in one phase; of the rank that sends most,
     ``ops`` of them, their sizes' sum ``nbytes``, and the bytes ``sent`` that it has to send at
-    least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are sums over all
-    ``timed`` of them; ``busbw`` is GB/s while they transfer, None where that is not known."""
+    least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are of all
+    ``timed`` of them, and count once where these are under way together; ``busbw`` is GB/s while
+    they transfer, None where that is not known."""
 
     phase: str
     group: str
@@ -46,22 +51,26 @@ class Part(NamedTuple):
     busbw: float | None
 
 
-def parts(joined: Joined) -> list[Part]:
-    """In order of first use."""
+def parts(joined: Joined, shared: bool) -> list[Part]:
+    """In order of first use; ``shared``: whether ranks have one clock."""
     found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
-    every = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
-    for meeting in every:
+    for meeting in _in_order(joined):
         call = meeting.call
         found[call.phase, meeting.group.label, _kind(call)].append(meeting)
-    return [_part(*key, of) for key, of in found.items()]
+    return [_part(*key, of, shared) for key, of in found.items()]
+
+
+def _in_order(joined: Joined) -> list[Meeting]:
+    return sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
 
 
 def _kind(call: Call) -> str:
     return "send/recv" if call.kind in POINT_TO_POINT else call.kind
 
 
-def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
-    ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+def _sums(of: Iterable[Meeting]) -> Sums:
+    """By rank: bytes that it has to send at least, sizes, and the number of operations."""
+    ranks: Sums = defaultdict(lambda: [0.0, 0.0, 0.0])
     known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in of:
         n = len(meeting.group.ranks)
@@ -76,9 +85,31 @@ def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
             sums[0] += least
             sums[1] += call.nbytes
             sums[2] += 1
+    return ranks
+
+
+def _spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
+    """How long operations transfer, as the rank on which they take least sees it, and wait before
+    that, as the one on which they take most does; once where several of a group do, on a clock that
+    is ``shared``, or on that of one rank."""
+    transfers: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
+    waits: dict[tuple[Group, int], list[Interval]] = defaultdict(list)
+    for meeting in timed:
+        took = {rank: call.took_ns for rank, call in meeting.calls.items()}
+        least, most = min(took, key=took.__getitem__), max(took, key=took.__getitem__)
+        ends, begins = meeting.calls[least].ends_ns, meeting.calls[most].begins_ns
+        transfers[meeting.group, -1 if shared else least].append((ends - took[least], ends))
+        wait = begins, begins + took[most] - took[least]
+        waits[meeting.group, -1 if shared else most].append(wait)
+    transfer, wait_ns = (sum(length(union(e)) for e in of.values()) for of in (transfers, waits))
+    return transfer, wait_ns
+
+
+def _part(phase: str, group: str, kind: str, of: Sequence[Meeting], shared: bool) -> Part:
+    ranks = _sums(of)
     most = max(ranks.values())
     timed = [meeting for meeting in of if meeting.taken]
-    transfer = sum(meeting.taken.transfer for meeting in timed if meeting.taken)
+    transfer, wait = _spent(timed, shared)
     moved = sum(_carried(meeting) for meeting in timed)
     return Part(
         phase,
@@ -91,7 +122,7 @@ def _part(phase: str, group: str, kind: str, of: Sequence[Meeting]) -> Part:
         sum(sums[0] for sums in ranks.values()),
         len(timed),
         transfer,
-        sum(meeting.taken.wait for meeting in timed if meeting.taken),
+        wait,
         moved / transfer if transfer and moved else None,
     )
 
@@ -146,23 +177,25 @@ class Traffic(NamedTuple):
     busy: float | None
 
 
-def traffic(trace: Trace, found: Iterable[Part]) -> list[Traffic]:
+def traffic(trace: Trace, joined: Joined) -> list[Traffic]:
     """In order of first use."""
-    of: dict[tuple[str, str], list[Part]] = defaultdict(list)
-    for part in found:
-        of[part.phase, part.group].append(part)
-    whole = sum(part.total for each in of.values() for part in each)
+    of: dict[tuple[str, str], list[Meeting]] = defaultdict(list)
+    for meeting in _in_order(joined):
+        of[meeting.call.phase, meeting.group.label].append(meeting)
+    ranks = {key: _sums(each).values() for key, each in of.items()}
+    totals = {key: sum(sums[0] for sums in each) for key, each in ranks.items()}
+    whole = sum(totals.values())
     under_way = _under_way(trace)
     return [
         Traffic(
             *key,
-            sum(part.ops for part in each),
-            sum(part.sent for part in each),
-            total := sum(part.total for part in each),
-            total / whole if whole else 0.0,
+            int(max(each)[2]),
+            max(each)[0],
+            totals[key],
+            totals[key] / whole if whole else 0.0,
             under_way.get(key),
         )
-        for key, each in of.items()
+        for key, each in ranks.items()
     ]
 
 
@@ -201,7 +234,8 @@ def clock(trace: Trace, joined: Joined) -> Clock:
         if not (synchronising(meeting) and meeting.taken):
             continue
         if max(call.begins_ns for call in calls) > min(call.ends_ns for call in calls):
-            return Clock(False, "a rank leaves an operation before another one comes to it")
+            told = "a rank leaves an operation before another one comes to it"
+            return Clock(False, f"{told}, or ranks' traces begin apart")
     return Clock(True)
 
 
@@ -216,8 +250,8 @@ def synchronising(meeting: Meeting) -> bool:
 class Late(NamedTuple):
     """A rank of a group, in the ``ops`` that no rank leaves before all have come: how often it was
     the ``last`` one to come, how late it is in the middle of all (``by`` ns after the first), and
-    how much later than all others in sum (``cost``). ``surely``: it is last more often than by
-    chance, and by more than is little."""
+    for how long the one that came before it stood still meanwhile (``cost``; once where it did for
+    several). ``surely``: it is last more often than by chance, and by more than is little."""
 
     group: Group
     rank: int
@@ -228,18 +262,21 @@ class Late(NamedTuple):
     surely: bool
 
 
-def late(joined: Joined, shared: bool) -> list[Late]:
+def late(trace: Trace, joined: Joined, shared: bool) -> list[Late]:
     """Ranks by what their being late costs; of clocks that are not shared read off how long an
     operation takes on each rank, as the last one to come waits for nobody."""
     of: dict[Group, list[Meeting]] = defaultdict(list)
     for meeting in joined.meetings:
         if synchronising(meeting) and len(meeting.calls) > 1 and meeting.taken:
             of[meeting.group].append(meeting)
-    found = [each for group, meetings in of.items() for each in _late(group, meetings, shared)]
+    still = {rank.rank: union(_waits(rank)) for rank in trace.ranks if not rank.busy}
+    found = [late for group, each in of.items() for late in _late(group, each, shared, still)]
     return sorted(found, key=lambda each: (-each.cost, -each.last, each.rank))
 
 
-def _late(group: Group, meetings: Sequence[Meeting], shared: bool) -> Iterator[Late]:
+def _late(
+    group: Group, meetings: Sequence[Meeting], shared: bool, still: Mapping[int, Spans]
+) -> Iterator[Late]:
     ranks = sorted(set[int]().union(*(meeting.calls for meeting in meetings)))
     meetings = [meeting for meeting in meetings if len(meeting.calls) == len(ranks)]
     if not meetings:
@@ -250,14 +287,30 @@ def _late(group: Group, meetings: Sequence[Meeting], shared: bool) -> Iterator[L
     starts = (begins - begins.min(axis=0)).astype(float) if shared else ()
     came = np.asarray(starts) if shared else took.max(axis=0) - took
     ordered = np.sort(came, axis=0)
+    before = np.argsort(came, axis=0, kind="stable")[-2]
     ahead = ordered[-1] - ordered[-2]
     last = (came == ordered[-1]) & (ahead > 0)
     named = stats.straggler(took, starts)
     for at, (rank, by) in enumerate(zip(ranks, stats.lateness(took, starts), strict=True)):
         times = last[at]
-        yield Late(
-            group, rank, len(meetings), int(times.sum()), by, int(ahead[times].sum()), at == named
-        )
+        stood: list[Interval] = []
+        for op in np.flatnonzero(times).tolist():
+            other, gap = before[op], int(ahead[op])
+            begin, end = int(begins[other, op]), int(begins[at, op])
+            stands = still.get(ranks[other]) or [(begin, begin + gap)]
+            told = _within(stands, (begin, begin + gap))
+            stood += ((end - gap + low - begin, end - gap + high - begin) for low, high in told)
+        cost = length(union(stood))
+        yield Late(group, rank, len(meetings), int(times.sum()), by, cost, at == named)
+
+
+def _within(spans: Spans, window: Interval) -> Iterator[Interval]:
+    """The parts of spans that lie in a window; they are apart from each other, in order."""
+    begin, end = window
+    at = bisect_right(spans, begin, key=lambda span: span[1])
+    while at < len(spans) and spans[at][0] < end:
+        yield max(begin, spans[at][0]), min(end, spans[at][1])
+        at += 1
 
 
 How = Literal["computation", "waits", ""]

@@ -92,8 +92,8 @@ def _some(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} not through"
-        f" {operation(front)}{_since(front)}, which {in_words(front.done)} completed: a device or a"
-        " link, or the job ran on"
+        f" {operation(front)}{_since(front)}, which {in_words(front.done)} completed"
+        f"{_untold(front) or ': a device or a link, or the job ran on'}"
     )
 
 
@@ -101,9 +101,17 @@ def _all(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
-        f" {operation(front)}{_since(front)}, and none is through: a device, a link, or the job"
-        " ran on"
+        f" {operation(front)}{_since(front)}, and none is through"
+        f"{_untold(front) or ': a device, a link, or the job ran on'}"
     )
+
+
+def _untold(front: Front) -> str:
+    """Who may not have called it, as far as the trace tells."""
+    if not front.unknown:
+        return ""
+    its = "its trace" if len(front.unknown) == 1 else "their traces"
+    return f"; what {in_words(front.unknown)} did then is not in {its}"
 
 
 def place(group: Group) -> str:
@@ -112,14 +120,17 @@ def place(group: Group) -> str:
 
 
 def said(call: Call, group: Group) -> str:
-    """A call as messages name it: all_reduce of 4 MiB float, sum, root 0."""
+    """A call as messages name it, with ranks of the job: broadcast of 4 MiB float, root 5."""
     if call.kind in COLLECTIVES and not COLLECTIVES[call.kind].moves_data:
         return call.kind
     told = f"{call.kind} of {size(call.nbytes)} {call.dtype}"
     if call.kind in POINT_TO_POINT and 0 <= call.peer < len(group.ranks):
         way = "to" if call.kind == "send" else "from"
-        return f"{told} {way} rank {group.ranks[call.peer]}"
-    return f"{told}, root {call.root}" if call.root >= 0 else told
+        tag = f", tag {call.tag}" if call.tag else ""
+        return f"{told} {way} rank {group.ranks[call.peer]}{tag}"
+    if not 0 <= call.root < len(group.ranks):
+        return told
+    return f"{told}, root {group.ranks[call.root]}"
 
 
 def operation(front: Front) -> str:

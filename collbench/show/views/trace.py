@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
-from collbench.judge.traces.judging import Judged
+from collbench.judge.traces.judging import Judged, in_words
 from collbench.judge.traces.times import last_to_come
 from collbench.show.document import (
     Block,
@@ -76,7 +76,7 @@ def headline(judged: Judged) -> Headline:
         where = f"#{first.number} of {hung.place(first.group)}"
         if judged.disagree:
             return Headline(f"ranks disagree on operation {where}", "bad")
-        told = "operations have no numbers, and their traces may begin apart"
+        told = "the library's numbers of them are not known, and ranks' traces may begin apart"
         return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(
@@ -84,6 +84,10 @@ def headline(judged: Judged) -> Headline:
             f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
             "notice",
         )
+    if judged.missing:
+        there = in_words([rank.rank for rank in judged.trace.ranks])
+        told = f"there is a trace of {there} only, of {judged.trace.world:,}"
+        return Headline(f"{told}: nothing in it stands still or disagrees", "notice")
     return Headline("ranks agree on what they do together, and none stands still", "good")
 
 
@@ -191,7 +195,8 @@ def _parts(judged: Judged) -> Table:
         dropped=("sent", "ops"),
         note="ops, size and sent: of the rank that sends most; transfer: an operation's time on the"
         " rank where it is shortest, as that waits for nobody; waits: how much longer it is where"
-        " it is longest; both are sums; busbw: of transfers alone",
+        " it is longest; both are sums, in which operations that overlap count once; busbw: of"
+        " transfers alone",
     )
 
 
@@ -249,8 +254,8 @@ def _late(judged: Judged) -> Table:
         lines=lines,
         align="rl",
         note="only operations that no rank leaves before all have come; behind: the first to come,"
-        " in the median; costs: how long all others waited for this rank alone, in sum; told by"
-        f" {told}",
+        " in the median; costs: how long the rank that came before it stood still for it, in sum;"
+        f" told by {told}",
     )
 
 

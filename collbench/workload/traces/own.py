@@ -21,9 +21,10 @@ from msgspec.structs import replace
 from collbench.core import files
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import printable
-from collbench.workload.step import MOST_RANKS, Whole
-from collbench.workload.traces.types import Call, Interval, Known, Lost, RankTrace, Trace
+from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, Whole
+from collbench.workload.traces.types import HOST, Call, Interval, Known, Lost, RankTrace, Trace
 
+FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
 ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_CALLS = 2_000_000  # of a rank
@@ -35,6 +36,11 @@ HANDED_OVER = (
     " queue"
 )
 ON_DEVICE = "the trace has no times of the device: how long calls on it took is unknown"
+UNSEEN = "nobody saw the end of some calls: how long they took is unknown"
+MESSAGES = (
+    "the end of a message is seen when it is waited for: the time of some has what was computed"
+    " before that"
+)
 
 
 class Limits(NamedTuple):
@@ -106,15 +112,30 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
                 "files of one job; an earlier one may have left its own in the folder",
             )
     ranks = tuple(found[rank] for rank in sorted(found))
-    return Trace("collbench", ranks, assumptions(ranks))
+    return Trace(FORM, ranks, assumptions(ranks))
 
 
 def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
     """What these traces leave open and is taken for granted."""
-    calls = [call for rank in ranks for call in rank.calls if call.kind != "wait"]
-    told = {HANDED_OVER: any(call.took_ns > 0 for call in calls)}
-    told[ON_DEVICE] = any(call.ends_ns < 0 <= call.issued_ns for call in calls)
-    return tuple(words for words, so in told.items() if so)
+    told: dict[str, None] = {}
+    for rank in ranks:
+        calls = [call for call in rank.calls if call.kind != "wait"]
+        if any(call.took_ns > 0 for call in calls):
+            told[HANDED_OVER] = None
+        if any(call.ends_ns < 0 <= call.issued_ns and not call.state for call in calls):
+            told[UNSEEN if rank.backend in HOST else ON_DEVICE] = None
+        if any(_seen_late(rank, wait) for wait in rank.calls if wait.kind == "wait"):
+            told[MESSAGES] = None
+    return tuple(told)
+
+
+def _seen_late(rank: RankTrace, wait: Call) -> bool:
+    """Whether a message that is waited for may have ended long before that."""
+    calls = (rank.calls[at] for at in wait.after if rank.calls[at].kind in POINT_TO_POINT)
+    waited = wait.ends_ns - wait.issued_ns
+    return any(
+        call.ends_ns == wait.ends_ns and waited < wait.issued_ns - call.issued_ns for call in calls
+    )
 
 
 def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable

@@ -17,6 +17,7 @@ from collbench.workload.step import WORLD, Whole
 
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
+HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 State = Literal["", "scheduled", "started", "completed"]
 
 
@@ -25,9 +26,10 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     ``kind``, ``group``, ``nbytes``, ``dtype``, ``op``, ``root``, ``peer``, ``tag``, ``sends`` and
     ``phase`` are those of ``step.Op``; ``root`` and ``peer`` are places in the group. ``number``
-    counts the calls of a group as the library did. The program ``issued`` a call; its data began to
-    move and was there, or computation began and ended, at ``begins`` and ``ends``. A ``wait`` names
-    the calls before it that it waited ``after``, by their places in the rank's list; a call that
+    counts the calls of a group as the library did, or collbench's own recording from its begin on.
+    The program ``issued`` a call; its data began to move and was there, or computation began and
+    ended, at ``begins`` and ``ends``. A ``wait`` names the calls before it that it waited
+    ``after``, by their places in the rank's list; a call that
     ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
     """
 

@@ -12,12 +12,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collbench.core.text import printable
-from collbench.workload.step import LOCAL, Op
+from collbench.workload.step import LOCAL, POINT_TO_POINT, Op
 from collbench.workload.traces.groups import Families, Place, group_of
-from collbench.workload.traces.types import Call, Interval, RankTrace
+from collbench.workload.traces.types import HOST, Call, Interval, RankTrace
 
 LEAST_NS = 1000  # of a gap: less is what a call itself takes
-HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
 
 
 class Hold(NamedTuple):
@@ -151,6 +150,7 @@ class Writer:
                 peer=call.peer,
                 tag=call.tag,
                 sends=replayed.sends,
+                lane=_lane(call),
                 source=printable(call.source)[:1000],
             )
         )
@@ -205,6 +205,14 @@ class DeviceWriter(Writer):
             return 0
         begin, end = self._rank.busy[at - 1]
         return self._sums[at - 1] + min(now, end) - begin
+
+
+def _lane(call: Call) -> str:
+    """Messages of each way, peer and tag have a lane of their own: they are under way beside each
+    other, as in an exchange in which both ranks send first and receive then."""
+    if call.kind not in POINT_TO_POINT:
+        return "comm"
+    return f"{call.kind} {call.peer}" + f" tag {call.tag}" * (call.tag > 0)
 
 
 def writer(

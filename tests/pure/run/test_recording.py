@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from recorded import fake_group
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import collbench
 from collbench.run import recorded
-from collbench.run.dispatched import OPERATORS
+from collbench.run.dispatched import OPERATORS, _Onward
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Lost, RankTrace
 
@@ -144,6 +145,50 @@ def test_a_group_of_some_ranks_is_told_with_them_and_its_name(tmp_path: Path) ->
     assert found.groups[call.group] == (0, 3, 5)
     assert found.described[call.group] == "experts"
     assert call.root == 1
+
+
+def again(world: int = RANKS) -> None:
+    """Ends all groups, and begins anew."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+
+
+def named(name: str, ranks: list[int]) -> dist.ProcessGroup:
+    """A group of these ranks, to which torch has given this name."""
+    while (group := dist.new_group(ranks)).group_name != name:
+        pass
+    return group
+
+
+def test_a_name_that_a_group_of_other_ranks_had_is_not_taken_for_that_group(tmp_path: Path) -> None:
+    some = dist.new_group([0, 3])
+    with collbench.record(tmp_path):
+        dist.all_reduce(torch.ones(1), group=some)
+        again()
+        dist.all_reduce(torch.ones(2), group=named(some.group_name, [0, 3]))
+        again()
+        dist.all_reduce(torch.ones(3), group=named(some.group_name, [0, 5]))
+    found = read(tmp_path)
+    assert [(call.nbytes, call.number) for call in found.calls] == [(4, 0), (8, 1)]
+    assert found.groups == {some.group_name: (0, 3)}
+    assert [(lost.calls, lost.nbytes) for lost in found.lost] == [(1, 12)]
+
+
+def test_a_call_that_raises_an_error_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collbench.record(tmp_path):
+        with monkeypatch.context() as patched, pytest.raises(ValueError, match="planted"):
+            patched.setattr(_Onward, "__call__", raises)
+            dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(2))
+    found = read(tmp_path)
+    assert [(call.nbytes, call.number) for call in found.calls] == [(8, 0)]
+    assert found.lost == (Lost("all_reduce raised ValueError, which is no call"),)
+
+
+def raises(*_: object) -> None:
+    raise ValueError("planted")
 
 
 def test_the_header_says_whose_it_is(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
@@ -194,6 +195,23 @@ def test_a_send_that_has_ended_before_its_receive_is_not_missing() -> None:
     found = judged([*reduces(DONE), call("recv", peer=1, **IN)], [*reduces(DONE), sent])
     assert found
     assert (found.cause, found.culprits) == ("all", (0,))
+
+
+@pytest.mark.parametrize(("backend", "named"), [("gloo", True), ("nccl", False)])
+def test_a_send_of_another_tag_is_none_where_the_library_goes_by_tags(
+    backend: str, named: bool
+) -> None:
+    sent = call("send", peer=0, tag=6, **DONE)
+    waits = call("recv", peer=1, tag=5, **IN)
+    found = judged([*reduces(DONE), waits], [*reduces(DONE), sent], backend=backend)
+    assert found
+    assert (found.culprits, found.named) == ((1,) if named else (0,), named)
+
+
+def test_calls_that_have_begun_on_gloo_are_not_through_though_none_has_ended() -> None:
+    found = judged([call("recv", peer=1, **IN)], [call("recv", peer=0, **IN)], backend="gloo")
+    assert found
+    assert (found.cause, sorted(found.culprits)) == ("circle", [0, 1])
 
 
 def test_a_dump_that_lost_calls_may_have_lost_the_send() -> None:

@@ -70,6 +70,16 @@ def test_ranks_whose_trace_ends_before_others_are_told() -> None:
     assert "operations on world that others have and rank 1 not" in lacks(trace(longer, TIMED))
 
 
+@pytest.mark.parametrize(("form", "surely"), [("collbench", False), ("flight", True)])
+def test_numbers_of_recordings_that_began_apart_are_no_sure_disagreement(
+    form: str, surely: bool
+) -> None:
+    every = [("broadcast", {}), ("all_reduce", {}), ("broadcast", {})]
+    found = judge(trace(calls_of(*every), calls_of(*every[1:]), form=form))
+    assert found.disagreements
+    assert found.disagree is surely
+
+
 def test_a_disagreement_that_hung_the_job_is_told_once() -> None:
     usual = calls_of("all_reduce", state="started")
     found = judge(trace(usual, calls_of("all_gather", state="started"), usual, backend="nccl"))

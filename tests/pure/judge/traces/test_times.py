@@ -24,6 +24,10 @@ def joined(spans: Any = SPANS) -> Joined:
     return join(reduced(spans))
 
 
+def late(spans: Any = SPANS, shared: bool = True) -> list[times.Late]:
+    return times.late(reduced(spans), joined(spans), shared)
+
+
 def test_a_transfer_takes_the_least_over_ranks_and_waits_are_what_others_take_more() -> None:
     found = [meeting.taken for meeting in joined().meetings]
     assert found == [(10, 90), (20, 10)]
@@ -35,11 +39,39 @@ def test_an_operation_of_which_a_rank_has_no_times_has_none() -> None:
 
 
 def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
-    (part,) = times.parts(joined())
+    (part,) = times.parts(joined(), True)
     assert (part.ops, part.nbytes, part.members) == (2, 2400, 3)
     assert (part.sent, part.total) == (3200, 9600)  # 2 (n-1)/n of the size, of each rank
     assert (part.transfer, part.wait, part.timed) == (30, 100, 2)
     assert part.busbw == pytest.approx(3200 / 30)
+
+
+# four that rank 0 has handed over when rank 1, 30 ns later, hands over the first: they queue
+QUEUED = tuple(tuple((begin + k, 100 + 10 * k) for k in range(4)) for begin in (0, 30))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_operations_that_transfer_or_wait_together_count_once(shared: bool) -> None:
+    (part,) = times.parts(joined(QUEUED), shared)
+    assert (part.transfer, part.wait) == (130 - 30, 33)
+    assert part.busbw == 4 * 1200 / 100
+
+
+def waiting(begin: int) -> list[times.Late]:
+    """Rank 0 waits for the four from then on."""
+    made = reduced(QUEUED)
+    wait = Call("wait", after=(3,), begins_ns=begin, ends_ns=130)
+    first = replace(made.ranks[0], calls=(*made.ranks[0].calls, wait))
+    made = replace(made, ranks=(first, *made.ranks[1:]))
+    return times.late(made, join(made), True)
+
+
+@pytest.mark.parametrize(("begin", "cost"), [(0, 33), (10, 23), (40, 0)])
+def test_being_late_costs_what_others_stood_still_meanwhile(begin: int, cost: int) -> None:
+    assert [(each.rank, each.last, each.cost) for each in waiting(begin)] == [
+        (1, 4, cost),
+        (0, 0, 0),
+    ]
 
 
 def test_groups_of_one_label_count_as_one_rank_has_them() -> None:
@@ -50,14 +82,14 @@ def test_groups_of_one_label_count_as_one_rank_has_them() -> None:
         replace(rank, groups={name: members}, described=labels)
         for rank, (name, members) in zip(made.ranks, of, strict=True)
     )
-    (part,) = times.parts(join(Trace("", ranks)))
+    (part,) = times.parts(join(Trace("", ranks)), True)
     assert (part.group, part.ops, part.nbytes) == ("tp", 1, 800)
     assert part.total == 4 * 400
 
 
 def test_messages_take_the_lesser_of_both_sides() -> None:
     programs = [[call("send", 800, (0, 50), peer=1)], [call("recv", 800, (30, 50), peer=0)]]
-    (part,) = times.parts(join(trace(*programs)))
+    (part,) = times.parts(join(trace(*programs)), True)
     assert (part.kind, part.transfer, part.wait, part.busbw) == ("send/recv", 20, 30, 40)
     assert (part.sent, part.total) == (800, 800)
 
@@ -67,29 +99,40 @@ def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
         [call("all_to_allv", 16, (0, 10), sends=(1, 3))],
         [call("all_to_allv", 32, (0, 10), sends=(2, 6))],
     ]
-    (part,) = times.parts(join(trace(*programs)))
+    (part,) = times.parts(join(trace(*programs)), True)
     assert part.busbw == 36 / 10  # rank 1 gets 3 + 6 floats
     assert part.total == 4 * (3 + 2)  # what ranks keep is not sent
 
 
 def test_what_a_group_and_a_phase_send_is_a_share_of_all() -> None:
     made = trace(*[[call(nbytes=300, phase="a"), call("all_gather", 1200, phase="b")]] * 2)
-    found = times.traffic(made, times.parts(join(made)))
+    found = times.traffic(made, join(made))
     assert [(each.phase, each.total, each.share) for each in found] == [
         ("a", 600, 1 / 3),
         ("b", 1200, 2 / 3),
     ]
 
 
+def test_what_the_busiest_rank_sends_is_what_one_rank_does() -> None:
+    made = trace(
+        [call("send", 800, peer=1), call(nbytes=300)],
+        [call("recv", 800, peer=0), call(nbytes=300), call(nbytes=300, group="1")],
+    )
+    last = replace(made.ranks[1], groups={"1": (1, 2)}, described={"1": "world"})
+    made = replace(made, ranks=(made.ranks[0], last))
+    (found,) = times.traffic(made, join(made))
+    assert (found.ops, found.sent, found.total) == (2, 800 + 300, 800 + 3 * 300)
+
+
 def test_operations_that_overlap_are_under_way_once() -> None:
     made = trace(*[[call(span=(0, 30)), call(span=(20, 40))]] * 2)
-    (found,) = times.traffic(made, times.parts(join(made)))
+    (found,) = times.traffic(made, join(made))
     assert found.busy == 40
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_who_comes_last_is_told_by_begins_and_by_durations_alike(shared: bool) -> None:
-    found = {each.rank: each for each in times.late(joined(), shared)}
+    found = {each.rank: each for each in late(shared=shared)}
     assert [found[rank].last for rank in range(3)] == [0, 0, 2]
     assert [found[rank].by for rank in range(3)] == [0, 20, 50]  # medians of 0 0, 40 0, 90 10
     assert [found[rank].cost for rank in range(3)] == [0, 0, 50 + 10]
@@ -106,18 +149,18 @@ def test_nobody_is_last_to_what_ranks_leave_as_they_like() -> None:
 
 
 def test_the_rank_whose_being_late_costs_most_is_first() -> None:
-    assert next(each.rank for each in times.late(joined(), True)) == 2
+    assert next(each.rank for each in late()) == 2
 
 
 def test_a_rank_is_called_late_only_where_chance_would_not_make_it_so() -> None:
     often = [[span for _ in range(12) for span in of] for of in SPANS]
-    assert not any(each.surely for each in times.late(joined(), True))
-    assert [each.rank for each in times.late(joined(often), True) if each.surely] == [2]
+    assert not any(each.surely for each in late())
+    assert [each.rank for each in late(often) if each.surely] == [2]
 
 
 def test_operations_that_a_rank_may_leave_before_others_come_tell_of_nobody() -> None:
     made = trace(*([call("broadcast", span=span) for span in of] for of in SPANS))
-    assert times.late(join(made), True) == []
+    assert times.late(made, join(made), True) == []
 
 
 def test_ranks_of_one_host_share_a_clock() -> None:

@@ -10,6 +10,7 @@ import pytest
 from factories import call, calls_of, trace
 from msgspec.structs import replace
 
+from collbench.judge.traces.joined import Group
 from collbench.judge.traces.judging import judge
 from collbench.show import html, terminal
 from collbench.show.document import Table
@@ -100,6 +101,20 @@ def test_where_nobody_is_to_blame_other_causes_are_told() -> None:
     assert ", which rank 1 completed: a device or a link" in words(USUAL, through)
 
 
+def test_a_rank_whose_trace_ends_before_is_told_where_nobody_is_to_blame() -> None:
+    found = made([USUAL[0], replace(USUAL[1], issued_ns=70)], [USUAL[0]])
+    ranks = (found.ranks[0], replace(found.ranks[1], until=60))
+    told = judge(replace(found, ranks=ranks)).hang
+    assert told
+    assert hung.sentence(told).endswith("none is through; what rank 1 did then is not in its trace")
+
+
+def test_roots_and_tags_are_told_as_the_job_has_them() -> None:
+    group = Group("", "tp", (4, 5))
+    assert hung.said(call("broadcast", 8, root=1), group) == "broadcast of 8 B float, root 5"
+    assert hung.said(call("recv", 8, peer=0, tag=3), group).endswith("from rank 4, tag 3")
+
+
 def test_a_receive_without_its_send_is_told() -> None:
     waits = call("recv", peer=1, **IN)
     assert words([*SHORT, waits], SHORT).startswith(
@@ -138,6 +153,15 @@ def test_a_rank_that_is_late_is_what_there_is_to_know_first() -> None:
 def test_where_all_is_well_that_is_said() -> None:
     told = view.headline(judge(trace(*[[call(span=(0, 9), number=1)]] * 2)))
     assert told.weight == "good"
+
+
+def test_ranks_without_a_trace_are_not_said_to_agree() -> None:
+    done = calls_of(("all_reduce", DONE))
+    told = view.headline(judge(made(done, None, done)))
+    assert told == (
+        "there is a trace of ranks 0,2 only, of 3: nothing in it stands still or disagrees",
+        "notice",
+    )
 
 
 def test_disagreements_are_bad() -> None:

@@ -147,9 +147,23 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
         own.read([path, path])
 
 
-def test_what_is_taken_for_granted_is_told(tmp_path: Path) -> None:
-    path = written(tmp_path, *CALLS, END)
-    assert own.read([path]).assumptions == (own.HANDED_OVER, own.ON_DEVICE)
+@pytest.mark.parametrize(("backend", "untold"), [("gloo", own.UNSEEN), ("nccl", own.ON_DEVICE)])
+def test_what_is_taken_for_granted_is_told(backend: str, untold: str, tmp_path: Path) -> None:
+    path = written(tmp_path, *CALLS, END, about=replace(ABOUT, backend=backend))
+    assert own.read([path]).assumptions == (own.HANDED_OVER, untold)
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits_from", "told"),
+    [("recv", 900, True), ("recv", 110, False), ("all_reduce", 900, False)],
+)
+def test_a_message_that_may_have_ended_long_before_it_was_waited_for_is_told(
+    kind: str, waits_from: int, told: bool, tmp_path: Path
+) -> None:
+    message = Call(kind, nbytes=8, dtype="half", issued_ns=100, begins_ns=100, ends_ns=950)
+    wait = Call("wait", after=(0,), issued_ns=waits_from, begins_ns=waits_from, ends_ns=950)
+    path = written(tmp_path, message, wait, END)
+    assert (own.MESSAGES in own.read([path]).assumptions) is told
 
 
 BEGUN = Call("all_reduce", nbytes=8, issued_ns=200, state="started")

@@ -228,6 +228,23 @@ def test_messages_meet_in_order_of_their_tags() -> None:
     assert "rank 1: none" in refused(of(send, receive[:1])).message
 
 
+@pytest.mark.parametrize("crossed", [False, True])
+def test_an_exchange_in_which_all_send_first_and_wait_then_is_no_deadlock(crossed: bool) -> None:
+    """As torch's batch_isend_irecv does it; of several tags each rank may take another first."""
+    ranks = []
+    for rank in (0, 1):
+        tags = (1, 2) if not (crossed and rank) else (2, 1)
+        sends, receives = (
+            [Call(kind, nbytes=4 * tag, dtype="float", peer=1 - rank, tag=tag) for tag in tags]
+            for kind in ("send", "recv")
+        )
+        waits = [Call("wait", after=(at,)) for at in range(4)]
+        ranks.append([*sends, *receives, *waits])
+    step = step_of(of(*ranks))
+    walk.refuse(step)
+    assert [op.kind for op in ops(step)] == ["send"] * 2 + ["recv"] * 2 + ["wait"] * 4
+
+
 def test_ranks_of_several_jobs_are_refused() -> None:
     ranks = (RankTrace(0, 2, (all_reduce(),)), RankTrace(1, 4, (all_reduce(),)))
     assert "rank 0 of 2, rank 1 of 4" in refused(Trace("test", ranks)).message
