@@ -238,6 +238,8 @@ class Program:
             self._works[id(work)] = calls
             if len(self._works) > MOST_UNWAITED:
                 self._let_go(next(iter(self._works)))
+                why = f"waits for calls that more than {MOST_UNWAITED} came after"
+                self.lose(f"{why}, before they were waited for", calls=0)
 
     def _let_go(self, key: int) -> list[Seen]:
         calls = self._works.pop(key, [])

@@ -29,6 +29,7 @@ MARK = '"collbench_trace"'  # in the first line
 ENDINGS = (".jsonl", ".jsonl.gz")
 MOST_CALLS = 2_000_000  # of a rank
 LONGEST = 1000  # characters of a string
+ONE_JOB = "files of one job; an earlier one may have left its own in the folder"
 HINT = "a file that collbench.record wrote, as it wrote it"
 INTERRUPTED = "the recording was interrupted: what came later is not in it"
 HANDED_OVER = (
@@ -100,8 +101,12 @@ class Writer:
 def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B008 - immutable
     """What the files of one job say, each of one rank. Raises UsageError."""
     found: dict[int, RankTrace] = {}
+    spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
     for path in paths:
-        one = read_rank(path, limits)
+        reader = _read(path, limits)
+        one = reader.trace()
+        if span := reader.span:
+            spans.setdefault(one.host, []).append((span, one))
         other = found.setdefault(one.rank, one)
         if other is not one:
             raise UsageError(f"{other.source} and {path} are both of rank {one.rank}", HINT)
@@ -109,10 +114,20 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
         if one.world != first.world:
             raise UsageError(
                 f"{path} is of a job of {one.world} ranks, {first.source} of one of {first.world}",
-                "files of one job; an earlier one may have left its own in the folder",
+                ONE_JOB,
             )
+    for of in spans.values():
+        _refuse_another_jobs(of)
     ranks = tuple(found[rank] for rank in sorted(found))
     return Trace(FORM, ranks, assumptions(ranks))
+
+
+def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
+    """Raises UsageError where one recording of a host ended before another one's first call."""
+    (_, ended), before = min(of, key=lambda each: each[0][1])
+    (begins, _), after = max(of, key=lambda each: each[0][0])
+    if ended < begins:
+        raise UsageError(f"{before.source} ends before {after.source} begins", ONE_JOB)
 
 
 def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
@@ -140,6 +155,10 @@ def _seen_late(rank: RankTrace, wait: Call) -> bool:
 
 def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable
     """What one file says. Raises UsageError, with the line."""
+    return _read(path, limits).trace()
+
+
+def _read(path: Path, limits: Limits) -> _Reader:
     reader = _Reader(path)
     try:
         for number, raw in _lines(path, limits):
@@ -148,7 +167,7 @@ def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008
         cut = isinstance(e, EOFError) or "end-of-stream" in str(e)
         if not cut or reader.head is None:
             raise UsageError(f"cannot read {path}: {first_line(e)}", HINT) from e
-    return reader.trace()
+    return reader
 
 
 def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
@@ -223,6 +242,14 @@ class _Reader:
             told = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {told}", HINT)
         return call
+
+    @property
+    def span(self) -> Interval | None:
+        """From the first call to the end, as far as the file goes; None without either."""
+        begins = [call.issued_ns for call in self._calls if call.issued_ns >= 0]
+        ends = [max(call.issued_ns, call.ends_ns) for call in self._calls]
+        ends += [max(note.until or 0, note.ended or 0) for note in self._notes]
+        return (min(begins), max(ends)) if begins else None
 
     def trace(self) -> RankTrace:
         """All that was read. Raises UsageError where that is nothing."""

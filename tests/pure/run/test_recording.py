@@ -187,6 +187,19 @@ def test_a_call_that_raises_an_error_is_none(
     assert found.lost == (Lost("all_reduce raised ValueError, which is no call"),)
 
 
+def test_waits_for_more_calls_than_are_kept_are_told_to_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorded, "MOST_UNWAITED", 2)
+    with collbench.record(tmp_path):
+        for work in [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]:
+            work.wait()  # type: ignore[union-attr]
+    found = read(tmp_path)
+    assert [call.after for call in found.calls if call.kind == "wait"] == [(1,), (2,)]
+    (lost,) = found.lost
+    assert lost.why.startswith("waits for calls that more than 2 came after")
+
+
 def raises(*_: object) -> None:
     raise ValueError("planted")
 

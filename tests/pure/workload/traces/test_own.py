@@ -25,6 +25,7 @@ NOTES = (
     Note(lost=Lost("sparse", 2, 64)),
 )
 END = Note(ended=300)
+BEGUN = Call("all_reduce", nbytes=8, issued_ns=200, state="started")
 
 
 def written(folder: Path, *lines: Call | Note, about: RankTrace = ABOUT) -> Path:
@@ -141,6 +142,27 @@ def test_files_of_two_jobs_are_refused(tmp_path: Path) -> None:
         own.read(paths)
 
 
+def of_two(folder: Path, host: str, begins: int) -> list[Path]:
+    """Of a rank that ended at 300 on node-a, and of one that made its first call then."""
+    lines, about = [replace(BEGUN, issued_ns=begins), Note(ended=900)], replace(ABOUT, rank=0)
+    return [
+        written(folder, *CALLS, END),
+        written(folder, *lines, about=replace(about, host=host)),
+    ]
+
+
+def test_a_file_that_an_earlier_job_left_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"rank-00001.jsonl ends before .*rank-00000.jsonl begin"):
+        own.read(of_two(tmp_path, "node-a", 301))
+
+
+@pytest.mark.parametrize(("host", "begins"), [("node-a", 300), ("node-b", 301)])
+def test_files_of_ranks_that_overlap_or_have_other_clocks_are_of_one_job(
+    host: str, begins: int, tmp_path: Path
+) -> None:
+    assert len(own.read(of_two(tmp_path, host, begins)).ranks) == 2
+
+
 def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, END)
     with pytest.raises(UsageError, match="both of rank 1"):
@@ -164,9 +186,6 @@ def test_a_message_that_may_have_ended_long_before_it_was_waited_for_is_told(
     wait = Call("wait", after=(0,), issued_ns=waits_from, begins_ns=waits_from, ends_ns=950)
     path = written(tmp_path, message, wait, END)
     assert (own.MESSAGES in own.read([path]).assumptions) is told
-
-
-BEGUN = Call("all_reduce", nbytes=8, issued_ns=200, state="started")
 
 
 def test_a_call_that_the_job_was_in_when_it_was_killed_is_told(tmp_path: Path) -> None:
