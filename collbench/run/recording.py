@@ -230,6 +230,7 @@ class Recorder:
 
     @harmless
     def call_begins(self, row: Row, given: Arguments, frame: FrameType | None) -> Seen | None:
+        self._local.at_once = None  # which nobody in Python waits for any more
         what = said(row, given)
         if what is None:
             return None

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,22 @@ def threads(folder: str) -> Any:
     return left()
 
 
+def unwaited(folder: str) -> Any:
+    """A call to be waited for at once that nobody in Python waits for, as some of C++'s, then
+    another: whether its tensor is still held."""
+    at_once = dist.AllreduceOptions()
+    at_once.asyncOp = False
+    with collbench.record(folder):
+        held = weakref.ref(x := torch.ones(1000))
+        dist.group.WORLD.allreduce([x], at_once)  # type: ignore[union-attr]
+        del x
+        dist.barrier()
+        until = time.monotonic() + 5  # Gloo's threads let go of it when they come to it
+        while held() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        return {"held": held() is not None}
+
+
 def broken(folder: str) -> Any:
     """A recorder that fails in the middle: what is trained, with it and without."""
     from collbench.run import recording
@@ -254,6 +271,7 @@ JOBS: tuple[Callable[[str], Any], ...] = (
     experts,
     calls,
     threads,
+    unwaited,
     broken,
     full,
     unwritable,

@@ -17,11 +17,12 @@ pytestmark = pytest.mark.usefixtures("possible")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
-def test_a_replay_sends_what_the_job_sent(name: str, tmp_path: Path) -> None:
+def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path) -> None:
     """Within 1 %."""
     folder, path = tmp_path / "trace", tmp_path / "run.jsonl"
-    shape = ["--ranks", "2", "--steps", "4", "--width", "512", "--layers", "6"]
+    shape = ["--ranks", str(ranks), "--steps", "4", "--width", "512", "--layers", "6"]
     words = ["--gaps", "none", "--backend", "gloo", "-n", "2", "--output", str(path)]
     with counting.Network() as network:
         told = [

@@ -36,22 +36,26 @@ from collbench.workload.traces import own
 
 RANKS, STEPS, WIDTH, LAYERS, SETTLED, GOAL = 2, 4, 1024, 8, 6, 0.02
 BLOCKS = ("plain", "control", "recorded")
+HEADS, TOKENS = 8, (4, 128, 512)  # of the transformer: sequences, their length, width
 
 
 class Job(NamedTuple):
-    """A model's way of being parallel, with the rows of a batch."""
+    """A model's way of being parallel, with the shape of what it is given."""
 
     words: str
     cap_mb: float = 0  # of DDP's buckets; FSDP2 without
-    rows: int = 64
+    shape: tuple[int, ...] = (64, WIDTH)
     sleeps: float = 0  # seconds of each layer's backward pass
+    steps: int = STEPS  # of a block
 
 
 JOBS = {
     "ddp": Job("DDP, buckets of 25 MiB", 25),
     "small": Job("DDP, a bucket for each parameter", 0.001),
     "fsdp2": Job("FSDP2, layer by layer"),
-    "sleeping": Job("DDP, a bucket for each parameter, sleeps", 0.001, 1, 0.012),
+    "sleeping": Job("DDP, a bucket for each parameter, sleeps", 0.001, (1, WIDTH), 0.012),
+    "transformer-ddp": Job("DDP of a transformer, buckets of 25 MiB", 25, TOKENS, steps=1),
+    "transformer-fsdp2": Job("FSDP2 of a transformer, block by block", 0, TOKENS, steps=1),
 }
 HEAD = (
     "| job | step | calls | recorded [95 %] | control [95 %] | CPU [95 %] | a call [95 %] | within"
@@ -59,10 +63,12 @@ HEAD = (
 )
 PAGE = f"""# What recording costs
 
-`collbench.record` around steps of torch's own data parallelism on {RANKS} ranks of Gloo, {LAYERS}
-linear layers of {WIDTH} x {WIDTH} (32 MiB of gradients), each rank on a core of its own with all
-its threads; {{machine}}. Made by
-`python tests/perf/recording.py`. In each of {{rounds}} rounds three blocks of {STEPS} steps take
+`collbench.record` around steps of torch's own data parallelism on {RANKS} ranks of Gloo, each rank
+on a core of its own with all its threads; {{machine}}. Made by
+`python tests/perf/recording.py`. Models are {LAYERS} linear layers of {WIDTH} x {WIDTH} (32 MiB of
+gradients), with so little to compute that a step is mostly calls, and, as jobs go, {LAYERS} blocks
+of a transformer of width {TOKENS[-1]} (96 MiB of gradients; {TOKENS[0]} sequences of {TOKENS[1]} a
+rank). In each of {{rounds}} rounds three blocks of {STEPS} steps (of the transformer, 1) take
 turns in an order that is shuffled: one is recorded, two are not. *calls* are of
 a step; *recorded* is the ratio of a
 recorded block to the plain one of its round, *control* that of the two that are not recorded, each
@@ -112,7 +118,14 @@ class Layer(nn.Linear):
 
 
 def made(job: Job) -> nn.Module:
-    model = nn.Sequential(*(Layer(job.sleeps) for _ in range(LAYERS)))
+    if job.shape == TOKENS:
+        blocks = [
+            nn.TransformerEncoderLayer(TOKENS[-1], HEADS, batch_first=True, dropout=0.0)
+            for _ in range(LAYERS)
+        ]
+    else:
+        blocks = [Layer(job.sleeps) for _ in range(LAYERS)]
+    model = nn.Sequential(*blocks)
     if job.cap_mb:
         return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=job.cap_mb)
     from torch.distributed.fsdp import fully_shard
@@ -131,31 +144,32 @@ class Rank:
         self.once: dict[str, list[float]] = {"begin": [], "recorded": [], "plain": [], "end": []}
 
     def step(self) -> None:
-        self.model(torch.ones(self.job.rows, WIDTH)).sum().backward()
+        self.model(torch.ones(self.job.shape)).sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def steps(self, count: int, recording: Any, kind: str) -> None:
-        """Steps, once the ranks have met."""
+    def steps(self, count: int, recording: Any, kind: str) -> float:
+        """Steps, once the ranks have met: seconds."""
         dist.barrier()
         start = time.perf_counter()
         for _ in range(count):
             self.step()
             if kind == "recorded":
                 recording.step()
-        if count == 1 and kind in self.once:
-            self.once[kind].append(time.perf_counter() - start)
+        return time.perf_counter() - start
 
     def block(self, kind: str, folder: str) -> list[float]:
         """The seconds of a block's steps, of the slower rank, and of both ranks' CPUs."""
         began = time.perf_counter()
         recording: Any = nullcontext()
         if kind == "recorded":
-            recording = collbench.record(folder, steps=STEPS + 2, optimizer=False)
+            recording = collbench.record(folder, steps=self.job.steps + 2, optimizer=False)
             self.once["begin"].append(time.perf_counter() - began)
-        self.steps(1, recording, kind)
+        first = self.steps(1, recording, kind)
+        if kind in self.once:
+            self.once[kind].append(first)
         start, used = time.perf_counter(), time.process_time()
-        self.steps(STEPS, recording, kind)
+        self.steps(self.job.steps, recording, kind)
         end, used = time.perf_counter(), time.process_time() - used
         if kind == "recorded":
             recording.close()
@@ -182,7 +196,9 @@ def rank(name: str, folder: str, rounds: int, store: str, number: int) -> None:
             blocks[kind].append(one.block(kind, folder))
     if number == 0:
         trace = own.read_rank(Path(folder) / own.name(0))
-        calls = sum(call.kind not in ("wait", "barrier") for call in trace.calls) / (STEPS + 1)
+        calls = sum(call.kind not in ("wait", "barrier") for call in trace.calls) / (
+            JOBS[name].steps + 1
+        )
         print(row(name, blocks, calls, one.once), flush=True)
     dist.barrier()
     os._exit(0)
@@ -199,12 +215,13 @@ def row(
     name: str, blocks: dict[str, list[list[float]]], calls: float, once: dict[str, list[float]]
 ) -> str:
     """A line of the table."""
-    step = statistics.median(took for took, _ in blocks["plain"]) / STEPS
+    steps = JOBS[name].steps
+    step = statistics.median(took for took, _ in blocks["plain"]) / steps
     which = {"recorded": ("recorded", 0), "control": ("control", 0), "CPU": ("recorded", 1)}
     ratio = {words: ratios(blocks, *each) for words, each in which.items()}
     _, low, high = ratio["recorded"]
     more = [
-        (a[1] - b[1]) / RANKS / STEPS / calls
+        (a[1] - b[1]) / RANKS / steps / calls
         for a, b in zip(blocks["recorded"], blocks["plain"], strict=True)
     ]
     cost = shift(more)

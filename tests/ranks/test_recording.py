@@ -184,6 +184,10 @@ def test_nothing_is_left_behind(name: str, all_jobs: Jobs) -> None:
         assert left == {"hooks": [], "wrapped": [], "threads": []}
 
 
+def test_what_nobody_waits_for_is_let_go_with_the_next_call(all_jobs: Jobs) -> None:
+    assert [rank["unwaited"]["held"] for rank in all_jobs.told] == [False, False]
+
+
 FAILURES = {
     "broken": "planted",
     "full": "No space left on device",

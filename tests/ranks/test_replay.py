@@ -103,22 +103,28 @@ def test_a_trace_is_replayed_from_the_command_line(cli, tmp_path: Path) -> None:
 WIDTH, LAYERS = 64, 4
 PARAMETERS = LAYERS * (WIDTH * WIDTH + WIDTH)
 ROOT = 4 * PARAMETERS  # bytes
-TOKENS = [[8 * (1 + (3 * a + 5 * b) % 4) for b in range(2)] for a in range(2)]
-ASKED = {  # what each step of a job asks for, in bytes or, of unequal blocks, in elements of rank 0
-    "ddp": {"all_reduce": ROOT},
-    "fsdp2": {"all_gather": 2 * ROOT, "reduce_scatter": ROOT},
-    "moe": {
-        "all_to_allv": LAYERS * WIDTH * (sum(TOKENS[0]) + sum(row[0] for row in TOKENS)),
-        "all_reduce": 4 * WIDTH * WIDTH,
-    },
-}
+
+
+def asked_of(name: str, ranks: int) -> dict[str, int]:
+    """What a step of a job asks for, in bytes or, of unequal blocks, in elements of rank 0."""
+    places = range(ranks)
+    tokens = [[8 * (1 + (3 * a + 5 * b) % 4) for b in places] for a in places]
+    exchanged = sum(tokens[0]) + sum(row[0] for row in tokens)
+    return {
+        "ddp": {"all_reduce": ROOT},
+        "fsdp2": {"all_gather": 2 * ROOT, "reduce_scatter": ROOT},
+        "moe": {"all_to_allv": LAYERS * WIDTH * exchanged, "all_reduce": 4 * WIDTH * WIDTH},
+    }[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ASKED)
-def test_a_job_is_recorded_and_replayed_as_it_was(name: str, cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "moe"])
+def test_a_job_is_recorded_and_replayed_as_it_was(
+    name: str, ranks: int, cli, tmp_path: Path
+) -> None:
     folder, path = tmp_path / name, tmp_path / "run.jsonl"
-    shape = ["--width", str(WIDTH), "--layers", str(LAYERS), "--steps", "3"]
+    shape = ["--ranks", str(ranks), "--width", str(WIDTH), "--layers", str(LAYERS), "--steps", "3"]
     command = [sys.executable, jobs.__file__, name, str(tmp_path), *shape]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
     done = cli("replay", str(folder), "--backend", "gloo", "-n", "2", "--output", str(path))
@@ -127,8 +133,9 @@ def test_a_job_is_recorded_and_replayed_as_it_was(name: str, cli, tmp_path: Path
     asked: Counter[str] = Counter()
     for op in step.program(0).ops:
         asked[op.kind] += (sum(op.sends) or op.nbytes) * op.communicates
-    assert +asked == ASKED[name]
+    assert +asked == asked_of(name, ranks)
     found = reading.read([folder])
+    assert len(found.ranks) == ranks
     for rank in found.ranks:
         (begin, end) = rank.steps[int(_iteration(step.assumptions))]
         calls = [
