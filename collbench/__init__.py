@@ -61,8 +61,8 @@ def record(
 
         with collbench.record("trace/", steps=3, after=2) as recorder:
 
-    Steps take longer while it records, on two full cores by some 0.4 to 0.7 ms of CPU a call, so
-    that a job with few calls hardly feels it and one with many does (reports/recording.md):
+    Steps take longer while it records, on two full cores by some 0.5 ms of CPU a call, so that a
+    step of a second hardly feels it and a short one with many calls does (reports/recording.md):
     the times in a trace are those of recorded steps. Whatever fails in it is a warning, once; the
     job goes on.
     """
