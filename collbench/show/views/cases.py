@@ -361,8 +361,8 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
     if not (good := _trusted(smallest)):
         why = doubts(row for _, row in smallest)
         return f"latency floor not known: no row of {size(least)} can be relied on ({why})"
-    least = min(good, key=lambda pair: pair[1].median)[1].lo
-    surely = [(case, row) for case, row in smallest if row.hi < least]
+    above = min(good, key=lambda pair: pair[1].median)[1].lo
+    surely = [(case, row) for case, row in smallest if row.hi < above]
     case, row = min(surely or good, key=lambda pair: pair[1].median)
     told = f"{duration(row.median)} {interval(row)} at {_point(case, varying)}"
     if flags := derive.doubts(row):
