@@ -69,6 +69,7 @@ from collbench.workload.traces import own
 from collbench.workload.traces.types import RankTrace
 
 PAUSE_S = 2.0  # between two looks for what can be written
+AT_ONCE_S = 1.0  # until a call that cannot be made raises its error
 PATIENCE_S = 5.0  # at the end, for calls that have not ended, and for the disk
 
 P = ParamSpec("P")
@@ -282,7 +283,9 @@ class Recorder:
 
     @harmless
     def call_fails(self, seen: Seen, error: BaseException) -> None:
-        self._program.take_back(seen, type(error).__name__)
+        """Of a call that raised after a while others may know: it waited for them."""
+        if self._now() - seen.issued < AT_ONCE_S * 1e9:
+            self._program.take_back(seen, type(error).__name__)
 
     @harmless
     def wait_begins(self, work: Work, by_torch: bool) -> Waiting | None:

@@ -149,7 +149,8 @@ def _seen_late(rank: RankTrace, wait: Call) -> bool:
     calls = (rank.calls[at] for at in wait.after if rank.calls[at].kind in POINT_TO_POINT)
     waited = wait.ends_ns - wait.issued_ns
     return any(
-        call.ends_ns == wait.ends_ns and waited < wait.issued_ns - call.issued_ns for call in calls
+        0 <= call.ends_ns == wait.ends_ns and waited < wait.issued_ns - call.issued_ns
+        for call in calls
     )
 
 

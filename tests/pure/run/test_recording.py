@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import collbench
-from collbench.run import recorded
+from collbench.run import recorded, recording
 from collbench.run.dispatched import OPERATORS, _Onward
 from collbench.workload.traces import own
 from collbench.workload.traces.types import Call, Lost, RankTrace
@@ -174,17 +174,32 @@ def test_a_name_that_a_group_of_other_ranks_had_is_not_taken_for_that_group(tmp_
     assert [(lost.calls, lost.nbytes) for lost in found.lost] == [(1, 12)]
 
 
-def test_a_call_that_raises_an_error_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with collbench.record(tmp_path):
+def after_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> RankTrace:
+    """A call that raises one, and another."""
+    with collbench.record(folder):
         with monkeypatch.context() as patched, pytest.raises(ValueError, match="planted"):
             patched.setattr(_Onward, "__call__", raises)
             dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(2))
-    found = read(tmp_path)
+    return read(folder)
+
+
+def test_a_call_that_raises_an_error_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = after_an_error(tmp_path, monkeypatch)
     assert [(call.nbytes, call.number) for call in found.calls] == [(8, 0)]
     assert found.lost == (Lost("all_reduce raised ValueError, which is no call"),)
+
+
+def test_a_call_that_raises_an_error_after_it_waited_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As monitored_barrier does, which others have come to."""
+    monkeypatch.setattr(recording, "AT_ONCE_S", 0)
+    found = after_an_error(tmp_path, monkeypatch)
+    assert [(call.nbytes, call.number) for call in found.calls] == [(4, 0), (8, 1)]
+    assert found.lost == ()
 
 
 def test_waits_for_more_calls_than_are_kept_are_told_to_lack(
