@@ -43,7 +43,8 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
         pytest.skip("no tmux on this machine")
     script = tmp_path / "shown.py"
     script.write_text(SHOWN.format(tests=str(TESTS)))
-    known = {name: value for name, value in os.environ.items() if name not in ("TMUX", "STY")}
+    own = ("TMUX", "STY", "COLUMNS", "LINES")
+    known = {name: value for name, value in os.environ.items() if name not in own}
 
     def tell(*words: str) -> str:
         command = [tmux, "-f", "/dev/null", "-S", str(tmp_path / "socket"), *words]
