@@ -283,8 +283,8 @@ class Recorder:
 
     @harmless
     def call_fails(self, seen: Seen, error: BaseException) -> None:
-        """A call that raised an error at once is none; one that did later has waited for others, who
-        may know of it."""
+        """A call that raised an error at once is none; one that did later has waited for others,
+        who may know of it."""
         if self._now() - seen.issued < AT_ONCE_S * 1e9:
             self._program.take_back(seen, type(error).__name__)
 
