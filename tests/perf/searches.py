@@ -54,7 +54,7 @@ class Searches(Searching):
         told = {
             "named": [finding.subject.name for finding in findings],
             "open": found.open,
-            "words": locate.words(found, names, self.crowded),
+            "words": locate.words(found, names, crowded=self.crowded),
         }
         with (self._folder / "told").open("a") as out:
             out.write(json.dumps(told) + "\n")
