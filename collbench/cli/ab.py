@@ -233,6 +233,7 @@ def _show_plan(order: Order) -> None:
     from collbench.run.matching import SIDES, refuse_nothing, rows
     from collbench.run.rounds import BUDGET, FRESH
     from collbench.show import terminal
+    from collbench.show.views import comparison as views
     from collbench.show.words import clock
 
     for name, side in order.variants.items():
@@ -250,19 +251,17 @@ def _show_plan(order: Order) -> None:
 
     first, _ = order.rounds
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
-    listed = [f"  {row.key}" for row in found]
-    left_out = [
-        f"  {side}, left out: {skip.case.key}: {skip.reason}"
-        for side in SIDES
-        for skip in skips[side]
-    ]
+    listed = views.plan(
+        [(row.jobs["base"].case, row.jobs["head"].case) for row in found],
+        [(side, skip) for side in SIDES for skip in skips[side]],
+    )
     about = (
         f"{counted(len(found), 'row')}, {first} paired launches: about {clock(took())}"
         f" (up to {clock(took(most=True))} where times scatter)"
     )
     budget = clock(BUDGET if order.budget is None else order.budget)
     more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
-    terminal.show(*sides, f"{about}; {more}", *listed, *left_out)
+    terminal.show(*sides, *listed, f"{about}; {more}")
     refuse_nothing(found, skips)
 
 

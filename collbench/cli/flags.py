@@ -149,7 +149,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "backend": option("backends"),
         "algorithm": option("algorithms"),
         "dtype": Option("-d", "--datatype", help="As in `collbench list`."),
-        "rounds": Option("-n", "--rounds", min=1, max=200, help="6 bound one row, 12 hundred."),
+        "rounds": Option("-n", "--rounds", min=1, max=200, help="6 are the fewest that bound a row, 12 a hundred rows."),
         "max_time": Option("--max-time", help="Longest time spent on a row in a round."),
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),

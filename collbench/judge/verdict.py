@@ -200,6 +200,8 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
         few = f", and {FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
         alone = ", so noise and change cannot be told apart"
         why = f"{number}{alone if most == 1 else few} ({_more([*sides[0], *sides[1]])})"
+        if all(launch.predicted for side in sides for launch in side):
+            why = "both sides are a model's predictions: nothing was measured that could be judged"
         plain = median(logs[1]) - median(logs[0]) if fewest else None
         shift = None if plain is None else Shift(plain, -math.inf, math.inf, 1.0)
         return Ruling("INCONCLUSIVE", why, sides[0], sides[1], shift)

@@ -325,11 +325,13 @@ def _commit(revision: str, option: str) -> tuple[str, str]:
     here = Path.cwd()
     absent = f"{option}: git:{revision} needs a git repository here"
     top = _git(["rev-parse", "--show-toplevel"], here, absent, "go to where it is a revision of")
-    names = ["for-each-ref", f"--count={NEAR}", "--format=%(refname:short)"]
-    refs = _git([*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}")
     wanted = ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"]
-    trouble = f"{option}: there is no revision '{revision}' in {top}"
-    return top, _git(wanted, here, trouble, near(revision, refs.split()) or FETCH)
+    try:
+        return top, _git(wanted, here, f"{option}: there is no revision '{revision}' in {top}")
+    except UsageError as e:
+        names = ["for-each-ref", f"--count={NEAR}", "--format=%(refname:short)"]
+        refs = _git([*names, "refs/heads", "refs/tags", "refs/remotes"], here, f"{option}: {top}")
+        raise UsageError(e.message, near(revision, refs.split()) or FETCH) from None
 
 
 def _tree(revision: str, build: Build, option: str) -> Path:

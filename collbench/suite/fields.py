@@ -276,8 +276,8 @@ FIELDS: tuple[Field, ...] = (
     Field("policy", "timeout", "seconds", least=0.1).option(
         "-T --timeout",
         (
-            "Seconds without progress after which a run is hung. Default (and 0): 30, more for"
-            " large sizes."
+            "Seconds without progress after which a run is hung. Default (and 0): 30, on GPUs 90,"
+            " more for large sizes."
         ),
         number=float,
         free=True,

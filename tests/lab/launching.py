@@ -125,7 +125,8 @@ def ended(process: subprocess.Popen[str], seconds: float) -> subprocess.Complete
 
 
 def _on(host: Host, words: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    return _started(host.enter([sys.executable, *words]), variables)
+    here = ["env", "-C", str(Path.cwd())]  # as mpirun and srun do
+    return _started(host.enter([*here, sys.executable, *words]), variables)
 
 
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:

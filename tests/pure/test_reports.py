@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 REPORTS = ROOT / "reports"
 TEXT = (REPORTS / "README.md").read_text()
+PAGES = {path.name: path.read_text() for path in (ROOT / "collbench/cli/pages").glob("*.md")}
 ROWS = dict(re.findall(r"^\| \[([\w.-]+)\]\([^)]*\) \| (.*) \|$", TEXT, re.MULTILINE))
 
 
@@ -43,3 +44,31 @@ def test_what_make_makes_again_is_said_so() -> None:
     assert made
     said = {name: re.search(r"`make (\w+)`", row) for name, row in ROWS.items()}
     assert {name: match[1] for name, match in said.items() if match} == made
+
+
+INTERVAL = re.compile(r"(\d\.\d+)\s+\[(\d\.\d+),\s+(\d\.\d+)\]")
+
+
+def quoted() -> list[tuple[str, str, tuple[float, ...]]]:
+    """Page, the report that it names next, and a figure with its interval."""
+    return [
+        (name, report[1], tuple(map(float, found.groups())))
+        for name, text in PAGES.items()
+        for found in INTERVAL.finditer(text)
+        if (report := re.compile(r"`reports/(\w+\.md)`").search(text, found.end()))
+    ]
+
+
+def test_pages_quote_figures() -> None:
+    assert {report for _, report, _ in quoted()} == {"recording.md", "replay.md", "workload.md"}
+
+
+@pytest.mark.parametrize(("page", "report", "figure"), quoted())
+def test_a_figure_that_a_page_quotes_is_in_its_report(
+    page: str, report: str, figure: tuple[float, ...]
+) -> None:
+    text = (REPORTS / report).read_text().replace("|", " ")
+    there = [tuple(map(float, found.groups())) for found in INTERVAL.finditer(text)]
+    assert any(
+        all(abs(a - b) < 0.0051 for a, b in zip(figure, each, strict=True)) for each in there
+    )

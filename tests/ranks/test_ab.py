@@ -428,7 +428,7 @@ def test_a_dry_run_shows_sides_rows_and_time_and_runs_and_builds_nothing(cli, su
     side = "git:main X={tree}"
     done = cli("ab", "--suite", suite(), "--head", side, "--build", "false", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert f"head: {side}" in done.stdout and "all_reduce/ring@shm" in done.stdout
+    assert f"head: {side}" in done.stdout and "\nall_reduce, 2 ranks, ring@shm, " in done.stdout
     assert store.saved() == [] and not (home / "builds").exists()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.workload.step import LOCAL, POINT_TO_POINT, WORLD
-from collbench.workload.traces.types import Call, RankTrace, Trace
+from collbench.workload.traces.types import UNDESCRIBED, Call, RankTrace, Trace
 
 EXCHANGES = ("all_to_all", "all_to_allv")  # which is which may differ among ranks of one operation
 
@@ -111,7 +112,15 @@ def _group(rank: RankTrace, name: str) -> Group:
     ranks = rank.groups.get(name, ())
     if name == WORLD:
         return Group(name, "world", ranks or tuple(range(rank.world)))
-    return Group(name, rank.described.get(name) or name, ranks, bool(ranks))
+    label = rank.described.get(name) or name
+    label = (_shape(ranks) or name) if label == UNDESCRIBED else label
+    return Group(name, label, ranks, bool(ranks))
+
+
+def _shape(ranks: Sequence[int]) -> str:
+    """What groups of one kind that nobody has named have in common."""
+    apart = {after - before for before, after in pairwise(ranks)}
+    return f"unnamed, {len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
 
 
 def join(trace: Trace) -> Joined:

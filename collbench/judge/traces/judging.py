@@ -65,7 +65,7 @@ def judge(trace: Trace) -> Judged:
     stuck = hang(trace, joined)
     at = {(front.group, front.number) for front in stuck.fronts if front.odd} if stuck else set()
     apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
-    clock = times.clock(trace, joined)
+    clock, operations = times.clock(trace, joined), times.operations(joined)
     made = Judged(
         trace,
         joined,
@@ -73,8 +73,8 @@ def judge(trace: Trace) -> Judged:
         tuple(apart),
         (),
         clock,
-        tuple(times.parts(joined, clock.shared)),
-        tuple(times.traffic(trace, joined)),
+        tuple(times.part(each, clock.shared) for each in operations),
+        tuple(times.traffic(trace, operations)),
         tuple(times.late(trace, joined, clock.shared)),
         tuple(times.exposed(trace)),
         tuple(times.imbalance(joined)),

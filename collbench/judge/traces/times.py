@@ -27,7 +27,8 @@ def last_to_come(meeting: Meeting, shared: bool) -> int | None:
     return max(came, key=lambda rank: came[rank])
 
 
-Sums = dict[int, list[float]]
+# by rank: bytes that it has to send at least, sizes, and the number of operations
+Sums = Mapping[int, Sequence[float]]
 
 
 class Part(NamedTuple):
@@ -35,7 +36,8 @@ class Part(NamedTuple):
     ``ops`` of them, their sizes' sum ``nbytes``, and the bytes ``sent`` that it has to send at
     least; ``total`` of all ranks that are in the trace. ``transfer`` and ``wait`` are of all
     ``timed`` of them, and count once where these are under way together; ``busbw`` is GB/s while
-    they transfer, None where that is not known."""
+    they transfer, None where that is not known. ``bound``: of some messages it is known only when
+    they had ended, so that transfer is at most and busbw at least so much, and ``wait`` None."""
 
     phase: str
     group: str
@@ -47,21 +49,29 @@ class Part(NamedTuple):
     total: float
     timed: int
     transfer: int
-    wait: int
+    wait: int | None
     busbw: float | None
+    bound: bool
 
 
-def parts(joined: Joined, shared: bool) -> list[Part]:
-    """In order of first use; ``shared``: whether ranks have one clock."""
+class Operations(NamedTuple):
+    """Those of a kind on groups of one label, in one phase, with the ``sums`` over them."""
+
+    phase: str
+    group: str
+    kind: str
+    meetings: Sequence[Meeting]
+    sums: Sums
+
+
+def operations(joined: Joined) -> list[Operations]:
+    """In order of first use."""
     found: dict[tuple[str, str, str], list[Meeting]] = defaultdict(list)
-    for meeting in _in_order(joined):
+    in_order = sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
+    for meeting in in_order:
         call = meeting.call
         found[call.phase, meeting.group.label, _kind(call)].append(meeting)
-    return [_part(*key, of, shared) for key, of in found.items()]
-
-
-def _in_order(joined: Joined) -> list[Meeting]:
-    return sorted((*joined.meetings, *joined.messages), key=lambda meeting: meeting.place)
+    return [Operations(*key, each, _sums(each)) for key, each in found.items()]
 
 
 def _kind(call: Call) -> str:
@@ -69,8 +79,7 @@ def _kind(call: Call) -> str:
 
 
 def _sums(of: Iterable[Meeting]) -> Sums:
-    """By rank: bytes that it has to send at least, sizes, and the number of operations."""
-    ranks: Sums = defaultdict(lambda: [0.0, 0.0, 0.0])
+    ranks: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     known: dict[tuple[int, str, int, str], float] = {}  # of calls without blocks of their own
     for meeting in of:
         n = len(meeting.group.ranks)
@@ -105,25 +114,27 @@ def _spent(timed: Iterable[Meeting], shared: bool) -> tuple[int, int]:
     return transfer, wait_ns
 
 
-def _part(phase: str, group: str, kind: str, of: Sequence[Meeting], shared: bool) -> Part:
-    ranks = _sums(of)
-    most = max(ranks.values())
-    timed = [meeting for meeting in of if meeting.taken]
+def part(of: Operations, shared: bool) -> Part:
+    """``shared``: whether ranks have one clock."""
+    most = max(of.sums.values())
+    timed = [meeting for meeting in of.meetings if meeting.taken]
+    bound = any(call.seen_late for meeting in timed for call in meeting.calls.values())
     transfer, wait = _spent(timed, shared)
     moved = sum(_carried(meeting) for meeting in timed)
     return Part(
-        phase,
-        group,
-        kind,
-        max(len(meeting.group.ranks) for meeting in of),
+        of.phase,
+        of.group,
+        of.kind,
+        max(len(meeting.group.ranks) for meeting in of.meetings),
         int(most[2]),
         int(most[1]),
         most[0],
-        sum(sums[0] for sums in ranks.values()),
+        sum(sums[0] for sums in of.sums.values()),
         len(timed),
         transfer,
-        wait,
+        None if bound else wait,
         moved / transfer if transfer and moved else None,
+        bound,
     )
 
 
@@ -177,25 +188,27 @@ class Traffic(NamedTuple):
     busy: float | None
 
 
-def traffic(trace: Trace, joined: Joined) -> list[Traffic]:
+def traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
     """In order of first use."""
-    of: dict[tuple[str, str], list[Meeting]] = defaultdict(list)
-    for meeting in _in_order(joined):
-        of[meeting.call.phase, meeting.group.label].append(meeting)
-    ranks = {key: _sums(each).values() for key, each in of.items()}
-    totals = {key: sum(sums[0] for sums in each) for key, each in ranks.items()}
+    found: dict[tuple[str, str], dict[int, Sequence[float]]] = defaultdict(dict)
+    for each in of:
+        ranks = found[each.phase, each.group]
+        for rank, sums in each.sums.items():
+            ranks[rank] = [a + b for a, b in zip(ranks.get(rank, (0, 0, 0)), sums, strict=True)]
+    totals = {key: sum(sums[0] for sums in ranks.values()) for key, ranks in found.items()}
     whole = sum(totals.values())
     under_way = _under_way(trace)
     return [
         Traffic(
             *key,
-            int(max(each)[2]),
-            max(each)[0],
+            int(most[2]),
+            most[0],
             totals[key],
             totals[key] / whole if whole else 0.0,
             under_way.get(key),
         )
-        for key, each in ranks.items()
+        for key, ranks in found.items()
+        for most in [max(ranks.values())]
     ]
 
 

@@ -69,7 +69,7 @@ def _posted(messages: Messages, group: Any, near: Collection[int]) -> Post:
 
     A message to one of the ``near`` ranks, those of this machine, is announced before this rank
     says where it wants one itself, as programs do: where Gloo's threads share cores with ranks,
-    the other order takes up to five times as long (reports/arrival.md). Across a link receives go
+    the other order took up to five times as long. Across a link receives go
     first: word that a rank waits for data would queue behind its own data.
     """
     recvs = [partial(group.recv, [tensor], peer, 0) for tensor, peer in messages.recvs]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import plain, settings
+from collbench.core.text import plain, settings, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Comparison
 from collbench.judge.verdict import Judged, Side, Verdict
@@ -28,6 +28,7 @@ from collbench.show.document import (
     toned,
 )
 from collbench.show.views import forest
+from collbench.show.views.cases import MOST_PLANNED
 from collbench.show.views.verdicts import (
     HEADS,
     LEGEND,
@@ -49,7 +50,8 @@ from collbench.show.views.verdicts import (
     unrepeated,
     weight,
 )
-from collbench.show.words import short
+from collbench.show.words import along, axes, short, worded
+from collbench.suite.case import Case, Skip
 
 SCHEMA = 1  # of the JSON
 
@@ -99,6 +101,44 @@ def document(
         suite=f"collbench {base} to {head}",
         cases=_cases(view),
     )
+
+
+def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]) -> list[Block]:
+    """Blocks of --dry-run: what all rows share; each row as base and head, by all in which they
+    differ; what is left out of a side, which is named, and why."""
+    cases = [case for row in rows for case in row] + [skip.case for _, skip in left_out]
+    if not cases:
+        return []
+    varying, constant = axes(cases)
+    several = len({case.mode for case in cases}) > 1
+    apart = {name for name in varying for b, h in rows if along(b)[name] != along(h)[name]}
+
+    def named(case: Case, names: Sequence[str], mode: bool = several) -> str:
+        words = worded(case)
+        return plain(", ".join([*(words[n] for n in names if words[n]), *[case.mode] * mode]))
+
+    alike, own = [n for n in varying if n not in apart], [n for n in varying if n in apart]
+    lines = [
+        Line(
+            (
+                size(b.nbytes),
+                named(b, alike) or b.collective,
+                *(named(c, own, False) for c in (b, h) if own),
+            )
+        )
+        for b, h in rows[:MOST_PLANNED]
+    ]
+    skipped = dict.fromkeys(
+        f"left out of {side}: {size(skip.case.nbytes)} {named(skip.case, varying)}: {skip.reason}"
+        for side, skip in left_out
+    )
+    heads = ("size", "row", *(("base", "head") if own else ()))
+    return [
+        toned(plain(constant if several else f"{constant}, {cases[0].mode}"), strong=True),
+        *([Table(heads=heads, lines=lines, align="rww")] if lines else []),
+        *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
+        *(toned(plain(words), "notice") for words in skipped),
+    ]
 
 
 def _sides(comparison: Comparison) -> str:

@@ -11,6 +11,7 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
+from collbench.judge.efficiency import Point
 from collbench.records import columns
 from collbench.records.derive import INVALID, told_over
 from collbench.records.types import Record, RunFile
@@ -216,21 +217,29 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
         for file in view.files
         for record in file.records
     )
-    crowded = sum("oversubscribed" in point.flags for point in view.points)
+    points = _counted(view)
+    crowded = sum("oversubscribed" in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
     if crowded:
         told = f"{crowded:,} with more ranks than cores, which is not fit for claims"
         return f"{number}, {data}; {told}.", "notice"
-    wide = sum("unconverged" in point.flags for point in view.points)
-    known = sum(not point.predicted for point in view.points)
+    wide = sum("unconverged" in point.flags for point in points)
+    known = sum(not point.predicted for point in points)
     told = f"; {wide:,} of {known:,} less precise than asked for" if wide else ""
     good = verified and 2 * wide <= known
     return f"{number}, {data}{told}.", "good" if good else "notice"
 
 
 def _points(view: View) -> str:
-    predicted = sum(point.predicted for point in view.points)
-    return _made(len(view.points) - predicted, predicted, "case")
+    points = _counted(view)
+    predicted = sum(point.predicted for point in points)
+    what = "step" if all(point.case.step for point in points) else "case"
+    return _made(len(points) - predicted, predicted, what)
+
+
+def _counted(view: View) -> list[Point]:
+    """Points as a verdict counts them: a step is one, of which parts are measured besides."""
+    return [point for point in view.points if not (point.case.step and point.case.place)]
 
 
 def _made(measured: int, predicted: int, what: str) -> str:

@@ -8,20 +8,12 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
 from collbench.judge.traces.judging import Judged, in_words
-from collbench.judge.traces.times import last_to_come
-from collbench.show.document import (
-    Block,
-    Document,
-    Figure,
-    Line,
-    Section,
-    Table,
-    Weight,
-    toned,
-)
+from collbench.judge.traces.times import Part, last_to_come
+from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, toned
 from collbench.show.figures import thinned
 from collbench.show.views import hung
 from collbench.show.views.steps import RANKS, SHOWN, Bar, timeline
@@ -170,17 +162,18 @@ def _lacks(judged: Judged) -> Table:
 def _parts(judged: Judged) -> Table:
     """A line for each kind of operation on each group in each phase."""
     several = any(part.phase for part in judged.parts)
+    loose = any(part.bound for part in judged.parts)
+    rooted = any(row.rooted for part in judged.parts if (row := COLLECTIVES.get(part.kind)))
     lines = [
         Line(
             (
                 *([part.phase] if several else []),
-                f"{part.group} of {part.members}",
+                part.group + f" of {part.members}" * (f" {part.members} " not in part.group),
                 part.kind,
                 f"{part.ops:,}",
                 size(part.nbytes),
                 size(part.sent),
-                *_taken(part.timed, part.transfer, part.wait),
-                bandwidth(part.busbw),
+                *_taken(part),
             )
         )
         for part in judged.parts
@@ -196,12 +189,18 @@ def _parts(judged: Judged) -> Table:
         note="ops, size and sent: of the rank that sends most; transfer: an operation's time on the"
         " rank where it is shortest, as that waits for nobody; waits: how much longer it is where"
         " it is longest; both are sums, in which operations that overlap count once; busbw: of"
-        " transfers alone",
+        " transfers alone"
+        + "; sent of operations with a root: the mean over members" * rooted
+        + "; ≤ and ≥: messages whose end was seen only when they were waited for" * loose,
     )
 
 
-def _taken(timed: int, transfer: float, wait: float) -> tuple[str, str]:
-    return (duration(transfer), duration(wait)) if timed else ("-", "-")
+def _taken(part: Part) -> tuple[str, str, str]:
+    """Cells of transfer, waits and busbw."""
+    most, least = ("≤ ", "≥ ") if part.bound else ("", "")
+    transfer = f"{most}{duration(part.transfer)}" if part.timed else "-"
+    wait = duration(part.wait) if part.timed and part.wait is not None else "-"
+    return transfer, wait, f"{least if part.busbw else ''}{bandwidth(part.busbw)}"
 
 
 def _traffic(judged: Judged) -> Table:

@@ -40,7 +40,7 @@ ON_DEVICE = "the trace has no times of the device: how long calls on it took is 
 UNSEEN = "nobody saw the end of some calls: how long they took is unknown"
 MESSAGES = (
     "the end of a message is seen when it is waited for: the time of some has what was computed"
-    " before that"
+    " before that (≤ in the table of operations)"
 )
 
 
@@ -139,19 +139,20 @@ def assumptions(ranks: Sequence[RankTrace]) -> tuple[str, ...]:
             told[HANDED_OVER] = None
         if any(call.ends_ns < 0 <= call.issued_ns and not call.state for call in calls):
             told[UNSEEN if rank.backend in HOST else ON_DEVICE] = None
-        if any(_seen_late(rank, wait) for wait in rank.calls if wait.kind == "wait"):
+        if any(call.seen_late for call in rank.calls):
             told[MESSAGES] = None
     return tuple(told)
 
 
-def _seen_late(rank: RankTrace, wait: Call) -> bool:
-    """Whether a message that is waited for may have ended long before that."""
-    calls = (rank.calls[at] for at in wait.after if rank.calls[at].kind in POINT_TO_POINT)
-    waited = wait.ends_ns - wait.issued_ns
-    return any(
-        0 <= call.ends_ns == wait.ends_ns and waited < wait.issued_ns - call.issued_ns
-        for call in calls
-    )
+def _seen_late(calls: Sequence[Call]) -> Iterator[int]:
+    """Messages, by their places, that may have ended long before they were waited for."""
+    for wait in calls:
+        waited = wait.ends_ns - wait.issued_ns
+        for at in wait.after if wait.kind == "wait" else ():
+            call = calls[at]
+            known = call.kind in POINT_TO_POINT and 0 <= call.ends_ns == wait.ends_ns
+            if known and waited < wait.issued_ns - call.issued_ns:
+                yield at
 
 
 def read_rank(path: Path, limits: Limits = Limits()) -> RankTrace:  # noqa: B008 - immutable
@@ -288,4 +289,6 @@ class _Reader:
                 calls[at] = replace(calls[at], state="", begins_ns=begins, ends_ns=ends)
         if went_on:
             calls = [replace(call, state="") if call.state else call for call in calls]
+        for at in list(_seen_late(calls)):
+            calls[at] = replace(calls[at], seen_late=True)
         return tuple(calls)

@@ -18,6 +18,7 @@ from collbench.workload.step import WORLD, Whole
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
 HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
+UNDESCRIBED = "undefined"  # torch's description of a group that was given none
 State = Literal["", "scheduled", "started", "completed"]
 
 
@@ -31,6 +32,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     ended, at ``begins`` and ``ends``. A ``wait`` names the calls before it that it waited
     ``after``, by their places in the rank's list; a call that
     ``waits`` held up the program until it ended. ``state`` is what a recorder of a hung job says.
+    ``ends`` of a message that was ``seen_late`` is when it was waited for, which may be long after.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     after: tuple[Whole, ...] = ()
     waits: bool = False
     state: State = ""
+    seen_late: bool = False
     flops: float = 0
     phase: str = ""
     source: str = ""

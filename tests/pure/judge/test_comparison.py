@@ -720,6 +720,13 @@ def test_wrong_data_in_a_log_hides_no_other_row() -> None:
 # runs that are not paired
 
 
+def test_predictions_are_not_told_to_measure_more_launches() -> None:
+    rows = [{ROW: record(ROW, time, status="predicted")} for time in (1e6, 1.5e6)]
+    row = judged(*map(stored, rows))
+    assert (row.verdict, row.delta) == ("INCONCLUSIVE", pytest.approx(0.5))
+    assert "nothing was measured" in row.why and "--launches" not in row.why
+
+
 def test_one_launch_each_is_no_evidence() -> None:
     found = compare(stored({ROW: 1e6}), stored({ROW: 1.5e6}), Rules(gate_unpaired=True))
     row = only(found)

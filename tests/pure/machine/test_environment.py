@@ -474,7 +474,13 @@ def test_scheduler_variables_that_are_kept() -> None:
     )
     assert (
         environment.variables(
-            {**kept, "PATH": "x", "SLURM_SUBMIT_DIR": "x", "XRANK": "x", "RANKS": "x"}
+            {
+                **kept,
+                "PATH": "x",
+                "SLURM_SUBMIT_DIR": "x",
+                "OMPI_MCA_initial_wdir": "x",
+                "RANKS": "x",
+            }
         )
         == kept
     )

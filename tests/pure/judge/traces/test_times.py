@@ -24,6 +24,14 @@ def joined(spans: Any = SPANS) -> Joined:
     return join(reduced(spans))
 
 
+def parts(joined: Joined, shared: bool) -> list[times.Part]:
+    return [times.part(each, shared) for each in times.operations(joined)]
+
+
+def traffic(made: Trace) -> list[times.Traffic]:
+    return times.traffic(made, times.operations(join(made)))
+
+
 def late(spans: Any = SPANS, shared: bool = True) -> list[times.Late]:
     return times.late(reduced(spans), joined(spans), shared)
 
@@ -39,7 +47,7 @@ def test_an_operation_of_which_a_rank_has_no_times_has_none() -> None:
 
 
 def test_bytes_and_busbw_of_a_kind_are_those_of_its_transfers() -> None:
-    (part,) = times.parts(joined(), True)
+    (part,) = parts(joined(), True)
     assert (part.ops, part.nbytes, part.members) == (2, 2400, 3)
     assert (part.sent, part.total) == (3200, 9600)  # 2 (n-1)/n of the size, of each rank
     assert (part.transfer, part.wait, part.timed) == (30, 100, 2)
@@ -52,7 +60,7 @@ QUEUED = tuple(tuple((begin + k, 100 + 10 * k) for k in range(4)) for begin in (
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_operations_that_transfer_or_wait_together_count_once(shared: bool) -> None:
-    (part,) = times.parts(joined(QUEUED), shared)
+    (part,) = parts(joined(QUEUED), shared)
     assert (part.transfer, part.wait) == (130 - 30, 33)
     assert part.busbw == 4 * 1200 / 100
 
@@ -82,16 +90,47 @@ def test_groups_of_one_label_count_as_one_rank_has_them() -> None:
         replace(rank, groups={name: members}, described=labels)
         for rank, (name, members) in zip(made.ranks, of, strict=True)
     )
-    (part,) = times.parts(join(Trace("", ranks)), True)
+    (part,) = parts(join(Trace("", ranks)), True)
     assert (part.group, part.ops, part.nbytes) == ("tp", 1, 800)
     assert part.total == 4 * 400
 
 
+@pytest.mark.parametrize(
+    ("groups", "labels"),
+    [
+        ([(0, 1), (0, 1), (2, 3), (2, 3)], ["unnamed, 2 ranks 1 apart"]),
+        ([(0, 1, 3), (0, 1, 3), (2,), (0, 1, 3)], ["0", "2"]),
+        (
+            [(0, 1), (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)],
+            ["unnamed, 2 ranks 1 apart", "unnamed, 4 ranks 1 apart"],
+        ),
+    ],
+)
+def test_groups_that_nobody_named_are_told_apart_by_their_ranks(
+    groups: list[tuple[int, ...]], labels: list[str]
+) -> None:
+    made = trace(*(calls_of("all_gather", nbytes=800, group=str(g[0])) for g in groups))
+    ranks = tuple(
+        replace(rank, groups={str(g[0]): g}, described={str(g[0]): "undefined"})
+        for rank, g in zip(made.ranks, groups, strict=True)
+    )
+    found = {part.group for part in parts(join(Trace("", ranks)), True)}
+    assert sorted(found) == labels
+
+
 def test_messages_take_the_lesser_of_both_sides() -> None:
     programs = [[call("send", 800, (0, 50), peer=1)], [call("recv", 800, (30, 50), peer=0)]]
-    (part,) = times.parts(join(trace(*programs)), True)
+    (part,) = parts(join(trace(*programs)), True)
     assert (part.kind, part.transfer, part.wait, part.busbw) == ("send/recv", 20, 30, 40)
     assert (part.sent, part.total) == (800, 800)
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_messages_that_may_have_ended_before_tell_no_waits(side: int) -> None:
+    sides = [call("send", 800, (0, 50), peer=1), call("recv", 800, (30, 50), peer=0)]
+    sides[side] = replace(sides[side], seen_late=True)
+    (part,) = parts(join(trace(*([each] for each in sides))), True)
+    assert (part.transfer, part.wait, part.busbw, part.bound) == (20, None, 40, True)
 
 
 def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
@@ -99,14 +138,14 @@ def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
         [call("all_to_allv", 16, (0, 10), sends=(1, 3))],
         [call("all_to_allv", 32, (0, 10), sends=(2, 6))],
     ]
-    (part,) = times.parts(join(trace(*programs)), True)
+    (part,) = parts(join(trace(*programs)), True)
     assert part.busbw == 36 / 10  # rank 1 gets 3 + 6 floats
     assert part.total == 4 * (3 + 2)  # what ranks keep is not sent
 
 
 def test_what_a_group_and_a_phase_send_is_a_share_of_all() -> None:
     made = trace(*[[call(nbytes=300, phase="a"), call("all_gather", 1200, phase="b")]] * 2)
-    found = times.traffic(made, join(made))
+    found = traffic(made)
     assert [(each.phase, each.total, each.share) for each in found] == [
         ("a", 600, 1 / 3),
         ("b", 1200, 2 / 3),
@@ -120,13 +159,13 @@ def test_what_the_busiest_rank_sends_is_what_one_rank_does() -> None:
     )
     last = replace(made.ranks[1], groups={"1": (1, 2)}, described={"1": "world"})
     made = replace(made, ranks=(made.ranks[0], last))
-    (found,) = times.traffic(made, join(made))
+    (found,) = traffic(made)
     assert (found.ops, found.sent, found.total) == (2, 800 + 300, 800 + 3 * 300)
 
 
 def test_operations_that_overlap_are_under_way_once() -> None:
     made = trace(*[[call(span=(0, 30)), call(span=(20, 40))]] * 2)
-    (found,) = times.traffic(made, join(made))
+    (found,) = traffic(made)
     assert found.busy == 40
 
 

@@ -27,8 +27,8 @@ from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import Document, Figure
 from collbench.show.views import run as whole
 from collbench.show.views import verdicts
-from collbench.show.views.comparison import document, section
-from collbench.suite.case import Case
+from collbench.show.views.comparison import document, plan, section
+from collbench.suite.case import Case, Skip
 
 HOSTILE = (
     "</script><script>alert(1)</script> | `x` @everyone &lt;b&gt; $x$ \x1b[31mred\n::error::x ' \""
@@ -678,3 +678,28 @@ def test_a_comparison_without_a_single_pair_is_shown_all_the_same(rows: list[Jud
         and programs.as_json(document(view))
     )
     assert section(verdicts.readable(view)).figures == [] and section(verdicts.readable(view)).words
+
+
+# plans
+
+
+def planned(*rows: tuple[Case, Case], left_out: tuple[Any, ...] = ()) -> list[str]:
+    text = terminal.text(Document(title="", brief=plan(rows, left_out)), 100)
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_plan_names_what_rows_share_once_and_both_sides_where_they_differ() -> None:
+    rings = [msgspec.structs.replace(CASE, nbytes=size, algorithm="ring") for size in (8, 1024)]
+    rows = [(case, msgspec.structs.replace(case, algorithm="tree")) for case in rings]
+    assert planned(*rows) == [
+        "all_reduce, 4 ranks, float, sum, out of place, isolated",
+        "size row base head",
+        "8 B all_reduce ring@gloo tree@gloo",
+        "1 KiB all_reduce ring@gloo tree@gloo",
+    ]
+
+
+def test_a_plan_says_what_is_left_out_of_which_side() -> None:
+    tree = msgspec.structs.replace(CASE, algorithm="tree")
+    lines = planned((CASE, CASE), left_out=(("head", Skip(tree, "not here")),))
+    assert lines[-1] == "left out of head: 1 MiB tree@gloo: not here"

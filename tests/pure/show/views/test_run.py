@@ -17,6 +17,7 @@ import pytest
 
 import collbench
 from collbench.core import algorithms
+from collbench.core.collectives import PARTS
 from collbench.core.errors import Exit
 from collbench.judge.comparison import Comparison, Rules
 from collbench.machine.load import Load
@@ -709,6 +710,17 @@ def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]
         if found.name == name
         for line in found.lines
     ]
+
+
+def test_a_step_is_one_to_a_verdict_whatever_parts_are_measured_besides() -> None:
+    steps = [
+        ok(case(part, 8, op="none", dtype="uint8", step=name), 1000)
+        for name in ("x #1", "y #2")
+        for part in PARTS
+    ]
+    assert sections.document([run(*steps)]).verdict.startswith("2 steps measured, all results")
+    told = sections.document([run(*steps, *sweep())]).verdict
+    assert told.startswith("5 cases measured, all results")
 
 
 def test_predictions_are_never_reported_as_measurements() -> None:

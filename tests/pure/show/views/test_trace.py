@@ -192,6 +192,14 @@ def test_a_transfer_its_waits_and_busbw_stand_in_the_table() -> None:
     )
 
 
+def test_messages_seen_late_take_at_most_so_much() -> None:
+    sides = [call("send", 4096, (0, 100), peer=1), call("recv", 4096, (80, 100), peer=0)]
+    (line,) = tables(trace(*([replace(each, seen_late=True)] for each in sides)))[
+        "operations"
+    ].lines
+    assert line.cells[-3:] == ("≤ 20.0 ns", "-", "≥ 204.8")
+
+
 def test_each_operation_is_told_with_who_came_last() -> None:
     (first, *_) = view.document(judge(trace(*TIMED))).values["each"]
     assert (first["transfer"], first["wait"], first["last"]) == (10, 90, 2)

@@ -185,7 +185,9 @@ def test_a_message_that_may_have_ended_long_before_it_was_waited_for_is_told(
     message = Call(kind, nbytes=8, dtype="half", issued_ns=100, begins_ns=100, ends_ns=950)
     wait = Call("wait", after=(0,), issued_ns=waits_from, begins_ns=waits_from, ends_ns=950)
     path = written(tmp_path, message, wait, END)
-    assert (own.MESSAGES in own.read([path]).assumptions) is told
+    found = own.read([path])
+    assert (own.MESSAGES in found.assumptions) is told
+    assert [call.seen_late for call in found.ranks[0].calls] == [told, False]
 
 
 def test_a_call_that_the_job_was_in_when_it_was_killed_is_told(tmp_path: Path) -> None:
