@@ -63,8 +63,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
-    """Geometric mean of the ratios of a (collective, size class), with an interval by resampling
-    rounds; never gates.
+    """Geometric mean of the ratios of a (collective, size class), with Student's interval
+    over rounds; never gates.
 
     ``worst`` is the key of the row with the largest ratio. ``collective`` and ``sizes`` are empty
     for all rows.

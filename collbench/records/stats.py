@@ -48,24 +48,29 @@ def _middle(ordered: Floats) -> float:
 
 
 def n_eff(samples: Samples) -> float:
-    """How many independent samples would bound the median as well as these: N(1-ρ)/(1+ρ), never
-    more than N.
+    """How many independent samples would bound the median as well as these times: ``independent``
+    of their logs."""
+    return independent(np.log(np.maximum(np.asarray(samples, dtype=float), TINY)))
 
-    ρ is the lag-1 autocorrelation of the log times, in the order measured, limited to [0, .95].
-    Logs are clipped to median ± 5·1.4826·MAD so that a spike does not hide the correlation, except
-    where ties make MAD zero.
+
+def independent(values: Floats) -> float:
+    """How many independent values tell as much as these, which may have any sign: N(1-ρ)/(1+ρ),
+    never more than N.
+
+    ρ is their lag-1 autocorrelation, in the order measured, limited to [0, .95]. Values are clipped
+    to median ± 5·1.4826·MAD so that a spike does not hide the correlation, except where ties make
+    MAD zero.
     """
-    logs = np.log(np.maximum(np.asarray(samples, dtype=float), TINY))
-    n = len(logs)
+    n = len(values)
     if n < 3:
         return float(n)
-    ordered = _sorted(logs)
+    ordered = _sorted(values)
     spread = 5 * 1.4826 * _apart(ordered)
     if ordered[0] == ordered[-1]:
         return float(n)
     if spread > 0:
-        logs = logs.clip(_middle(ordered) - spread, _middle(ordered) + spread)
-    off = logs - logs.sum() / n
+        values = values.clip(_middle(ordered) - spread, _middle(ordered) + spread)
+    off = values - values.sum() / n
     rho = min(max(float(off[:-1] @ off[1:] / (off @ off)), 0.0), 0.95)
     return n * (1 - rho) / (1 + rho)
 

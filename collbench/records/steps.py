@@ -72,7 +72,7 @@ def _overlap(whole: Record, computation: Record, communication: Record) -> Overl
 def bounded(values: Floats) -> Shift:
     """Their centre with its interval: of means over so many neighbours as make them independent,
     where there are enough to tell."""
-    apart = max(1, math.ceil(len(values) / max(1.0, stats.n_eff(values))))
+    apart = max(1, math.ceil(len(values) / max(1.0, stats.independent(values))))
     apart = apart if len(values) >= TELLING else 1
     kept = len(values) // apart * apart
     return shift(values[:kept].reshape(-1, apart).mean(axis=1))

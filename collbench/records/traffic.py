@@ -156,7 +156,10 @@ def of_step(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carri
         for each in sent
         if (idle := sum(each.idle.values())) <= NOISE * total
     ]
-    return Carried(min(quiet)[0], total, known) if quiet and total else None
+    if not (quiet and total):
+        return None
+    counted, _ = min(quiet, key=lambda each: each[1])
+    return Carried(counted, total, known)
 
 
 def _instead(library: str, backend: str, collective: str) -> str:

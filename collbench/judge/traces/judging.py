@@ -183,7 +183,8 @@ def _short(joined: Joined) -> dict[str, list[int]]:
             of[rank] = max(meeting.number, of.get(rank, -1))
     found: dict[str, list[int]] = defaultdict(list)
     for (label, _), of in last.items():
-        found[label] += [rank for rank, number in of.items() if number < max(of.values())]
+        most = max(of.values())
+        found[label] += [rank for rank, number in of.items() if number < most]
     return {label: sorted({*ranks}) for label, ranks in found.items() if ranks}
 
 

@@ -28,7 +28,7 @@ def last_to_come(meeting: Meeting, shared: bool) -> int | None:
 
 
 # by rank: bytes that it has to send at least, sizes, and the number of operations
-Sums = Mapping[int, Sequence[float]]
+Sums = Mapping[int, list[float]]
 
 
 class Part(NamedTuple):
@@ -153,24 +153,38 @@ def _carried(meeting: Meeting) -> float:
     if call.kind in POINT_TO_POINT or n < 2:
         return call.nbytes
     if call.kind == "all_to_allv":
-        return max(max(each) for each in exchanged(meeting).values())
+        if not any(each.sends for each in meeting.calls.values()):
+            return call.nbytes * (n - 1) / n
+        return max(max(e.sends, e.gets) - e.kept for e in exchanged(meeting).values())
     return COLLECTIVES[call.kind].busbw(n) * call.nbytes
 
 
-def exchanged(meeting: Meeting) -> dict[int, tuple[int, int]]:
-    """Bytes that each rank sends and gets in an all_to_allv, those to itself among them; what it
-    gets by what the others send, where only these tell."""
+class Exchanged(NamedTuple):
+    """Bytes that a rank ``sends`` and ``gets`` in an all_to_allv, and those of both it ``kept``."""
+
+    sends: int
+    gets: int
+    kept: int
+
+
+def exchanged(meeting: Meeting) -> dict[int, Exchanged]:
+    """By rank; what it gets by what the others send, where only these tell. Where it does not tell
+    its blocks, it keeps as much as if they were equal."""
     itemsize = DTYPES[meeting.call.dtype].size
     ranks = meeting.group.ranks
     rows = {rank: call.sends for rank, call in meeting.calls.items()}
     whole = {*ranks} <= rows.keys() and all(len(row) == len(ranks) for row in rows.values())
+    columns = np.array([rows[rank] for rank in ranks]).sum(axis=0).tolist() if whole else []
+    places = {rank: place for place, rank in enumerate(ranks)}
     found = {}
     for rank, call in meeting.calls.items():
-        gets = sum(call.receives) * itemsize
+        place, gets = places.get(rank, len(ranks)), sum(call.receives)
         if whole and not call.receives:
-            gets = sum(rows[other][ranks.index(rank)] for other in ranks) * itemsize
+            gets = columns[place]
+        told = place < len(call.sends)
+        kept = call.sends[place] * itemsize if told else call.nbytes // max(1, len(ranks))
         sends = sum(call.sends) * itemsize if call.sends else call.nbytes
-        found[rank] = sends, gets
+        found[rank] = Exchanged(sends, gets * itemsize, kept)
     return found
 
 
@@ -190,11 +204,11 @@ class Traffic(NamedTuple):
 
 def traffic(trace: Trace, of: Iterable[Operations]) -> list[Traffic]:
     """In order of first use."""
-    found: dict[tuple[str, str], dict[int, Sequence[float]]] = defaultdict(dict)
+    found: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(dict)
     for each in of:
         ranks = found[each.phase, each.group]
         for rank, sums in each.sums.items():
-            ranks[rank] = [a + b for a, b in zip(ranks.get(rank, (0, 0, 0)), sums, strict=True)]
+            ranks[rank] = [a + b for a, b in zip(ranks.get(rank, [0.0] * 3), sums, strict=True)]
     totals = {key: sum(sums[0] for sums in ranks.values()) for key, ranks in found.items()}
     whole = sum(totals.values())
     under_way = _under_way(trace)
@@ -238,7 +252,7 @@ def clock(trace: Trace, joined: Joined) -> Clock:
     hosts = {rank.host for rank in trace.ranks}
     if len(trace.ranks) < 2:
         return Clock(True)
-    if hosts == {""}:
+    if "" in hosts:
         return Clock(False, "the trace does not tell on which hosts ranks were")
     if len(hosts) > 1:
         return Clock(False, f"ranks were on {len(hosts)} hosts")
@@ -375,10 +389,11 @@ def _cut(spans: Spans, windows: Spans) -> Spans:
     for begin, end in spans:
         while at < len(windows) and windows[at][1] <= begin:
             at += 1
-        for low, high in windows[at:]:
-            if low >= end:
-                break
+        beyond = at
+        while beyond < len(windows) and windows[beyond][0] < end:
+            low, high = windows[beyond]
             found.append((max(begin, low), min(end, high)))
+            beyond += 1
     return found
 
 
@@ -407,7 +422,7 @@ class Share(NamedTuple):
 
 def imbalance(joined: Joined) -> list[Share]:
     """Ranks by what they get; of exchanges whose splits are known of all ranks."""
-    of: dict[Group, list[dict[int, tuple[int, int]]]] = defaultdict(list)
+    of: dict[Group, list[dict[int, Exchanged]]] = defaultdict(list)
     for meeting in joined.meetings:
         whole = len(meeting.calls) == len(meeting.group.ranks)
         told = whole and all(call.sends for call in meeting.calls.values())
@@ -417,8 +432,8 @@ def imbalance(joined: Joined) -> list[Share]:
     return sorted(found, key=lambda share: -share.received)
 
 
-def _shares(group: Group, each: Sequence[Mapping[int, tuple[int, int]]]) -> Iterator[Share]:
-    sums = np.array([[table[rank] for rank in group.ranks] for table in each]).sum(axis=0)
+def _shares(group: Group, each: Sequence[Mapping[int, Exchanged]]) -> Iterator[Share]:
+    sums = np.array([[table[rank][:2] for rank in group.ranks] for table in each]).sum(axis=0)
     over = sums / np.maximum(1, sums.mean(axis=0))
     for rank, (out, into), (sends, gets) in zip(group.ranks, sums, over, strict=True):
         yield Share(group, rank, len(each), int(out), int(into), float(sends), float(gets))

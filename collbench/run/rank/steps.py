@@ -58,6 +58,9 @@ from collbench.suite.policy import Policy
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
 
+EVERY = (
+    100  # rounds after each of which is asked whether they suffice; it takes the longer, the more
+)
 SAY_S = 1.0  # after which what there is so far is told again
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 MOST_WATCHED = 40_000  # times of single operations in all
@@ -115,7 +118,7 @@ class StepTrial:
         self._player = Player(self._program, calls, computation, self._beat, patient, lanes)
         self._planted = bench.planted()
         self._common = bench.common
-        self._checked = self._total = self._took = 0
+        self._checked = self._total = self._took = self._look = 0
 
     def _prepared(self) -> list[_Ready]:
         """The operations that this rank has with others, with a buffer each."""
@@ -239,10 +242,13 @@ class StepTrial:
             return STOPS.index("fixed") if wanted and number >= wanted else 0
         assert policy.precision and policy.max_seconds is not None, "a resolved policy is needed"
         whole, silent, _ = (Samples.joined(part).times for part in zip(*kept, strict=True))
-        exposed = bounded(np.asarray(whole - silent, dtype=float))
-        narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
-        if narrow and stats.converged(whole, policy.precision, LEAST, seconds, policy.min_seconds):
-            return STOPS.index("converged")
+        if number < EVERY or number >= self._look:
+            self._look = number + stats.next_block(number)
+            exposed = bounded(np.asarray(whole - silent, dtype=float))
+            narrow = exposed.hi - exposed.lo <= 2 * policy.precision * float(np.median(whole))
+            least = policy.precision, LEAST, seconds, policy.min_seconds
+            if narrow and stats.converged(whole, *least):
+                return STOPS.index("converged")
         if number >= policy.max_iters:
             return STOPS.index("max_n")
         spent = seconds * (1 + 0.5 / number) >= most_seconds(self._job, policy, number)

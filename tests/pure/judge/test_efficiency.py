@@ -192,6 +192,19 @@ def test_best_ties_and_gain() -> None:
         assert one.gain == pytest.approx(0.5, rel=0.01) and one.clear and one.reference
 
 
+@pytest.mark.parametrize(
+    "places",
+    [[{"groups": "div:2", "of": 2, "group": g} for g in (0, 1)], [{"step": s} for s in "xy"]],
+)
+def test_groups_and_steps_are_no_choice(places: list[dict[str, Any]]) -> None:
+    name, more = ("step", {"dtype": "uint8"}) if "step" in places[0] else ("all_gather", {})
+    cases = [
+        Case(collective=name, backend="gloo", n=2, nbytes=1024, **more, **place) for place in places
+    ]
+    file = run(*(factories.record(one, 1e6 * (k + 1), world=0) for k, one in enumerate(cases)))
+    assert best(series.view([file]).points) == []
+
+
 def test_the_library_within_the_interval_is_a_tie() -> None:
     file = run(
         *swept("all_reduce", lambda s: 1e3 * s, "ring", spread=0.2),

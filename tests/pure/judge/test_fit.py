@@ -122,6 +122,17 @@ def test_segments_are_found_where_protocols_change() -> None:
     assert hits >= 5
 
 
+def test_of_many_sizes_segments_end_at_some() -> None:
+    sizes = np.arange(1, 1001) * 4096.0
+    times = np.where(sizes < 2e6, 5e3 + 0.5 * sizes, 5e5 + 0.1 * sizes)
+    rng = np.random.default_rng(6)
+    found = regression.cuts(
+        sizes, times * np.exp(0.02 * rng.standard_normal(1000)), np.full(1000, 0.01)
+    )
+    assert (found[0].start, found[-1].stop) == (0, 1000)
+    assert any(abs(part.start - 488) <= 1000 / regression.MOST_ENDS for part in found[1:])
+
+
 def test_a_straight_line_is_mostly_left_in_one_piece() -> None:
     rng = np.random.default_rng(5)
     data = (ALPHA + BETA * SIZES) * np.exp(0.03 * rng.standard_normal((12, 28)))

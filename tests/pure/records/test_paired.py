@@ -117,6 +117,18 @@ def test_many_unpaired_launches_are_bounded_by_the_normal_form() -> None:
     assert places[0] == pytest.approx(places[1], rel=0.01)
 
 
+@pytest.mark.parametrize("halved", [True, False])
+def test_many_signed_ranks_are_bounded_by_the_normal_form(halved: bool) -> None:
+    """Where ranks are not halved, only every other sum can come."""
+    bounds = []
+    for n in (100, 101):
+        cumulated = paired._signed_ranks(paired._doubled(n), halved)
+        assert len(cumulated) == (1 if halved else 2) * n * (n + 1) // 2 + 1
+        assert cumulated[-1] == pytest.approx(1)
+        bounds.append(np.searchsorted(cumulated, [0.005, 0.025, 0.5]) / len(cumulated))
+    assert bounds[0] == pytest.approx(bounds[1], rel=0.01)
+
+
 def test_mann_whitney_with_and_without_ties() -> None:
     base, head = RNG(1).normal(size=10), RNG(2).normal(1, 1, 11)
     expected = scipy.stats.mannwhitneyu(base, head, method="exact").pvalue

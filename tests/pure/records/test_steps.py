@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collbench.core.collectives import PARTS
-from collbench.records.steps import as_alone, blamed, operations, overlaps, phases
+from collbench.records.steps import as_alone, blamed, bounded, operations, overlaps, phases
 from collbench.records.types import Operation, Record
 from collbench.suite.case import Case
 from collbench.workload.step import Op, Program, Step
@@ -51,6 +51,16 @@ def test_what_all_parts_share_in_a_round_does_not_widen_the_interval() -> None:
     (one,) = overlaps(parts([*(12 + 5 * moods)], [*(10 + 5 * moods)], [*(4 * moods)]))
     assert one.exposed.estimate == pytest.approx(2 * MS)
     assert one.exposed.hi - one.exposed.lo < 0.01 * MS
+
+
+@pytest.mark.parametrize("centre", [1000.0, 0.0, -1000.0])
+def test_rounds_that_hang_together_widen_the_interval_whatever_their_sign(centre: float) -> None:
+    """The same series around another centre: neighbours correlate by .9."""
+    rng, values = np.random.default_rng(3), np.zeros(200)
+    for at in range(1, 200):
+        values[at] = 0.9 * values[at - 1] + rng.normal()
+    found = [bounded(values * 40 + c) for c in (1e6, centre)]
+    assert found[1].hi - found[1].lo == pytest.approx(found[0].hi - found[0].lo)
 
 
 def test_few_rounds_bound_nothing() -> None:

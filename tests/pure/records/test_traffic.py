@@ -13,6 +13,7 @@ from collbench.records import traffic
 from collbench.records.derive import derive
 from collbench.records.types import Sent
 from collbench.suite.case import Case
+from collbench.workload.step import Op, Program, Step
 
 MIB = 1 << 20
 GLOO = "torch 2.13.0+cpu gloo"
@@ -30,6 +31,19 @@ def told(what: Case, *shares: float | tuple[float, float], library: str = "") ->
     pairs = [share if isinstance(share, tuple) else (share, 0.0) for share in shares]
     counts = [sent(share, what, noise) for share, noise in pairs]
     return traffic.traffic(record(what, sent=counts), world(library=library))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_counts_of_a_step_the_quietest_counts_not_the_least(order: int) -> None:
+    op = Op(kind="all_reduce", nbytes=MIB, dtype="float", op="sum")
+    step = Step(name="x", world=2, programs=(Program(ranks=(0, 1), ops=(op,)),))
+    counts = [(2 * MIB, 0), (2 * MIB, MIB // 20)][::order]
+    seen = [
+        Sent(calls=1, ns=10**6, idle_ns=10**6, bytes={"tcp": got}, idle={"tcp": idle})
+        for got, idle in counts
+    ]
+    found = traffic.of_step(step, case(MIB, n=2), seen, "")
+    assert found is not None and (found.counted, found.needed) == (2 * MIB, 2 * MIB)
 
 
 @pytest.mark.parametrize(

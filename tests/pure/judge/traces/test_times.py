@@ -139,8 +139,19 @@ def test_an_exchange_is_reckoned_by_its_busiest_rank() -> None:
         [call("all_to_allv", 32, (0, 10), sends=(2, 6))],
     ]
     (part,) = parts(join(trace(*programs)), True)
-    assert part.busbw == 36 / 10  # rank 1 gets 3 + 6 floats
+    assert part.busbw == 12 / 10  # rank 1 gets 3 floats of rank 0, and 6 of its own stay
     assert part.total == 4 * (3 + 2)  # what ranks keep is not sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "sends"), [("all_to_all", ()), ("all_to_allv", (512, 512)), ("all_to_allv", ())]
+)
+def test_an_even_exchange_has_one_busbw_however_it_is_told(
+    kind: str, sends: tuple[int, ...]
+) -> None:
+    made = trace(*[[call(kind, 4096, (0, 1000), sends=sends)]] * 2)
+    (part,) = parts(join(made), True)
+    assert (part.busbw, part.sent) == (2.048, 2048)
 
 
 def test_what_a_group_and_a_phase_send_is_a_share_of_all() -> None:
@@ -209,7 +220,11 @@ def test_ranks_of_one_host_share_a_clock() -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "words"),
-    [(("a", "b", "b"), "on 2 hosts"), (("", "", ""), "does not tell on which hosts")],
+    [
+        (("a", "b", "b"), "on 2 hosts"),
+        (("", "", ""), "does not tell on which hosts"),
+        (("a", "", "a"), "does not tell on which hosts"),
+    ],
 )
 def test_ranks_of_other_hosts_share_none(hosts: tuple[str, ...], words: str) -> None:
     made = reduced()
