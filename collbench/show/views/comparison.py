@@ -110,35 +110,36 @@ def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]
     if not cases:
         return []
     varying, constant = axes(cases)
-    several = len({case.mode for case in cases}) > 1
+    modes = {case.mode for case in cases}
     apart = {name for name in varying for b, h in rows if along(b)[name] != along(h)[name]}
-
-    def named(case: Case, names: Sequence[str], mode: bool = several) -> str:
-        words = worded(case)
-        return plain(", ".join([*(words[n] for n in names if words[n]), *[case.mode] * mode]))
-
     alike, own = [n for n in varying if n not in apart], [n for n in varying if n in apart]
     lines = [
         Line(
             (
                 size(b.nbytes),
-                named(b, alike) or b.collective,
-                *(named(c, own, False) for c in (b, h) if own),
+                *(_named(b, [name]) for name in alike),
+                *[b.mode] * (len(modes) > 1),
+                *(_named(case, own) for case in (b, h) if own),
             )
         )
         for b, h in rows[:MOST_PLANNED]
     ]
     skipped = dict.fromkeys(
-        f"left out of {side}: {size(skip.case.nbytes)} {named(skip.case, varying)}: {skip.reason}"
+        f"left out of {side}: {size(skip.case.nbytes)} {_named(skip.case, varying)}: {skip.reason}"
         for side, skip in left_out
     )
-    heads = ("size", "row", *(("base", "head") if own else ()))
+    heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
     return [
-        toned(plain(constant if several else f"{constant}, {cases[0].mode}"), strong=True),
-        *([Table(heads=heads, lines=lines, align="rww")] if lines else []),
+        toned(plain(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True),
+        *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
         *(toned(plain(words), "notice") for words in skipped),
     ]
+
+
+def _named(case: Case, names: Sequence[str]) -> str:
+    words = worded(case)
+    return plain(", ".join(words[name] for name in names if words[name]))
 
 
 def _sides(comparison: Comparison) -> str:
