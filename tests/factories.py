@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,17 +302,22 @@ def night(
     **fields: Any,
 ) -> RunFile:
     """A run of so many launches over ``rows``, by default nightly(), whose times are as expected
-    and scatter from launch to launch. ``slower`` multiplies the times of the cases it names;
-    ``change`` may replace or drop (None) any record."""
+    and scatter from launch to launch. Each launch is a cycle, with a world of its own for each
+    setting of the environment, as a plan has them. ``slower`` multiplies the times of the cases it
+    names; ``change`` may replace or drop (None) any record, whose case has no cycle yet."""
     rng = np.random.default_rng(seed)
     made: list[World] = []
     records: list[Record] = []
-    for index in range(launches):
-        made.append(world(index=index, **{"ranks": hosted(), **worlds}))
-        for what in rows or nightly():
+    chosen = rows or nightly()
+    for cycle, env in product(range(launches), dict.fromkeys(what.env for what in chosen)):
+        index = len(made)
+        made.append(world(index=index, **{"env": env, "ranks": hosted(), **worlds}))
+        for what in (one for one in chosen if one.env == env):
             middle = expected(what) * slower.get(what, 1.0) * float(np.exp(rng.normal(0, sigma)))
             kept = change(record(what, middle, world=index, checked=what.n * 100))
-            records += [kept] if kept else []
+            if kept:
+                own = msgspec.structs.replace(kept.case, cycle=cycle)
+                records.append(msgspec.structs.replace(kept, case=own))
     last = None if end is None else End(exit=end, ended=ENDED.ended)
     return run_file(records, made, last, **{"name": "night", "suite": NIGHTLY, **fields})
 

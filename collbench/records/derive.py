@@ -4,7 +4,7 @@ launch together."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -286,14 +286,23 @@ def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None,
     counts them, and how late each rank is."""
     per_rank = np.asarray(record.per_rank, dtype=float)
     starts = np.asarray(record.starts_ns, dtype=float)
-    synchronising, timed = record.case.row.synchronising, bool(record.starts_ns)
+    timed = bool(record.starts_ns)
+    told = record.case.row.synchronising or timed
+    lateness = tuple(stats.lateness(per_rank, starts)) if told else ()
     late = slow = None
-    if synchronising and world and not world.oversubscribed and not record.case.arrival:
+    if names_ranks(record, world, lateness):
         late = stats.straggler(per_rank, starts)
         slow = stats.dawdler(per_rank, starts) if late is None and timed else None
     late, slow = (place if place is None else record.case.members[place] for place in (late, slow))
-    lateness = tuple(stats.lateness(per_rank, starts)) if synchronising or timed else ()
     return late, slow, lateness
+
+
+def names_ranks(record: Record, world: World | None, lateness: Sequence[float]) -> bool:
+    """Whether a late rank of the record would be named: ranks on cores of their own wait for each
+    other, come when they can, and enough samples say when each came."""
+    waits = record.case.row.synchronising and not record.case.arrival
+    enough = len(lateness) > 1 and len(record.times_ns) >= stats.NAMING
+    return waits and enough and world is not None and not world.oversubscribed
 
 
 def _clocks(record: Record, median: float) -> dict[str, Any]:

@@ -28,6 +28,9 @@ PerRank = Sequence[Sequence[int]] | npt.NDArray[np.floating | np.integer]
 BLOCK = 10  # samples: the least measured between two looks at the data, and a block of warm-up
 
 
+NAMING = 20  # samples from which on a rank is named that comes late
+
+
 TINY = float(np.finfo(float).tiny)
 
 
@@ -296,11 +299,11 @@ def straggler(per_rank: PerRank, starts: PerRank = ()) -> int | None:
     given, else from durations as in lateness, and valid where that is. Chance is reckoned with
     N_eff of "came last", as lateness may wander. Too much: half of the time by more than 5 % of the
     median slowest duration. Ties name nobody; of several such ranks, the one last most often. None
-    with one rank or under 20 samples.
+    with one rank or fewer than NAMING samples.
     """
     ranks = len(per_rank)
     n = len(per_rank[0]) if ranks else 0
-    if ranks < 2 or n < 20:
+    if ranks < 2 or n < NAMING:
         return None
     late = _late(per_rank, starts)
     latest = late == late.max(axis=0)

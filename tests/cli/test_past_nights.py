@@ -44,6 +44,17 @@ def told(book: Book, *files: RunFile, machine: str = "") -> list[Finding]:
     return looked.findings
 
 
+def test_a_night_between_two_modes_is_told_with_its_median(book: Book) -> None:
+    """Which the history holds, though nothing else of health rests on such launches."""
+    for number in range(10):
+        book.add(level(number, 1.0))
+    slow = level(10, 3.0)
+    modes = [2_900_000] * 20 + [3_000_000] + [3_100_000] * 20
+    records = [replace(one, times_ns=[t + i for i, t in enumerate(modes)]) for one in slow.records]
+    (first, *_) = told(book, replace(slow, records=records))
+    assert first.evidence[0].value == "3.00 ms"
+
+
 def test_a_row_whose_alignment_changed_is_judged_against_nights_measured_alike(book: Book) -> None:
     """Alignment changes the blocks of a divided buffer, and is in no key; of a whole buffer it
     changes nothing."""

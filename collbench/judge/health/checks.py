@@ -21,7 +21,7 @@ from collbench.judge.health.findings import (
     Subject,
     Verdict,
 )
-from collbench.judge.health.guidelines import Claim, finding, missed
+from collbench.judge.health.guidelines import Claim, finding, missed, testable
 from collbench.judge.health.hosts import Looked
 from collbench.judge.health.night import LAUNCHES, Night, named, several
 from collbench.records.types import RunFile
@@ -56,15 +56,19 @@ def _guideline(name: str, claims: Callable[[Night], list[Claim]], advice: str) -
 
 def _hold(name: str, claims: Callable[[Night], list[Claim]], advice: str, night: Night) -> Looked:
     """A finding for each claim that surely does not hold; of several claims about a case, for the
-    worst alone."""
-    every = claims(night)
+    worst alone. What was not tested is no pass."""
+    made = claims(night)
+    every = testable(made)
+    shared = f"{LAUNCHES} launches that have all rows of a claim"
     if not every:
-        why = night.unfit if not night.fit and night.timings else f"not tested: needs {NEEDS[name]}"
-        return Looked(missing=why)
+        needs = f"not tested: needs {shared if made else NEEDS[name]}"
+        return Looked(missing=night.unfit if not night.fit and night.timings else needs)
     worst = {one.claim.left.case: one for one in reversed(missed(every))}
     note = f"{counted(len(every), 'claim')} over {LAUNCHES} launches or more"
+    left = len(made) - len(every)
+    short = f"{counted(left, 'claim')} not tested: needs {shared}" * bool(left)
     return Looked(
-        "; ".join(filter(None, [note, night.unfit])),
+        "; ".join(filter(None, [note, short, night.unfit])),
         [finding(name, one, advice) for one in reversed(worst.values())],
     )
 

@@ -11,6 +11,7 @@ import bisect
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +25,7 @@ from collbench.core.text import bandwidth, size
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.hosts import Looked
 from collbench.judge.health.night import Night, Timing, named
+from collbench.records.types import Choice
 from collbench.suite import toml
 from collbench.suite.grammar import parse_size
 
@@ -213,11 +215,10 @@ def check(night: Night, curves: list[Curve] | None = None, today: date | None = 
     if not mine:
         kinds = " or ".join(f"{nodes} x {each}" for each, nodes in sorted(set(shapes.values())))
         return Looked(missing=f"no figures are known of {kinds} {device or 'CPU ranks'}")
+    chose = {t.record.case.key: t.record.chose for t in reversed(night.records) if t.record.chose}
     found, looked, seen = [], set[str](), set[int]()
     for timing in night.fit:
-        for curve in _like(mine, night, timing, shapes):
-            if (expected := curve.at(timing.case.size)) is None:
-                continue
+        for curve, expected in _like(mine, chose, timing, shapes):
             looked.add(timing.case.key)
             seen.add(id(curve))
             reached = timing.moved / timing.median * timing.case.row.busbw(timing.case.n)
@@ -260,27 +261,32 @@ def _about(curve: Curve, device: str, hosts: list[str]) -> bool:
 
 
 def _like(
-    curves: list[Curve], night: Night, timing: Timing, shapes: dict[int, tuple[int, int]]
-) -> list[Curve]:
-    """The curves of the case's collective that were made the way the library said it ran; of
-    several of one severity the lowest."""
-    case, lowest = timing.case, dict[Severity, Curve]()
-    chose = next(
-        (t.record.chose for t in night.records if t.record.case.key == case.key and t.record.chose),
-        None,
-    )
-    in_switch = bool(chose and chose.algorithm.startswith(("NVLS", "CollNet")))
-    for curve in sorted(curves, key=lambda c: -max(c.points.values())):
+    curves: list[Curve],
+    chose: Mapping[str, Choice],
+    timing: Timing,
+    shapes: dict[int, tuple[int, int]],
+) -> list[tuple[Curve, float]]:
+    """The curves of the case's collective and size that were made the way the library said it ran,
+    which ``chose`` has by the key of cases, and what is expected by each; of several of one
+    severity that with the lowest at this size."""
+    case, lowest = timing.case, dict[Severity, tuple[Curve, float]]()
+    for curve in curves:
         own = case.algorithm == "native" and (case.backend in ("nccl", "rccl") or not curve.device)
         if (
-            (case.label == curve.backend if curve.backend else own)
-            and curve.collective == case.collective
+            curve.collective == case.collective
+            and (case.label == curve.backend if curve.backend else own)
             and not (case.groups or case.background)
             and shapes.get(case.n) == (curve.gpus, curve.nodes)
-            and curve.switch in (None, in_switch)
+            and curve.switch in (None, _in_switch(chose.get(case.key)))
+            and (expected := curve.at(case.size)) is not None
+            and expected < lowest.get(curve.severity, (curve, math.inf))[1]
         ):
-            lowest[curve.severity] = curve
+            lowest[curve.severity] = curve, expected
     return [*lowest.values()]
+
+
+def _in_switch(chose: Choice | None) -> bool:
+    return bool(chose and chose.algorithm.startswith(("NVLS", "CollNet")))
 
 
 def _finding(timing: Timing, curve: Curve, reached: float, expected: float, today: date) -> Finding:

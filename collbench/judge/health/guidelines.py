@@ -16,15 +16,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from collbench.core.text import counted, duration
 from collbench.judge.health.findings import Evidence, Finding, Subject
-from collbench.judge.health.night import Night, Timing, named
+from collbench.judge.health.night import LAUNCHES, Night, Timing, named
 from collbench.records import stats
 from collbench.suite.case import Case
 
@@ -62,6 +62,9 @@ LARGE = 1 << 20  # bytes from which on a collective's time is its links'
 STRONG = ("NCCL_ALGO", "NCCL_PROTO")  # settings that take the choice from the library
 
 
+APART = ", launched apart"
+
+
 COMPOSITIONS = (
     ("all_reduce", ("reduce", "broadcast")),
     ("all_reduce", ("reduce_scatter", "all_gather")),
@@ -84,14 +87,18 @@ class Claim(NamedTuple):
 
     @property
     def excess(self) -> list[float]:
-        """Per launch that has them all, the log of how much longer it takes than claimed."""
-        common = set.intersection(*(set(timing.medians) for timing in (self.left, *self.right)))
+        """Per launch that has them all, the log of how much longer it takes than claimed.
+
+        Settings of the environment are launched apart, so that no launch has rows of two: there,
+        launches of one run and cycle make a pair. Which ones do is settled before anything is
+        measured, so that pairs are as independent as launches are.
+        """
+        rows = (self.left, *self.right)
+        apart = len({timing.case.env for timing in rows}) > 1
+        sides: list[Mapping[Any, float]] = [t.by_cycle if apart else t.medians for t in rows]
         return [
-            math.log(
-                self.left.medians[at]
-                / (self.factor * sum(timing.medians[at] for timing in self.right))
-            )
-            for at in sorted(common)
+            math.log(sides[0][at] / (self.factor * sum(side[at] for side in sides[1:])))
+            for at in sorted(set(sides[0]).intersection(*sides[1:]))
         ]
 
 
@@ -145,13 +152,13 @@ def composition(night: Night) -> list[Claim]:
 
 def library(night: Night) -> list[Claim]:
     """The library's own choice against every algorithm, and every setting of one, on the same
-    backend."""
+    backend. Launches of a setting are held against those of the same cycles (Claim.excess)."""
     groups: dict[Case, list[Timing]] = defaultdict(list)
     for timing in night.fit:
         free = tuple(pair for pair in timing.case.env if pair[0] not in STRONG)
         groups[msgspec.structs.replace(timing.case, algorithm="native", env=free)].append(timing)
     return [
-        Claim(own, (other,), LIBRARY, named(other.case))
+        Claim(own, (other,), LIBRARY, named(other.case) + APART * (other.case.env != case.env))
         for case, members in groups.items()
         for own in members
         if own.case == case
@@ -224,14 +231,17 @@ def _partners(left: Case, among: Sequence[Sequence[Timing]]) -> tuple[Timing, ..
     return ()
 
 
+def testable(claims: Iterable[Claim]) -> list[Claim]:
+    """Claims whose rows have enough launches, or pairs of them, in common."""
+    return [claim for claim in claims if len(claim.excess) >= LAUNCHES]
+
+
 def missed(claims: Sequence[Claim], alpha: float = ALPHA) -> list[Missed]:
-    """Those that surely do not hold, the worst first."""
+    """Claims, of such as are testable, that surely do not hold, the worst first."""
     excesses = [claim.excess for claim in claims]
-    usable = [place for place, excess in enumerate(excesses) if len(excess) > 1]
-    adjusted = stats.holm(_p(excesses[place] for place in usable))
     found = [
-        Missed(claims[place], math.exp(float(np.mean(excesses[place]))), p)
-        for place, p in zip(usable, adjusted, strict=True)
+        Missed(claim, math.exp(float(np.mean(excess))), p)
+        for claim, excess, p in zip(claims, excesses, stats.holm(_p(excesses)), strict=True)
         if p <= alpha
     ]
     return sorted(found, key=lambda one: -one.ratio)

@@ -18,7 +18,8 @@ from collbench.judge import pairs as uniformity
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.night import Night, NightRecord, broken, evidence, named, several, where
 from collbench.records.choice import worded
-from collbench.records.derive import NO_SAMPLE
+from collbench.records.derive import NO_SAMPLE, names_ranks
+from collbench.records.stats import NAMING
 from collbench.records.types import GpuState
 
 SHOWN = 10  # pieces of evidence of one finding
@@ -171,11 +172,11 @@ def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
 def completeness(night: Night) -> Looked:
     """Cases that hung, died or raised, and runs that did not come to their end."""
     failed = [told for told in night.records if told.record.status == "failed"]
-    empty = [told for told in failed if told.record.note.startswith(NO_SAMPLE)]
-    failed = [told for told in failed if told not in empty]
+    empty = sum(told.record.note.startswith(NO_SAMPLE) for told in failed)
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for told in failed:
-        by_subject[_accused(told)].append(told)
+        if not told.record.note.startswith(NO_SAMPLE):
+            by_subject[_accused(told)].append(told)
     findings = [
         Finding(
             check="completeness",
@@ -200,7 +201,7 @@ def completeness(night: Night) -> Looked:
         f"{counted(len(night.records) - skipped.total(), 'case')} of"
         f" {counted(len(night.files), 'run')} ended"
     )
-    note += f"; {counted(len(empty), 'case')} without a valid sample" * bool(empty)
+    note += f"; {counted(empty, 'case')} without a valid sample" * bool(empty)
     note += "".join(f"; {times:,} skipped: {plain(why)}" for why, times in skipped.most_common(2))
     return Looked(note, findings)
 
@@ -235,21 +236,22 @@ def stragglers(night: Night) -> Looked:
     telling = [
         t
         for t in night.records
-        if t.row and not broken(t.row.flags, BY_LATENESS) and t.row.lateness and t.record.case.n > 1
+        if t.row
+        and not broken(t.row.flags, BY_LATENESS)
+        and names_ranks(t.record, t.world, t.row.lateness)
     ]
     if not telling:
         return Looked(
             missing=(
                 "no record says when each rank came (ranks on cores of their own, collectives that "
-                "synchronise)"
+                f"synchronise, {NAMING} samples)"
             )
         )
     late = _named(
         telling, "stragglers", lambda told: told.row.late_rank if told.row else None, *LATE
     )
-    slow = _named(
-        telling, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW
-    )
+    timed = [t for t in telling if t.row and t.row.t_glob is not None]  # on one clock
+    slow = _named(timed, "stragglers", lambda told: told.row.slow_rank if told.row else None, *SLOW)
     return Looked(f"when each rank came: {counted(len(telling), 'record')}", [*late, *slow])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,9 +43,9 @@ class NightRecord(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """A case (cycle 0) in each launch that counts: ns a call. ``lost`` says, by reason, how many
-    launches tell nothing: all that are not among ``medians``, and those between two modes.
-    ``carried`` is how many times what busbw assumes its links carried."""
+    """A case (cycle 0) in each launch that a judgement may rest on: ns a call. ``lost`` says, by
+    reason, how many launches tell nothing, none of which is among ``medians``. ``carried`` is how
+    many times what busbw assumes its links carried. ``cycles`` are the launches' first cycles."""
 
     case: Case
     run: str
@@ -53,15 +53,16 @@ class Timing(NamedTuple):
     medians: dict[Launch, float]
     lost: Counter[str]
     carried: float = 1.0
+    cycles: Mapping[Launch, int] = {}
 
     @property
-    def telling(self) -> int:
-        """How many launches a judgement may rest on."""
-        return len(self.medians) - self.lost[BIMODAL]
+    def by_cycle(self) -> dict[tuple[str, int], float]:
+        """The medians by run and cycle, which worlds of other settings have in common."""
+        return {(at.run, self.cycles[at]): median for at, median in self.medians.items()}
 
     @property
     def fit(self) -> bool:
-        return self.telling >= LAUNCHES
+        return len(self.medians) >= LAUNCHES
 
     @property
     def median(self) -> float:
@@ -168,7 +169,7 @@ def broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
 
 
 def _grounds(launches: Sequence[Row]) -> list[Row]:
-    return rows.gateable(launches, despite=(INJECTED,))
+    return [row for row in rows.gateable(launches, (INJECTED,)) if not row.has(BIMODAL)]
 
 
 def _timing(case: Case, launches: Sequence[Row]) -> Timing:
@@ -181,7 +182,9 @@ def _timing(case: Case, launches: Sequence[Row]) -> Timing:
     first = next((c.derived for row in launches for c in row.cycles if c.derived), None)
     moved = first.algbw * first.median if first else math.nan
     carried = first.carried if first else 1.0
-    return Timing(case, launches[0].run.id, moved, medians, Counter(filter(None, reasons)), carried)
+    cycles = {row.launch: row.cycles[0].record.case.cycle for row in grounds}
+    lost = Counter(filter(None, reasons))
+    return Timing(case, launches[0].run.id, moved, medians, lost, carried, cycles)
 
 
 def named(case: Case) -> str:

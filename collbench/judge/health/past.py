@@ -64,9 +64,11 @@ def known(book: Book, files: Sequence[RunFile], machine: str = "") -> Known:
 
 
 class Candidate(NamedTuple):
-    """A row that is too slow tonight, beside its past."""
+    """A row that is too slow tonight, beside its past. ``median`` is the night's in the history,
+    which rests on launches between two modes, too."""
 
     timing: Timing
+    median: float
     past: Sequence[float]
     tau: float
     gate: gates.Gate
@@ -90,7 +92,8 @@ def check(known: Known, fresh: Fresh | None, night: Night) -> Looked:
         judged[gate.state] += 1
         most = max(most, gate.nights)
         if gate.state == "candidate":
-            candidates.append(Candidate(timing, before, known.taus[series.key], gate))
+            tau, median = known.taus[series.key], math.exp(own.value)
+            candidates.append(Candidate(timing, median, before, tau, gate))
     if not judged:
         return Looked(missing=f"no row of {counted(RERUNS, 'launch')} or more is in the history")
     findings = [
@@ -132,7 +135,7 @@ def _confirmed(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Fin
     found = []
     for one in candidates:
         timing = again.timings.get(one.timing.case)
-        telling = timing.telling if timing else 0
+        telling = len(timing.medians) if timing else 0
         if timing is None or telling < RERUNS:
             found.append(
                 _slower(
@@ -153,7 +156,7 @@ def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Findin
     usual = math.exp(stats.median(one.past[-PAST:]))
     shown = Evidence(
         what=f"{named(one.timing.case)}: median",
-        value=duration(one.timing.median),
+        value=duration(one.median),
         expected=duration(usual),
         run=one.timing.run,
         case=one.timing.case.key,

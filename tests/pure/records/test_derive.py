@@ -226,6 +226,25 @@ def test_a_stream_for_which_no_host_waited_is_the_hosts_time(
     assert row is not None and row.flags == flags
 
 
+ASIDE = {
+    "a broadcast": ({"case": factories.case(collective="broadcast")}, {}),
+    "arrivals on purpose": ({"case": msgspec.structs.replace(CASE, arrival="one-late:50us")}, {}),
+    "few samples": ({"times_ns": STEADY[:19], "per_rank": [row[:19] for row in LATE]}, {}),
+    "cores that ranks share": ({}, {"oversubscribed": True}),
+}
+
+
+@pytest.mark.parametrize(("fields", "about"), [({}, {}), *ASIDE.values()], ids=["none", *ASIDE])
+def test_records_that_name_nobody_are_known_by_what_they_are(
+    fields: dict[str, object], about: dict[str, object]
+) -> None:
+    record = msgspec.structs.replace(measured(STEADY, per_rank=LATE), **fields)
+    row = derive.derive(record, world(**about))
+    assert row is not None
+    names = derive.names_ranks(record, world(**about), (0.0, 5_000.0))
+    assert (names, row.late_rank) == ((False, None) if fields or about else (True, 1))
+
+
 TWO = [t * (1 + 0.06 * (i % 10 < 4)) for i, t in enumerate(STEADY)]
 
 

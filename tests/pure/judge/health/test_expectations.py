@@ -203,6 +203,38 @@ def test_rows_that_nothing_is_expected_of_are_no_pass(
     assert seen.missing and not seen.findings
 
 
+@pytest.mark.parametrize(
+    ("points", "slower", "number"),
+    [
+        ('"1G" = 3', 2.0, 1),  # the lower curve says nothing of 64 MiB
+        ('"32M" = 7, "64M" = 4', 1.6, 0),  # the higher one is the lower at 64 MiB
+    ],
+)
+def test_of_several_curves_the_lowest_at_the_size_holds(
+    tmp_path: Path, points: str, slower: float, number: int
+) -> None:
+    """3 or 3.75 GB/s at 64 MiB, where the first curve says 5."""
+    other = EXPECT.replace('"1K" = 0.1, "64M" = 5', points)
+    seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"), slower=slower)
+    assert len(seen.findings) == number
+
+
+def test_what_was_chosen_is_looked_up_once_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the rows, twice the keys that are made."""
+    key, made, counts = Case.key, [], []
+    monkeypatch.setattr(Case, "key", property(lambda case: made.append(1) or key.__get__(case)))
+    for number in (10, 20):
+        rows = [msgspec.structs.replace(ROW, nbytes=(1 << 20) + 4 * i) for i in range(number)]
+        worlds = {"n": 8, "ranks": hosted(8, 8, "cuda")}
+        seen = Night([night(rows=rows, worlds=worlds, environment=DEVICES)])
+        made.clear()
+        expectations.check(seen, load(tmp_path, CURVE), TODAY)
+        counts.append(len(made))
+    assert counts[1] == 2 * counts[0]
+
+
 def test_a_curve_that_no_row_says_anything_of_is_missing(tmp_path: Path) -> None:
     other = EXPECT.replace("all_reduce", "broadcast")
     seen = expected(tmp_path, ("2026-01-01\n", f"2026-01-01\n{other}"))

@@ -13,7 +13,7 @@ from collbench.judge.health import checks, guidelines
 from collbench.judge.health.findings import Finding
 from collbench.judge.health.guidelines import ALPHA, GROSS, missed
 from collbench.judge.health.night import Night
-from collbench.records.types import RankInfo, Record
+from collbench.records.types import RankInfo, Record, RunFile
 from collbench.suite.case import Case
 
 CLAIMS = (guidelines.monotony, guidelines.split, guidelines.composition, guidelines.link)
@@ -83,9 +83,54 @@ def test_a_library_worse_than_an_algorithm_is_found() -> None:
     assert findings("library", {other: 0.95}, rows=rows) == []  # 10 % are granted
 
 
+FORCED = of("all_reduce", 1 << 20, env=(("NCCL_ALGO", "Tree"),))
+
+
 def test_an_algorithm_forced_by_a_setting_counts_too() -> None:
-    forced = of("all_reduce", 1 << 20, env=(("NCCL_ALGO", "Tree"),))
-    assert findings("library", {forced: 0.5}, rows=[*nightly(), forced])
+    """Though a setting has worlds of its own, so that no launch has both."""
+    seen = night({FORCED: 0.5}, rows=[*nightly(), FORCED])
+    assert [world.env for world in seen.worlds] == [(), FORCED.env] * 3
+    (found,) = (one for one in checks.judge([seen]).findings if one.check == "library")
+    assert found.evidence[0].case == of("all_reduce", 1 << 20).key
+    assert "NCCL_ALGO=Tree, launched apart, over 3 launches" in found.what
+
+
+def noted(*files: RunFile, check: str) -> tuple[str, str]:
+    """What became of a check, and its note."""
+    return next((c.outcome, c.note) for c in checks.judge(files).checks if c.check == check)
+
+
+def test_a_setting_that_is_hardly_faster_passes() -> None:
+    seen = night({FORCED: 0.95}, rows=[*nightly(), FORCED])  # 10 % are granted
+    assert noted(seen, check="library") == ("passed", "1 claim over 3 launches or more")
+
+
+def test_a_setting_whose_cycles_no_launch_of_the_librarys_has_is_not_tested() -> None:
+    apart = night(rows=[FORCED], name="apart")
+    outcome, note = noted(night(), apart, check="library")
+    assert (outcome, note) == ("no data", f"not tested: needs {TOGETHER}")
+
+
+TOGETHER = "3 launches that have all rows of a claim"
+PAIR = [of("all_reduce", 1 << 20), of("sendrecv", 1 << 20)]
+SLOW = {PAIR[0]: 20.0}
+
+
+def test_rows_of_one_run_that_miss_a_guideline_make_unhealthy() -> None:
+    assert checks.judge([night(SLOW, rows=PAIR)]).state == "unhealthy"
+
+
+def test_rows_that_share_no_launch_make_no_claim_that_passes() -> None:
+    """The same rows as runs of their own: nothing is tested, which is not healthy."""
+    files = [night(SLOW, rows=[row], name=row.collective) for row in PAIR]
+    assert noted(*files, check="link") == ("no data", f"not tested: needs {TOGETHER}")
+    assert checks.judge(files).state == "no verdict"
+
+
+def test_claims_that_are_not_tested_are_counted_apart() -> None:
+    files = [night(rows=PAIR), night(rows=[of("reduce", 1 << 20)], name="reduce")]
+    expected = f"1 claim over 3 launches or more; 1 claim not tested: needs {TOGETHER}"
+    assert noted(*files, check="link") == ("passed", expected)
 
 
 def test_partners_share_root_and_reduction() -> None:

@@ -95,17 +95,34 @@ def test_a_case_that_was_disturbed_all_the_time_is_told_and_no_fault() -> None:
     )
 
 
+class Incomparable(Record, frozen=True, kw_only=True, tag="record"):
+    """A record that may not be held against another, which takes as long as all its samples."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("records were compared")
+
+    __hash__ = Record.__hash__
+
+
+def test_cases_without_a_valid_sample_are_counted_without_comparing_records() -> None:
+    lost = {"status": "failed", "note": "no valid sample (3 x late start)", "times_ns": []}
+    change = lambda made: Incomparable(**{**msgspec.structs.asdict(made), **lost})
+    (told,) = (c for c in judged(change).checks if c.check == "completeness")
+    assert f"{3 * len(ROWS)} cases without a valid sample" in told.note
+
+
 @pytest.mark.parametrize("end", [None, Exit.INTERRUPTED, Exit.CANNOT_RUN])
 def test_a_run_without_its_end_gives_no_verdict(end: int | None) -> None:
     verdict = judged(end=end)
     assert verdict.state == "no verdict" and "complete runs" in verdict.summary
 
 
-def late(which: int, starts: bool = True) -> Callable[[Record], Record]:
-    """Rank ``which`` comes late by half of the time; or, all coming at once, leaves last."""
+def late(which: int, starts: bool = True, waiting: bool = True) -> Callable[[Record], Record]:
+    """Rank ``which`` comes late by half of the time; or, all coming at once, leaves last. Only
+    where ranks wait for each other, unless ``waiting`` is False."""
 
     def change(made: Record) -> Record:
-        if not made.case.row.synchronising or made.case.n < 2:
+        if (waiting and not made.case.row.synchronising) or made.case.n < 2:
             return made
         times = [t + i % 7 for i, t in enumerate(made.times_ns * 6)]
         wait = [t // 2 for t in times]
@@ -114,7 +131,7 @@ def late(which: int, starts: bool = True) -> Callable[[Record], Record]:
             for r in range(4)
         ]
         begins = [[w if r == which and starts else 0 for w in wait] for r in range(4)]
-        return replace(made, times_ns=times, per_rank=durations, starts_ns=begins)
+        return replace(made, times_ns=times, per_rank=durations, starts_ns=begins, glob_ns=times)
 
     return change
 
@@ -133,6 +150,40 @@ def test_a_rank_so_late_that_rows_are_skewed_is_still_named() -> None:
     verdict = judged(skewed)
     assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]
     assert outcome(verdict, "monotony") == "no data"
+
+
+OTHERS = {
+    "whose ranks do not all wait": ("broadcast", "reduce", "gather", "scatter"),
+    "of few samples": ("all_gather", "reduce_scatter", "all_to_all", "sendrecv"),
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
+def test_records_that_can_name_nobody_take_no_part(others: tuple[str, ...]) -> None:
+    """Rank 2 is late in all of them: seen in 3 records of 3, not of 15."""
+    rows = [ROW, *(row for row in nightly(sizes=[ROW.nbytes]) if row.collective in others)]
+    few = {"per_rank": [[7] * 7] * 4, "starts_ns": [[0] * 7] * 4}
+
+    def change(made: Record) -> Record:
+        if made.case == ROW or not made.case.row.synchronising:
+            return late(2, waiting=False)(made)
+        return replace(made, **few)
+
+    verdict = checks.judge([night(rows=rows, change=change)])
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node2:2")]
+    assert "in 3 of 3 records" in verdict.findings[0].what
+
+
+def test_records_without_a_common_clock_do_not_count_against_a_rank_that_leaves_last() -> None:
+    rows = [row for row in nightly() if row.collective in ("all_reduce", "all_gather")]
+
+    def change(made: Record) -> Record:
+        if made.case == ROW:
+            return late(1, starts=False)(made)
+        return replace(late(9)(made), starts_ns=[], glob_ns=[])
+
+    verdict = checks.judge([night(rows=rows, change=change)])
+    assert blamed(verdict, "stragglers") == [("warning", "rank", "node1:1")]
 
 
 def test_a_rank_late_in_a_few_records_is_not_accused() -> None:
