@@ -20,12 +20,12 @@ TESTS = Path(__file__).parent
 LAYERS = {
     "core": 2_065,  # what a collective is, what algorithms do and cost
     "machine": 593,  # where we are
-    "workload": 6_541,  # steps of training and inference
+    "workload": 6_549,  # steps of training and inference
     "suite": 958,  # what is asked for
-    "records": 2_825,  # what came out
-    "run": 10_800,  # how it is measured
-    "judge": 4_445,  # what it means
-    "show": 5_228,  # how it is told
+    "records": 2_845,  # what came out
+    "run": 10_805,  # how it is measured
+    "judge": 4_493,  # what it means
+    "show": 5_260,  # how it is told
     "cli": 2_677,  # how it is asked for
 }
 HOME = {  # where alone each package of others may be imported
