@@ -76,10 +76,12 @@ def line(name: str, ranks: int, rows: Sequence[Row]) -> str:
     cost = shift([each.beside / each.alone for each in rows])
     ratio = shift([each.replayed / each.recorded for each in rows])
     inside = ratio.lo >= 1 - WITHIN and ratio.hi <= 1 + WITHIN
+    outside = ratio.hi < 1 - WITHIN or ratio.lo > 1 + WITHIN
+    within = "yes" if inside else "no" if outside else "not told"
     return (
         f"| {name} | {ranks} | {alone:.2f} | {before:.2f} | {after:.2f} |"
         f" {cost.estimate:.3f} [{cost.lo:.3f}, {cost.hi:.3f}] |"
-        f" {ratio.estimate:.3f} [{ratio.lo:.3f}, {ratio.hi:.3f}] | {'yes' if inside else 'no'} |"
+        f" {ratio.estimate:.3f} [{ratio.lo:.3f}, {ratio.hi:.3f}] | {within} |"
     )
 
 
@@ -107,7 +109,7 @@ def main() -> None:
         " with recording and without; *recorded, ms*, and what the replay is compared to, is what"
         " the trace tells. Ratios are"
         " round by round (Hodges and Lehmann, signed ranks, 95 %); within: whether the whole"
-        f" interval of the last lies within {WITHIN:.0%} of 1.",
+        f" interval of the last lies within {WITHIN:.0%} of 1, or outside (no).",
         "",
         "| job | ranks | alone, ms | recorded, ms | replayed, ms | recorded / alone |"
         " replayed / recorded | within |",
