@@ -114,14 +114,14 @@ def measured(found: Figures, chosen: argparse.Namespace) -> None:
         folder = Path(name)
         if "shm" in chosen.only:
             listed = ",".join(map(str, SIZES))
-            common = ("--sizes", listed, "-g", "2", "--max-time", f"{most}s", *mode)
+            common = ["--sizes", listed, "-g", "2", "--max-time", f"{most}s", *mode]
             for backend in ("gloo", "mpi"):
                 measure(found, folder, "--backend", backend, *common)
             measure(found, folder, "--backend", "shm", "--algo", ",".join(SHARED), *common)
             measure_copies(found, folder, chosen.max_time, SIZES)
         if "ring" in chosen.only:
             listed = ",".join(map(str, LARGE))
-            common = ("--sizes", listed, "--max-time", f"{4 * most}s", *mode)
+            common = ["--sizes", listed, "--max-time", f"{4 * most}s", *mode]
             for n in ("2", "4"):
                 measure(found, folder, "--algo", "native,ring", "-g", n, *common)
 

@@ -52,7 +52,7 @@ def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, R
         command = [sys.executable, str(HELPERS / "jobs.py"), ",".join(names), scratch, *shape]
         command += ["--ranks", str(ranks), "--steps", str(STEPS)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        alone = json.loads(done.stdout.splitlines()[-1])
+        told = json.loads(done.stdout.splitlines()[-1])
         tables = "".join(f'[[workload]]\ntrace = "{name}"\n' for name in names)
         suite = folder / "traces.toml"
         suite.write_text(f'[axes]\nbackends = "gloo"\n[policy]\niters = {REPLAYS}\n{tables}')
@@ -65,8 +65,8 @@ def taken(names: Sequence[str], ranks: int, shape: Sequence[str]) -> dict[str, R
         if record.case.collective == "step" and step and step.recorded:
             name = step.name.removeprefix("replay:")
             before = statistics.median(step.recorded.times_ns)
-            own = (alone[name][kind] * 1e9 for kind in ("seconds", "recorded"))
-            found[name] = Row(*own, before, statistics.median(record.times_ns))
+            plain, beside = (told[name][kind] * 1e9 for kind in ("seconds", "recorded"))
+            found[name] = Row(plain, beside, before, statistics.median(record.times_ns))
     return found
 
 
