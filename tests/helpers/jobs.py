@@ -4,15 +4,18 @@ experts whose exchanges have unequal blocks.
     python tests/helpers/jobs.py ddp,moe FOLDER --ranks 2 --steps 4
 
 starts the ranks, records the steps of each job into a folder of its name there, and prints as JSON
-what it told at rank 0: the seconds of steps that were not recorded, and the bytes that a step sent
-by this network's loopback.
+what it told at rank 0: the seconds of steps that were not recorded, and of those that were, each
+the median over steps of the slowest rank's, and the bytes that a step sent by this network's
+loopback. ``--recorded-first`` changes their order.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -112,7 +115,7 @@ def _sent() -> int:
     return int(numbers[9]) - HEADERS * int(numbers[10])
 
 
-def rank(names: str, folder: Path, steps: int, width: int, layers: int) -> None:
+def rank(asked: argparse.Namespace) -> None:
     """One rank of these jobs, one after the other."""
     import torch
     import torch.distributed as dist
@@ -120,8 +123,8 @@ def rank(names: str, folder: Path, steps: int, width: int, layers: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     told = {
-        name: _recorded(JOBS[name](width, layers), folder / name, steps)
-        for name in names.split(",")
+        name: _told(JOBS[name](asked.width, asked.layers), asked.folder / name, asked)
+        for name in asked.names.split(",")
     }
     if dist.get_rank() == 0:
         print(json.dumps(told), flush=True)
@@ -129,28 +132,59 @@ def rank(names: str, folder: Path, steps: int, width: int, layers: int) -> None:
     os._exit(0)  # FSDP2's threads would abort
 
 
-def _recorded(step: Step, folder: Path, steps: int) -> dict[str, float]:
+def _told(step: Step, folder: Path, asked: argparse.Namespace) -> dict[str, float]:
     """So many steps without recording, and as many with it."""
-    import torch
+    for _ in range(SETTLED):
+        step()
+    if asked.recorded_first:
+        return _recorded(step, folder, asked.steps) | _plain(step, asked.steps)
+    return _plain(step, asked.steps) | _recorded(step, folder, asked.steps)
+
+
+def _plain(step: Step, steps: int) -> dict[str, float]:
+    import torch.distributed as dist
+
+    dist.barrier()
+    before = _sent()
+    times = _times(step, steps)
+    dist.barrier()
+    sent = (_sent() - before) / steps
+    return {"seconds": _slowest(times), "sent": sent}
+
+
+def _recorded(step: Step, folder: Path, steps: int) -> dict[str, float]:
     import torch.distributed as dist
 
     import collbench
 
-    for _ in range(SETTLED):
-        step()
     dist.barrier()
-    began, before = time.perf_counter(), _sent()
-    for _ in range(steps):
-        step()
-    took = torch.tensor([(time.perf_counter() - began) / steps])
-    dist.barrier()
-    sent = (_sent() - before) / steps
-    dist.all_reduce(took, op=dist.ReduceOp.MAX)
     with collbench.record(folder, steps=steps) as recorder:
-        for _ in range(steps):
+
+        def both() -> None:
             step()
             recorder.step()
-    return {"seconds": took.item(), "sent": sent}
+
+        times = _times(both, steps)
+    return {"recorded": _slowest(times)}
+
+
+def _times(step: Step, steps: int) -> list[float]:
+    """Seconds of each step at this rank."""
+    marks = [time.perf_counter()]
+    for _ in range(steps):
+        step()
+        marks.append(time.perf_counter())
+    return [end - begin for begin, end in itertools.pairwise(marks)]
+
+
+def _slowest(times: list[float]) -> float:
+    """The median over steps of what each took its slowest rank."""
+    import torch
+    import torch.distributed as dist
+
+    slowest = torch.tensor(times, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return statistics.median(slowest.tolist())
 
 
 def main() -> None:
@@ -161,9 +195,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--recorded-first", action="store_true")
     asked = parser.parse_args()
     if "RANK" in os.environ:
-        return rank(asked.names, asked.folder, asked.steps, asked.width, asked.layers)
+        return rank(asked)
     start = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={asked.ranks}"]
     start += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", *sys.argv]
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -4,8 +4,9 @@ both.
 python tests/perf/ab.py --home FOLDER --output reports/ab.md [--repetitions 20] [--planted 10]
 
 Repetitions of `ab --suite pr --aa --budget 5m`, then as many experiments of each share as
-`--planted` says, in which calls of three of eight sizes take 15 % or 8 % longer (a backend of
-tests/ranks/plugins, $DRAG; 8 % against `--tau 5%`). Experiments already in FOLDER count, so that it
+`--planted` says, in which calls of three of eight sizes take longer by so many microseconds as are
+15 % or 8 % of what they took in a run before (a backend of tests/ranks/plugins, $DRAG; 8 % against
+`--tau 5%`). Experiments already in FOLDER count, so that it
 can be gone on with. A section of the report of which FOLDER has nothing stays as it is.
 """
 
@@ -140,21 +141,29 @@ def alike_lines(pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
         "|---|--:|--:|---|--:|--:|--:|",
     ]
     total: Counter[str] = Counter()
-    able: Counter[str] = Counter()
+    able = 0
     for number, pair in enumerate(pairs, 1):
         judged = comparison.compare(*pair, comparison.Rules())
         verdicts = Counter(row.verdict for row in judged.rows)
         total.update(verdicts)
         middle = sorted(row.mde or 0.0 for row in judged.rows)[len(judged.rows) // 2]
         words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
-        able.update(row.case.backend for row in judged.rows if row.gates)
+        gates = sum(row.gates for row in judged.rows)
+        able += gates
         found.append(
-            f"| {number} | {len(judged.rows)} | {sum(row.gates for row in judged.rows)} | {words} |"
+            f"| {number} | {len(judged.rows)} | {gates} | {words} |"
             f" {middle:.1%} | {took(pair):.1f} | {judged.exit} |"
         )
     together = ", ".join(f"{count} {verdict}" for verdict, count in total.most_common())
-    gates = ", ".join(f"{count} of {backend}" for backend, count in able.most_common())
-    return [*found, "", f"All together: {together}. Rows that could have failed: {gates}."]
+    rows = f"{total.total()} rows: {together}"
+    return [*found, "", f"{rows}. Rows that could have failed: {able}."]
+
+
+def added(pair: tuple[RunFile, RunFile]) -> dict[int, float]:
+    """What head's calls took longer (ns), by size."""
+    variant = pair[1].run.pairing.variant if pair[1].run.pairing else ""
+    said = (each.split(":") for each in variant.partition("DRAG=")[2].split(",") if each)
+    return {int(nbytes): 1e3 * float(us) for nbytes, us in said}
 
 
 def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]:
@@ -165,8 +174,13 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
         "",
         sections.machine("ab.py"),
         "",
-        "| experiment | slowed sizes found | others called changed | changes found | minutes |",
-        "|---|--:|--:|---|--:|",
+        f"Rows are ring in shared memory. {share} are of medians of a run before each experiment:",
+        "so many microseconds were added to each call. *Planted* says what share that is of the",
+        "experiment's own base.",
+        "",
+        "| experiment | slowed sizes found | others called changed | planted | changes found"
+        " | minutes |",
+        "|---|--:|--:|---|---|--:|",
     ]
     slowed = {parse_size(size) for size in SLOWED}
     whole = 0
@@ -179,8 +193,11 @@ def planted_lines(share: str, pairs: list[tuple[RunFile, RunFile]]) -> list[str]
             if r.case.nbytes not in slowed and r.verdict in ("REGRESSED", "IMPROVED")
         ]
         whole += len(hit) == len(slowed) and not wrong
-        changes = ", ".join(f"{r.delta or 0:+.1%}" for r in rows if r.case.nbytes in slowed)
-        found.append(f"| {number} | {len(hit)} | {len(wrong)} | {changes} | {took(pair):.1f} |")
+        more, those = added(pair), [r for r in rows if r.case.nbytes in slowed]
+        shares = ", ".join(f"{more[r.case.nbytes] / r.base.median:+.1%}" for r in those if r.base)
+        changes = ", ".join(f"{r.delta or 0:+.1%}" for r in those)
+        cells = (number, len(hit), len(wrong), shares, changes, f"{took(pair):.1f}")
+        found.append(f"| {' | '.join(map(str, cells))} |")
     return [*found, "", f"Exactly these rows in {whole} of {len(pairs)}."]
 
 

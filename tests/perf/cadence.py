@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from collbench.core.text import size
 from collbench.machine import environment
@@ -77,6 +78,17 @@ def scatter(files: list) -> dict[tuple[str, int, str], list[float]]:  # type: ig
     }
 
 
+def least(logs: dict[str, list[float]]) -> str:
+    """The cadence whose standard deviation is surely the least, or "-"."""
+    spans = {}
+    for mode, values in logs.items():
+        free = len(values) - 1
+        edges = stats.chi2.ppf([0.975, 0.025], free)
+        spans[mode] = np.sqrt(free * np.var(values, ddof=1) / edges)
+    first, *others = sorted(spans, key=lambda mode: spans[mode][1])
+    return first if all(spans[first][1] < spans[mode][0] for mode in others) else "-"
+
+
 def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
     lines = ["| implementation | size | " + " | ".join(MODES) + " | least |"]
     lines += ["|---|--:|" + "--:|" * len(MODES) + "---|"]
@@ -85,18 +97,22 @@ def report(found: dict[tuple[str, int, str], list[float]], rounds: int) -> str:
         sds = {mode: float(np.std(found[label, nbytes, mode], ddof=1)) for mode in MODES}
         for mode, sd in sds.items():
             each[mode].append(sd)
-        cells = [label, size(nbytes), *(f"{sds[mode]:.1%}" for mode in MODES)]
-        lines.append("| " + " | ".join([*cells, min(sds, key=lambda mode: sds[mode])]) + " |")
+        cells = [label, size(nbytes), *(f"{100 * sds[mode]:.1f}" for mode in MODES)]
+        logs = {mode: found[label, nbytes, mode] for mode in MODES}
+        lines.append("| " + " | ".join([*cells, least(logs)]) + " |")
     means = {mode: float(np.exp(np.mean(np.log(sds)))) for mode, sds in each.items()}
-    cells = ["geometric mean", "", *(f"{means[mode]:.1%}" for mode in MODES)]
-    lines.append("| " + " | ".join([*cells, min(means, key=lambda mode: means[mode])]) + " |")
+    cells = ["geometric mean", "", *(f"{100 * means[mode]:.1f}" for mode in MODES)]
+    lines.append("| " + " | ".join([*cells, "-"]) + " |")
     cpu = environment.gather(Path.cwd())["cpu"]
     return (
         "# Which cadence decides best\n\n"
-        f"Standard deviation of ln(head / base) of identical launches, {rounds} rounds, 2 ranks,"
+        "Standard deviation of ln(head / base) of identical launches, in hundredths (of log units,"
+        f" which are near percent only where small), {rounds} rounds, 2 ranks,"
         f" all_reduce in place, 0.25 s a row and launch; {cpu['model']}, {cpu['physical']} cores,"
         f" {datetime.now(UTC):%F}. All cadences are rows of the same rounds. A comparison needs as"
-        " many more rounds as the square of this is larger. Made by"
+        " many more rounds as the square of this is larger. *Least* is the cadence whose 95 %"
+        " interval (chi-squared, as of normal scatter) lies below those of both others; - where"
+        " none does. Made by"
         " `python tests/perf/cadence.py`.\n\n" + "\n".join(lines) + "\n"
     )
 

@@ -2,7 +2,8 @@
 memory copies.
 
 ``python tests/perf/executors.py --output reports/executors.md`` (make perf). Rounds are interleaved
-in one session; each figure is the median over rounds of a run's median. Nothing here is asserted in
+in one session; each figure is the median over rounds of a run's median. collbench measures all
+implementations, Open MPI's too, in the one mode that ``--mode`` names. Nothing here is asserted in
 CI: machines differ.
 """
 
@@ -32,6 +33,8 @@ Figures = dict[
 # and writes 1; the others read 1 and write half to add up a half, then read and write a half
 TRAFFIC = {"one_shot": 3 / 2}
 SHARED = ("one_shot", "two_shot", "ring", "halving_doubling")
+SIZES, LARGE = [8 << 2 * k for k in range(13)], [16 << 20, 64 << 20]
+BOUND_FROM = 64 << 10  # bytes; shorter copies by numpy take mostly Python's time
 
 
 def measure(found: Figures, folder: Path, *options: str) -> None:
@@ -46,7 +49,7 @@ def measure(found: Figures, folder: Path, *options: str) -> None:
             found[record.case.label, record.case.n, record.case.nbytes].append(row.median)
 
 
-def measure_mpi(found: Figures, folder: Path, seconds: str, sizes: list[int]) -> None:
+def measure_copies(found: Figures, folder: Path, seconds: str, sizes: list[int]) -> None:
     command = [
         str(BIN / "mpirun"),
         "-n",
@@ -54,7 +57,7 @@ def measure_mpi(found: Figures, folder: Path, seconds: str, sizes: list[int]) ->
         "--bind-to",
         "none",
         sys.executable,
-        str(HERE / "mpi_loop.py"),
+        str(HERE / "copies.py"),
         str(folder / "board"),
         seconds,
         *map(str, sizes),
@@ -63,9 +66,8 @@ def measure_mpi(found: Figures, folder: Path, seconds: str, sizes: list[int]) ->
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, **allowed}
     )
-    for name, median in msgspec.json.decode(done.stdout.strip().splitlines()[-1]).items():
-        word, size = name.split()
-        found[word, 2, int(size)].append(median)
+    for size, median in msgspec.json.decode(done.stdout.strip().splitlines()[-1]).items():
+        found["copy", 2, int(size)].append(median)
 
 
 def table(found: Figures, sizes: list[int]) -> list[str]:
@@ -80,11 +82,13 @@ def table(found: Figures, sizes: list[int]) -> list[str]:
             return statistics.median(found[label, 2, size])
 
         best = min(SHARED, key=lambda name: time(f"{name}@shm"))
-        ours, gloo, mpi, copy = time(f"{best}@shm"), time("gloo"), time("mpi"), time("copy")
+        ours, gloo, mpi = time(f"{best}@shm"), time("gloo"), time("mpi")
+        bound = "-"
+        if size >= BOUND_FROM:
+            bound = f"{TRAFFIC.get(best, 1.25) * time('copy') / ours:.0%}"
         lines.append(
             f"| {size} | {best} | {ours / 1e3:.1f} us | {gloo / 1e3:.1f} us | {gloo / ours:.1f} x |"
-            f" {mpi / 1e3:.1f} us | {mpi / ours:.2f} x |"
-            f" {TRAFFIC.get(best, 1.25) * copy / ours:.0%} |"
+            f" {mpi / 1e3:.1f} us | {mpi / ours:.2f} x | {bound} |"
         )
     return lines
 
@@ -103,54 +107,54 @@ def ring_table(found: Figures, sizes: list[int]) -> list[str]:
     return lines
 
 
+def measured(found: Figures, chosen: argparse.Namespace) -> None:
+    """Runs all implementations of a round, one after another."""
+    mode, most = ("--mode", chosen.mode), float(chosen.max_time)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "shm" in chosen.only:
+            listed = ",".join(map(str, SIZES))
+            common = ["--sizes", listed, "-g", "2", "--max-time", f"{most}s", *mode]
+            for backend in ("gloo", "mpi"):
+                measure(found, folder, "--backend", backend, *common)
+            measure(found, folder, "--backend", "shm", "--algo", ",".join(SHARED), *common)
+            measure_copies(found, folder, chosen.max_time, SIZES)
+        if "ring" in chosen.only:
+            listed = ",".join(map(str, LARGE))
+            common = ["--sizes", listed, "--max-time", f"{4 * most}s", *mode]
+            for n in ("2", "4"):
+                measure(found, folder, "--algo", "native,ring", "-g", n, *common)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-time", default="0.5")
+    parser.add_argument("--mode", choices=("isolated", "host"), default="isolated")
     parser.add_argument("--only", default="shm,ring")
     chosen = parser.parse_args()
-    sizes, large = [8 << 2 * k for k in range(13)], [16 << 20, 64 << 20]
     found: Figures = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(chosen.rounds):
-            if "shm" in chosen.only:
-                listed = ",".join(map(str, sizes))
-                common = ("--sizes", listed, "-g", "2", "--max-time", f"{chosen.max_time}s")
-                measure(found, Path(folder), "--backend", "gloo", *common)
-                measure(
-                    found, Path(folder), "--backend", "shm", "--algo", ",".join(SHARED), *common
-                )
-                measure_mpi(found, Path(folder), chosen.max_time, sizes)
-            if "ring" in chosen.only:
-                for n in ("2", "4"):
-                    measure(
-                        found,
-                        Path(folder),
-                        "--algo",
-                        "native,ring",
-                        "--sizes",
-                        ",".join(map(str, large)),
-                        "-g",
-                        n,
-                        "--max-time",
-                        f"{4 * float(chosen.max_time)}s",
-                    )
+    for _ in range(chosen.rounds):
+        measured(found, chosen)
     about = environment.gather()
     lines = [
         "# Reference algorithms against libraries",
         "",
         (
-            f"all_reduce, float, out of place, isolated calls, {about['cpu'].get('model')},"
-            f" {environment.core_count()} cores, torch {about['libraries'].get('torch')},"
-            f" {datetime.now(UTC):%Y-%m-%d}; medians of {chosen.rounds} interleaved rounds. Made by"
-            " `python tests/perf/executors.py`. The copy bound is the time that plain copies by"
-            " both ranks at once (numpy, same buffers) would take to move the bytes the algorithm"
-            " must move. It is beaten where one rank finds in the shared cache what the other has"
-            " just read or written."
+            f"all_reduce, float, out of place, `--mode {chosen.mode}`,"
+            f" {about['cpu'].get('model')}, {environment.core_count()} cores,"
+            f" torch {about['libraries'].get('torch')},"
+            f" {datetime.now(UTC):%Y-%m-%d}; medians of {chosen.rounds} interleaved rounds, all"
+            " implementations measured by collbench. Made by `python tests/perf/executors.py`. The"
+            " best on shm is the least of four, chosen and reported from the same rounds. The copy"
+            " bound is the time that plain copies by both ranks at once (numpy, same buffers) would"
+            " take to move the bytes the algorithm must move; below 64 KiB most of such a time is"
+            " Python's, and it is left out. It is beaten where one rank finds in the shared cache"
+            " what the other has just read or written."
         ),
     ]
-    tables = {"shm": lambda: table(found, sizes), "ring": lambda: ring_table(found, large)}
+    tables = {"shm": lambda: table(found, SIZES), "ring": lambda: ring_table(found, LARGE)}
     for name, make in tables.items():
         lines += ["", *make()] if name in chosen.only else []
     chosen.output.write_text("\n".join(lines) + "\n")

@@ -7,7 +7,9 @@ A trial is one all_reduce of 2 ranks with a folder for TMPDIR and, as root, a /d
 its processes are found by a mark in their environment. Rank 1 or another process is hit at a time
 drawn by the seed: while ranks start, while they measure, or when all is measured, where each rank
 stays a second longer for it. Exit code 1 where anything is not as it should be; ``--keep FOLDER``
-has what was said then. ``--so-far FILE`` keeps every trial, and goes on with those it has.
+has what was said then. ``--so-far FILE`` keeps every trial with its seed and day, and goes on with
+those it has of this seed; what an older script kept there has neither, and counts as of the asked
+seed and of the day that ``--date`` says.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+import sections
 
 from collbench.core.errors import CollbenchError
 from collbench.records import store
@@ -117,6 +119,7 @@ class Seen(NamedTuple):
     said: str
     seconds: float
     checks: dict[str, bool]
+    day: str = ""
 
     @property
     def wrong(self) -> list[str]:
@@ -127,6 +130,7 @@ class Kept(NamedTuple):
     cell: Cell
     number: int
     seen: Seen
+    seed: int | None = None
 
 
 CHECKS = (
@@ -193,7 +197,7 @@ class Trial:
             code = self._process.poll()
             text = Path(said.name).read_text(errors="replace")
             checks = self._checks(ended, code, text, shared) if hit else {}
-            return Seen(hit, code, text, took, checks)
+            return Seen(hit, code, text, took, checks, sections.today())
 
     def _command(self) -> list[str]:
         backend = self._cell.world.split()[0]
@@ -374,7 +378,8 @@ def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
         yield f"| {' | '.join(cell)} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
 
 
-def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], seed: int) -> str:
+def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
+    days = sections.between(t.day or asked.date for trials in seen.values() for t in trials)
     hit = [trial for trials in seen.values() for trial in trials if trial.hit]
     well = sum(not trial.wrong for trial in hit)
     why = dict.fromkeys(f"- {c.fault}, {c.world}: {c.why_not()}." for c in left_out)
@@ -384,8 +389,8 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], seed: int) -> s
             "# What becomes of a run when something breaks",
             "",
             f"{well} of {len(hit)} trials were as documented. Made by `python tests/perf/faults.py"
-            f" --seed {seed}` on {os.cpu_count()} CPUs, Python {platform.python_version()},"
-            f" {datetime.now(UTC):%Y-%m-%d}; -T {TIMEOUT}.{shm}",
+            f" --seed {asked.seed} --at-once {asked.at_once}` on {os.cpu_count()} CPUs, Python"
+            f" {platform.python_version()}, {days}; -T {TIMEOUT}.{shm}",
             "",
             "A number is of trials in which the fault came in time; bold where it is not all of"
             " them. Median s: from the fault to the end of the command, which may take"
@@ -415,6 +420,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--so-far", type=Path, default=Path(os.devnull))
+    parser.add_argument("--date", default=sections.today(), help="of trials kept without one")
     asked = parser.parse_args()
     every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES)]
     cells = [c for c in every if re.search(asked.only, c.words) and not c.why_not()]
@@ -423,14 +429,18 @@ def main() -> int:
 
     so_far = asked.so_far.read_text().splitlines() if asked.so_far.exists() else []
     kept = [Kept(*entry) for entry in map(json.loads, so_far)]
-    before = {(Cell(*trial.cell), trial.number): Seen(*trial.seen) for trial in kept}
+    before = {
+        (Cell(*trial.cell), trial.number): Seen(*trial.seen)
+        for trial in kept
+        if trial.seed in (None, asked.seed)
+    }
 
     def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen]:
         cell, number = job
         if job not in before:
             before[job] = Trial(cell, f"{asked.seed}-{cell.words}-{number}").run()
             with asked.so_far.open("a") as file:
-                file.write(json.dumps(Kept(cell, number, before[job])) + "\n")
+                file.write(json.dumps(Kept(cell, number, before[job], asked.seed)) + "\n")
         return cell, number, before[job]
 
     with ThreadPoolExecutor(asked.at_once) as pool:
@@ -444,9 +454,9 @@ def main() -> int:
                     place = asked.keep / f"{cell.words.replace(', ', '-')}-{number}.txt"
                     place.write_text(trial.said)
             if asked.output:  # after every trial: it takes hours
-                asked.output.write_text(text(seen, left_out, asked.seed))
+                asked.output.write_text(text(seen, left_out, asked))
     if not asked.output:
-        print(text(seen, left_out, asked.seed))
+        print(text(seen, left_out, asked))
     return int(any(trial.wrong for trials in seen.values() for trial in trials))
 
 

@@ -1,6 +1,6 @@
 """What the waiting side of an experiment costs the other: CPU time of both sides' ranks by turn.
 
-``python tests/perf/idle.py [--rounds 10] [--suite pr]`` runs ``ab --aa`` and prints, by backend,
+``python tests/perf/idle.py [--rounds 6,6] [--suite pr]`` runs ``ab --aa`` and prints, by backend,
 how much CPU time the ranks of the side whose turn it was have used, and those of the one that
 waited, with all their threads; a turn is from the word to go to the next. ``--output`` makes it a
 section of a report.

@@ -68,7 +68,10 @@ of a turn, over the 16-byte pieces it loads.
 
 Loads that must have come one after the other before a WAIT can look for the first time, before the
 first data can be loaded, and before progress can be released, counted from an instruction's
-beginning: the most of all kinds of data. Each takes some 0.2 us from the second-level cache, or
+beginning: the most of all kinds of data. They are counted in Triton's intermediate code, where an
+operation written in assembly is one; loads inside it are added by hand: one before a first look
+where a look reads in assembly what to wait for, and a release counts two at least where progress is
+pushed (whom to tell, and where). Each takes some 0.2 us from the second-level cache, or
 more where it misses. To release, ranks now read whom to tell, and where, which the others used to
 read before they looked. Of the barriers in a loop of looks some are met at every 1024th look only.
 

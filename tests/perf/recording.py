@@ -71,8 +71,9 @@ of a transformer of width {TOKENS[-1]} (96 MiB of gradients; {TOKENS[0]} sequenc
 rank). In each of {{rounds}} rounds three blocks of {STEPS} steps (of the transformer, 1) take
 turns in an order that is shuffled: one is recorded, two are not. *calls* are of
 a step; *recorded* is the ratio of a
-recorded block to the plain one of its round, *control* that of the two that are not recorded, each
-the median over rounds with its 95 % interval (signed ranks). *CPU* is the ratio of *recorded* in
+recorded block to the plain one of its round alone, *control* that of the other block that is not
+recorded to the same plain one, each the estimate of Hodges and Lehmann over rounds with its 95 %
+interval (signed ranks). *CPU* is the ratio of *recorded* in
 CPU time of both ranks, with all threads; *a call* is the CPU time that a rank spends more, by the
 calls it makes. The goal is less than {GOAL:.0%} of a step.
 
@@ -87,7 +88,8 @@ computing, as a rank with a GPU, whose core is free meanwhile; the others' cores
 {{rows}}
 
 *within* says `met` where the whole interval of *recorded* lies below {1 + GOAL:.2f}, `not met`
-where it lies above, and else that these rounds do not tell.
+where it lies above, and else that these rounds do not tell. `control apart`: the interval of
+*control* excludes 1, so that blocks differ by more than recording, and *recorded* may, too.
 """
 
 
@@ -226,6 +228,8 @@ def row(
     ]
     cost = shift(more)
     met = "met" if high < 1 + GOAL else "not met" if low > 1 + GOAL else "not told"
+    _, low, high = ratio["control"]
+    met += "" if low <= 1 <= high else ", control apart"
     told = [f"{r[0]:.4f} [{r[1]:.4f}, {r[2]:.4f}]" for r in ratio.values()]
     told.append(f"{1e6 * cost.estimate:.0f} us [{1e6 * cost.lo:.0f}, {1e6 * cost.hi:.0f}]")
     spans = {which: statistics.median(found) for which, found in once.items()}

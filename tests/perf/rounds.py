@@ -184,15 +184,31 @@ def main() -> None:
         " | intervals that hold the truth, by stage | median MDE | median s |",
         "|--:|--:|--:|---|---|--:|---|--:|--:|",
     ]
+    taus: set[float] = set()
     with ProcessPoolExecutor() as pool:
         for budget in asked.budget:
             for share in asked.planted:
                 trial = partial(one, rows, asked.suite, share, (first, second), budget)
                 outcomes = list(pool.map(trial, many, chunksize=4))
                 found.append(line(outcomes, budget, share))
+                taus |= {row.tau for outcome in outcomes for row in outcome.rows}
                 print(found[-1])
+    found += ["", *meaning(asked.suite, len(rows), len(asked.like), taus)]
     if asked.output:
         sections.write(asked.output, "Is collbench ab right?", [found])
+
+
+def meaning(suite: str, rows: int, like: int, taus: set[float]) -> list[str]:
+    """What was drawn, and what the coverage of intervals does not show."""
+    matters = " or ".join(f"{tau:.0%}" for tau in sorted(taus))
+    return [
+        f"Rows are {rows} of the suite {Path(suite).stem}, of which three are slower; {matters}",
+        f"matters, and less is called SMALL. `--like` {like} recorded experiments, their changes",
+        "about their middle; fixed rounds are the design without a budget (`--budget 0`). A",
+        "launch's change is drawn independently of all others, and turned around as often as not:",
+        "how often an interval holds the truth checks the code, not whether a machine's changes",
+        "are independent and symmetric.",
+    ]
 
 
 def line(outcomes: Sequence[Outcome], budget: float, share: float) -> str:

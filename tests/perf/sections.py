@@ -4,7 +4,7 @@ others' as they are."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,11 +26,21 @@ def write(path: Path, title: str, new: Sequence[Sequence[str]]) -> None:
     path.write_text("\n\n".join(blocks) + "\n")
 
 
+def today() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def between(days: Iterable[str]) -> str:
+    """The day, or the first and the last of these, or "-" where there is none."""
+    known = sorted(set(days))
+    return " to ".join(dict.fromkeys((known[0], known[-1]))) if known else "-"
+
+
 def machine(script: str) -> str:
     """The line that says where, with what and when a section was made."""
     here = environment.gather()
     return (
         f"{here['cpu']['model']}, {here['cpu']['cores']} cores, {platform.system()}"
-        f" {here['kernel']}, torch {here['libraries'].get('torch')}, {datetime.now(UTC):%Y-%m-%d}."
+        f" {here['kernel']}, torch {here['libraries'].get('torch')}, {today()}."
         f" Made by `python tests/perf/{script}`."
     )

@@ -1,5 +1,5 @@
-"""One plain TCP stream: ``stream.py recv PORT BYTES`` prints the seconds from the first byte to the
-last, ``stream.py send HOST PORT BYTES`` sends to it."""
+"""One plain TCP stream: ``stream.py recv PORT BYTES`` prints the bytes a second that came after the
+first piece, ``stream.py send HOST PORT BYTES`` sends to it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ def recv(port: str, nbytes: str) -> None:
     with socket.create_server(("", int(port))) as door:
         print("open", flush=True)
         stream, _ = door.accept()
-    buffer, left, began = bytearray(PIECE), int(nbytes), 0.0
+    buffer, left = bytearray(PIECE), int(nbytes)
+    left -= stream.recv_into(buffer, min(PIECE, left))
+    began, rest = time.perf_counter(), left
     while left:
         left -= stream.recv_into(buffer, min(PIECE, left))
-        began = began or time.perf_counter()
-    print(time.perf_counter() - began)
+    print(rest / (time.perf_counter() - began))
 
 
 def send(host: str, port: str, nbytes: str) -> None:
@@ -28,4 +29,5 @@ def send(host: str, port: str, nbytes: str) -> None:
 
 
 if __name__ == "__main__":
-    {"recv": recv, "send": send}[sys.argv[1]](*sys.argv[2:])
+    what, *given = sys.argv[1:]
+    (recv if what == "recv" else send)(*given)

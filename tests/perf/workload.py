@@ -119,7 +119,7 @@ def rank(kind: str) -> None:
     model = {"ddp": ddp, "fsdp2": fsdp2}[kind](talks)
     times: dict[bool, list[float]] = {True: [], False: []}
     for number in range(STEPS + SETTLED):
-        for talks.on in (True, False):
+        for talks.on in (True, False)[:: -1 if number % 2 else 1]:
             dist.barrier()
             began = time.perf_counter()
             model(torch.ones(1)).sum().backward()
@@ -183,9 +183,10 @@ def main() -> None:
         f" {torch.__version__}, Gloo on loopback, {RANKS} ranks. `python tests/perf/workload.py"
         f" --rounds {asked.rounds}`: {asked.rounds} rounds of both in turns, each with its own"
         f" ranks;"
-        f" medians of {STEPS} steps each; communication alone, whose time is torch's step less the"
-        " same step with its collectives left out. The ratio is ours over torch's, round by round"
-        " (Hodges and Lehmann, signed ranks, 95 %).",
+        f" medians of {STEPS} steps each; communication alone, whose time is the median of torch's"
+        " steps less the median of as many with their collectives left out, each of the two first"
+        " in turns. The ratio is ours over torch's, round by round (Hodges and Lehmann, signed"
+        " ranks, 95 %).",
         "",
         "| step | torch, ms | collbench, ms | ratio | interval |",
         "|---|--:|--:|--:|---|",
