@@ -5,9 +5,12 @@ import os
 import sys
 from contextlib import suppress
 
-from collbench.core.interrupts import interrupts
-
 INTERRUPTED = 130  # core.errors' Exit.INTERRUPTED, before more is imported
+
+try:
+    from collbench.core.interrupts import interrupts
+except KeyboardInterrupt:  # it came before anything could wait for it
+    os._exit(INTERRUPTED)
 
 
 def main() -> None:

@@ -530,3 +530,22 @@ __main__.main()
     command = [sys.executable, "-m", "program"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
     assert done.returncode == 130
+
+
+def test_an_interrupt_while_the_first_modules_load_ends_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("""
+import os, signal, sys
+
+class Early:
+    def find_spec(self, name, path=None, target=None):
+        if name == "collbench.core.interrupts":
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Early())
+""")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "collbench", "--help"]
+    given = {"env": {**os.environ, "PYTHONPATH": paths}, "capture_output": True}
+    done = subprocess.run(command, check=False, text=True, **given)
+    assert (done.returncode, done.stderr) == (130, "")
