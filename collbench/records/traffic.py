@@ -152,13 +152,13 @@ def of_step(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carri
         if other and part.members > 1:
             known += part.total * (_more(other, part.kind, part.members) - 1)
     quiet = [
-        (sum(each.bytes.values()) - idle, idle)
+        (idle, sum(each.bytes.values()) - idle)
         for each in sent
         if (idle := sum(each.idle.values())) <= NOISE * total
     ]
     if not (quiet and total):
         return None
-    counted, _ = min(quiet, key=lambda each: each[1])
+    _, counted = min(quiet)
     return Carried(counted, total, known)
 
 
