@@ -23,7 +23,7 @@ LAYERS = {
     "workload": 6_549,  # steps of training and inference
     "suite": 958,  # what is asked for
     "records": 2_845,  # what came out
-    "run": 10_805,  # how it is measured
+    "run": 10_807,  # how it is measured
     "judge": 4_493,  # what it means
     "show": 5_260,  # how it is told
     "cli": 2_677,  # how it is asked for

@@ -226,7 +226,9 @@ class StepTrial:
             if not self._rank:
                 stop = self._enough(rounds, time.perf_counter() - began)
                 if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
-                    self._tell(self._parts(_joined(rounds), known))
+                    so_far = self._parts(_joined(rounds), known)
+                    if all(each["status"] == "ok" for each in so_far):  # else it would be taken
+                        self._tell(so_far)  # for what came of it
                     said = time.perf_counter()
             (stop,) = self._control.decide([stop])
         return _joined(rounds), STOPS[stop]
