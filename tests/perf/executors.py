@@ -151,7 +151,9 @@ def main() -> None:
             " bound is the time that plain copies by both ranks at once (numpy, same buffers) would"
             " take to move the bytes the algorithm must move; below 64 KiB most of such a time is"
             " Python's, and it is left out. It is beaten where one rank finds in the shared cache"
-            " what the other has just read or written."
+            " what the other has just read or written. Where Gloo's threads share cores with ranks,"
+            " small sizes take it milliseconds when ranks are aligned, and far less as programs"
+            " call it ([arrival.md](arrival.md)): ratios to it say little there."
         ),
     ]
     tables = {"shm": lambda: table(found, SIZES), "ring": lambda: ring_table(found, LARGE)}
