@@ -24,7 +24,7 @@ LAYERS = {
     "suite": 958,  # what is asked for
     "records": 2_845,  # what came out
     "run": 10_807,  # how it is measured
-    "judge": 4_493,  # what it means
+    "judge": 4_494,  # what it means
     "show": 5_260,  # how it is told
     "cli": 2_677,  # how it is asked for
 }

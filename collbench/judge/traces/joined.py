@@ -12,6 +12,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.workload.step import LOCAL, POINT_TO_POINT, WORLD
 from collbench.workload.traces.types import UNDESCRIBED, Call, RankTrace, Trace
 
+UNNAMED = "unnamed, "  # begins the label of a group that nobody named, which tells its size
 EXCHANGES = ("all_to_all", "all_to_allv")  # which is which may differ among ranks of one operation
 
 
@@ -120,7 +121,7 @@ def _group(rank: RankTrace, name: str) -> Group:
 def _shape(ranks: Sequence[int]) -> str:
     """What groups of one kind that nobody has named have in common."""
     apart = {after - before for before, after in pairwise(ranks)}
-    return f"unnamed, {len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
+    return f"{UNNAMED}{len(ranks)} ranks {apart.pop()} apart" if len(apart) == 1 else ""
 
 
 def join(trace: Trace) -> Joined:

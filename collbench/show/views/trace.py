@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import bandwidth, counted, duration, size
-from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
+from collbench.judge.traces.joined import UNNAMED, Group, Meeting, communicating, groups_of
 from collbench.judge.traces.judging import Judged, in_words
 from collbench.judge.traces.times import Part, last_to_come
 from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, toned
@@ -168,7 +168,7 @@ def _parts(judged: Judged) -> Table:
         Line(
             (
                 *([part.phase] if several else []),
-                part.group + f" of {part.members}" * (f" {part.members} " not in part.group),
+                part.group + f" of {part.members}" * (not part.group.startswith(UNNAMED)),
                 part.kind,
                 f"{part.ops:,}",
                 size(part.nbytes),

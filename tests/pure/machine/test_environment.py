@@ -479,6 +479,7 @@ def test_scheduler_variables_that_are_kept() -> None:
                 "PATH": "x",
                 "SLURM_SUBMIT_DIR": "x",
                 "OMPI_MCA_initial_wdir": "x",
+                "XRANK": "x",
                 "RANKS": "x",
             }
         )
