@@ -173,7 +173,11 @@ def exchanged(meeting: Meeting) -> dict[int, Exchanged]:
     itemsize = DTYPES[meeting.call.dtype].size
     ranks = meeting.group.ranks
     rows = {rank: call.sends for rank, call in meeting.calls.items()}
-    whole = {*ranks} <= rows.keys() and all(len(row) == len(ranks) for row in rows.values())
+    whole = (
+        bool(ranks)
+        and {*ranks} <= rows.keys()
+        and all(len(row) == len(ranks) for row in rows.values())
+    )
     columns = np.array([rows[rank] for rank in ranks]).sum(axis=0).tolist() if whole else []
     places = {rank: place for place, rank in enumerate(ranks)}
     found = {}

@@ -58,9 +58,7 @@ from collbench.suite.policy import Policy
 from collbench.workload.count import count
 from collbench.workload.step import POINT_TO_POINT, Step
 
-EVERY = (
-    100  # rounds after each of which is asked whether they suffice; it takes the longer, the more
-)
+EVERY = 100  # rounds after each of which is asked whether they suffice, and after a quarter more
 SAY_S = 1.0  # after which what there is so far is told again
 LONG_NS = 10_000_000  # of which what a barrier leaves between ranks' starts is nothing
 MOST_WATCHED = 40_000  # times of single operations in all
