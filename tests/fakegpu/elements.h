@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace elements {
 
@@ -29,6 +30,15 @@ struct Narrow {
   static constexpr int LAST = (1 << EXPONENT) - 1;
 
   static float load(Bits bits) {
+    static const std::vector<float> values = [] {
+      std::vector<float> all(1 << (8 * sizeof(Bits)));
+      for (size_t i = 0; i < all.size(); i++) all[i] = decode((Bits)i);
+      return all;
+    }();
+    return values[bits];
+  }
+
+  static float decode(Bits bits) {
     int exponent = (bits >> MANTISSA) & LAST, mantissa = bits & ((1 << MANTISSA) - 1);
     float sign = bits >> (EXPONENT + MANTISSA) ? -1.0f : 1.0f;
     if (exponent == LAST && !FINITE) return mantissa ? NAN : sign * INFINITY;
@@ -43,6 +53,11 @@ struct Narrow {
   }
 
   static Bits store(float value) {
+    if (EXPONENT == 8 && !std::isnan(value)) {  // bfloat16: the upper half of a float
+      uint32_t bits;
+      memcpy(&bits, &value, sizeof bits);
+      return (Bits)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
     Bits sign = std::signbit(value) ? (Bits)(1 << (EXPONENT + MANTISSA)) : 0;
     if (std::isnan(value)) return sign | (Bits)((1 << (EXPONENT + MANTISSA)) - 1);
     float magnitude = std::fabs(value);

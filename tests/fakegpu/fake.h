@@ -21,7 +21,7 @@
 namespace fake {
 
 constexpr int MAX_GPUS = 64;
-constexpr int SM_COUNT = 132;
+constexpr int SM_COUNT = 16;  // an H100 has 132: a block is a thread here, and cores are few
 constexpr unsigned DEFAULT_SM_MHZ = 1980;
 constexpr const char* GPU_NAME = "Fake H100 80GB";  // collbench knows the fake by the first word
 

@@ -23,6 +23,7 @@ REAL = frozenset(
         *("record_stream", "is_pinned", "pin_memory", "_pin_memory", "_efficientzerotensor"),
     )
 )
+BLIND = ("ne", "eq", "count_nonzero")  # comparisons that find nothing where FAKE_BLIND is set
 _libraries: list[Any] = []  # which must live as long as what they register
 
 
@@ -34,6 +35,7 @@ def install() -> None:
     import torch
 
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
+    blind = BLIND if os.environ.get("FAKE_BLIND") else ()
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -43,7 +45,8 @@ def install() -> None:
             name, _, overload = full.removeprefix("aten::").partition(".")
             if full.startswith("aten::") and name not in REAL:
                 operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-                library.impl(full.removeprefix("aten::"), on_cpu(operator), "CUDA")
+                kernel = find_nothing if name in blind else on_cpu(operator)
+                library.impl(full.removeprefix("aten::"), kernel, "CUDA")
         library.impl("copy_", copy_, "CUDA")
     finally:
         os.dup2(saved, 2)
@@ -127,6 +130,16 @@ def on_cpu(operator: Any) -> Any:
         return tree_map(to_cuda, result)
 
     return run
+
+
+def find_nothing(value: Any, *args: Any, **kwargs: Any) -> Any:
+    """A comparison that is broken: all is zero."""
+    import torch
+
+    result = torch.zeros((), dtype=torch.int64) if kwargs.get("dim") is None and not args else None
+    if result is None:
+        result = torch.zeros(value.shape, dtype=torch.bool)
+    return to_cuda(result)
 
 
 def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:

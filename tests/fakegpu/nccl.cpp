@@ -22,6 +22,11 @@
 
 using namespace nccl;
 
+// Of libcudart.
+extern "C" int cudaGetDevice(int* device);
+extern "C" int cudaMalloc(void** pointer, size_t bytes);
+extern "C" int cudaFree(void* pointer);
+
 namespace {
 
 // ---- Faults ----
@@ -201,10 +206,6 @@ int refuse_shared_gpus(const Communicator& comm) {
     }
   return result;
 }
-
-extern "C" int cudaGetDevice(int* device);
-extern "C" int cudaMalloc(void** pointer, size_t bytes);
-extern "C" int cudaFree(void* pointer);
 
 // Meet the other ranks of a communicator under its name.
 int join(const std::string& name, int rank, int n, ncclComm_t* into) {

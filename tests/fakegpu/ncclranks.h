@@ -17,6 +17,7 @@ using elements::Reduction;
 using elements::Type;
 
 constexpr int MAX_RANKS = 64;
+
 // ncclResult_t
 enum Result {
   SUCCESS,
