@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace elements {
@@ -84,12 +85,18 @@ using Bfloat16 = Narrow<uint16_t, 8, 7, false, false>;
 using F8e4m3 = Narrow<uint8_t, 4, 3, true, true>;
 using F8e5m2 = Narrow<uint8_t, 5, 2, false, true>;
 
+// Whether a comes before b; of zeros the negative one does, as on a GPU.
+template <typename T>
+bool is_less(T a, T b) {
+  return a < b || (a == b && std::is_floating_point<T>::value && std::signbit((double)a) && !std::signbit((double)b));
+}
+
 template <typename T>
 T combine_numbers(T a, T b, Reduction reduction) {
   switch (reduction) {
     case Reduction::prod: return a * b;
-    case Reduction::min: return b < a ? b : a;
-    case Reduction::max: return b > a ? b : a;
+    case Reduction::min: return is_less(b, a) ? b : a;
+    case Reduction::max: return is_less(a, b) ? b : a;
     default: return a + b;
   }
 }

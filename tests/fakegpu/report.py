@@ -103,8 +103,8 @@ def main() -> None:
         "",
         "Made by `python tests/fakegpu/report.py` on"
         f" {datetime.now(UTC):%Y-%m-%d}, revision {revision}, Python {platform.python_version()}:"
-        f" {read_versions(environment)}, on the fake CUDA of tests/fakegpu, whose README says what is"
-        " real there. No number of these runs means anything; that they ran, what they said, and"
+        f" {read_versions(environment)}, on the fake CUDA of tests/fakegpu, whose README says what"
+        " is real there. No number of these runs means anything; that they ran, what they said, and"
         " their exit codes do.",
         "",
         f"**{right} of {len(runs + faults)}** are as they must be"
