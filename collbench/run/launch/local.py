@@ -25,7 +25,8 @@ from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.forkserver import Note, Parent, Spawn, bound
+from collbench.run.launch.children import bound
+from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
