@@ -139,6 +139,13 @@ class Meeting(NamedTuple):
         return waited
 
 
+def divert_stdout() -> None:
+    """Send what libraries write to standard output to standard error from now on. The command
+    itself prints at a descriptor of its own (cli.main)."""
+    if sys.__stdout__ and sys.__stderr__:  # else these descriptors are other files'
+        os.dup2(2, 1)
+
+
 def met(member: Membership, seconds: float) -> Meeting:
     """All ranks of the launch, met within ``seconds``. Raises RunBroken or CannotRun, with who came
     and who did not."""
@@ -269,6 +276,7 @@ class Joined(World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before."""
+        divert_stdout()
         from collbench.run.plan import Plan
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store

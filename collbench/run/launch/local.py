@@ -71,6 +71,7 @@ class ForkServer(Parent):
             pass_fds=[theirs.fileno()],
             env=dict(env),
             stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__,  # also what libraries print in ranks
         )
         theirs.close()
         self._up = False
