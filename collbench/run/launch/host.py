@@ -43,20 +43,19 @@ class Host:
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._answers: dict[int, Future[News]] = {}
         self._control, theirs = socket.socketpair()
-        fds = [listener.fileno(), theirs.fileno()]
-        command = [sys.executable, "-m", "collbench.run.launch.meeting", *map(str, fds)]
+        command = [sys.executable, "-m", "collbench.run.launch.meeting"]
         with listener, theirs:
             self._process = subprocess.Popen(
                 bound(sys.executable, signal.SIGKILL, os.getpid(), *command),
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is rank 0's to handle
             )
+            terms = msgspec.json.encode(Terms(n, key, seconds))
+            with suppress(OSError):  # it has ended, and its first line will be missing
+                socket.send_fds(self._control, [terms], [listener.fileno()])
         self._lines = self._control.makefile("rb")
-        with suppress(OSError):  # it has ended, as its first line shows, which is missing
-            self._control.sendall(msgspec.json.encode(Terms(n, key, seconds)) + b"\n")
         if not self._first_line():
             raise CannotRun(
                 "the process in which ranks meet did not come up: it ended with"

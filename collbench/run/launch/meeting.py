@@ -25,7 +25,6 @@ import secrets
 import signal
 import socket
 import struct
-import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -126,8 +125,8 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """The first line that rank 0 writes: for how many ranks to wait, with which key, and for how
-    many seconds."""
+    """The first line that rank 0 writes, with the listener's descriptor: for how many ranks to
+    wait, with which key, and for how many seconds."""
 
     n: int
     key: bytes
@@ -533,22 +532,23 @@ def _from(hello: Hello) -> str:
     return f"from {hello.host} (pid {hello.pid}, {hello.launcher})"
 
 
-async def serve(listener: socket.socket, control: socket.socket) -> None:
-    """Keep the meeting of the ranks that come to ``listener`` until rank 0 closes its end of
-    ``control``."""
+async def serve(control: socket.socket) -> None:
+    """Keep a meeting as rank 0 says first at the other end of ``control``, with the listener that
+    ranks come to, until that end is closed."""
+    line, (descriptor,), _, _ = socket.recv_fds(control, LINE_LIMIT, 1)
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
     orders, news = await asyncio.open_connection(sock=control, limit=2 * LINE_LIMIT)
-    terms = msgspec.json.decode(await orders.readline(), type=Terms)
-    await MeetingServer(listener, terms, news).keep(orders)
+    await MeetingServer(listener, msgspec.json.decode(line, type=Terms), news).keep(orders)
 
 
 def main() -> None:
-    """The process: ``LISTENER CONTROL``, which are descriptors. Rank 0 decides when it ends, and so
-    signals that a terminal or a launcher sends to all processes are ignored."""
+    """The process, whose standard input is its end of the socket between it and rank 0. That
+    decides when it ends, and so signals that a terminal or a launcher sends to all processes are
+    ignored."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    listener, control = (socket.socket(fileno=int(text)) for text in sys.argv[1:])
-    listener.setblocking(False)
-    asyncio.run(serve(listener, control))
+    asyncio.run(serve(socket.socket(fileno=0)))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ class InThread:
 
     pid = os.getpid()
 
-    def __init__(self, command: list[str], pass_fds: list[int], **_: object) -> None:
-        sockets = (socket.socket(fileno=os.dup(fd)) for fd in pass_fds)
-        self._thread = threading.Thread(target=asyncio.run, args=[meeting.serve(*sockets)])
+    def __init__(self, command: list[str], stdin: int, **_: object) -> None:
+        control = socket.socket(fileno=os.dup(stdin))
+        self._thread = threading.Thread(target=asyncio.run, args=[meeting.serve(control)])
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
