@@ -275,14 +275,33 @@ NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory
 
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
-    out = sys.stdout = Out(sys.stdout or io.StringIO())
+    out = sys.stdout = Out(_own_stdout())
     code = _ended()
     out.flush()
     _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
+
+
+def _own_stdout() -> Any:
+    """Standard output at a descriptor that only this command writes to: where it is a rank, what
+    libraries write to descriptor 1 goes to standard error (join.py)."""
+    inherited = sys.stdout
+    if not isinstance(inherited, io.TextIOWrapper):
+        return inherited or io.StringIO()
+    inherited.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    try:
+        descriptor = os.dup(inherited.fileno())
+    except OSError:
+        return inherited  # it has none
+    unbuffered = inherited.write_through
+    return io.TextIOWrapper(
+        os.fdopen(descriptor, "wb", buffering=0 if unbuffered else -1),
+        inherited.encoding,
+        inherited.errors,
+        line_buffering=inherited.line_buffering,
+        write_through=unbuffered,
+    )
 
 
 def _ended() -> int:

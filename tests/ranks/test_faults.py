@@ -159,7 +159,7 @@ def test_a_rank_that_alone_cannot_take_part_is_named(run) -> None:
 def test_a_process_whose_maker_is_gone_before_it_says_what_to_do_then_ends_at_once() -> None:
     program = """
 import os, time
-from collbench.run.launch.forkserver import die_with_parent
+from collbench.run.launch.children import die_with_parent
 mine = os.getpid()
 if os.fork() == 0:
     while os.getppid() == mine:

@@ -25,7 +25,8 @@ from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.forkserver import Note, Parent, Spawn, bound
+from collbench.run.launch.children import bound
+from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
@@ -70,6 +71,7 @@ class ForkServer(Parent):
             pass_fds=[theirs.fileno()],
             env=dict(env),
             stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__,  # also what libraries print in ranks
         )
         theirs.close()
         self._up = False

@@ -78,11 +78,15 @@ def connect(place: Place, store: Any) -> Control:
     """Join the control group, on Gloo. ``store`` must live as long as any process group. Gloo's
     thread for this group (none of what is measured) no longer pushes this one off a core they
     share, to spin for a lock that it holds.
+
+    torch's monitor of NCCL stays off unless the user has set it: every second it would ask the
+    store, under a launcher by this rank's Python, and -T limits how long ranks may stand still.
     """
     torch.set_num_threads(1)
     # sums that several calls of a sample make in place may outgrow their type
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended, or may not be told
