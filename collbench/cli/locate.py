@@ -151,7 +151,8 @@ class Searching:
         self.units = units(world)
 
     def record(self, record: Record, row: Derived | None) -> None:
-        """Takes a measurement. Raises CannotRun where the backend has no sendrecv."""
+        """Takes a measurement. Raises CannotRun where the backend has no sendrecv or cannot be
+        opened."""
         if record.status == "skipped":
             raise CannotRun(f"no search without sendrecv: {record.note}")
         self._like = self._like or record.case
