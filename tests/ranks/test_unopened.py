@@ -94,6 +94,14 @@ def test_a_rank_that_breaks_while_opening_fails_its_world_alone(
     assert note in done.stderr
 
 
+def test_a_case_that_cannot_be_prepared_is_skipped_alone(tmp_path: Path) -> None:
+    done, run = measure(tmp_path / "run.jsonl", "saboteur", "refuse-size:0:64")
+    assert done.returncode == Exit.OK, done.stderr
+    found = {record.case.nbytes: (record.status, record.note) for record in run.records}
+    assert found[64] == ("skipped", PLANTED)
+    assert found[1024][0] == "ok"
+
+
 def test_what_could_not_open_stays_left_out_when_the_run_is_resumed(cli, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     measure(path, "saboteur,gloo", "refuse-all:0:0")
