@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import socket
 import statistics
 import time
@@ -290,6 +291,8 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
     triton = found["libraries"].get("triton")
     kernel = ("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON)
     yield Finding("triton", *(("no", NOT_FOR_AMD) if torch.version.hip else kernel))
+    if triton and not torch.version.hip:
+        yield _compiler()
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         yield _reach(count)
@@ -377,6 +380,19 @@ def _cuda(built: str | None, driver: str | None) -> Finding:
     return Finding("torch for CUDA", "yes", f"built for CUDA {built}")
 
 
+def _compiler() -> Finding:
+    """The C compiler with which Triton builds what launches a kernel: that of CC, else gcc or
+    clang."""
+    about = partial(Finding, "c compiler")
+    needed = "Triton builds what launches symm's kernel with it"
+    named = os.environ.get("CC")
+    found = next(filter(None, map(shutil.which, [named] if named else ["gcc", "clang"])), None)
+    if found:
+        return about("yes", f"{found}: {needed}")
+    missing = f"CC={named} is not there" if named else "apt-get install gcc"
+    return about("no", f"{missing}: {needed}")
+
+
 def _nccl() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
@@ -433,7 +449,10 @@ def _reach(count: int) -> Finding:
 def _symmetric(count: int) -> Iterator[Finding]:
     """Whether torch maps GPUs' memory into each other, and whether a switch can add up what lies at
     one address."""
+    from collbench.run.backends import _cuda
+
     try:
+        _cuda.require_nvml()
         from torch._C._autograd import DeviceType
         from torch._C._distributed_c10d import _SymmetricMemory
 
@@ -446,6 +465,9 @@ def _symmetric(count: int) -> Iterator[Finding]:
         yield Finding(
             "symmetric memory", "no", f"not in this torch ({first_line(e)}): install a newer one"
         )
+        return
+    except CannotRun as e:
+        yield Finding("symmetric memory", "no", f"{e.message}: {e.hint}")
         return
     yield Finding(
         "symmetric memory", "yes", "for symm and torch_*, between GPUs that reach each other"

@@ -151,9 +151,10 @@ class Searching:
         self.units = units(world)
 
     def record(self, record: Record, row: Derived | None) -> None:
-        """Takes a measurement. Raises CannotRun where the backend has no sendrecv."""
+        """Takes a measurement. Raises CannotRun where the backend has no sendrecv or cannot be
+        opened."""
         if record.status == "skipped":
-            raise CannotRun(f"no search without sendrecv: {record.note}")
+            raise CannotRun(f"no search can run here: {record.note}")
         self._like = self._like or record.case
         self._reached[tuple(record.case.members)] = (
             row.busbw or 0.0 if row and record.status == "ok" else 0.0

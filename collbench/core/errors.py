@@ -42,6 +42,11 @@ class CollbenchError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def reason(self) -> str:
+        """The message with the hint behind it, for a record's note."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
 
 class UsageError(CollbenchError):
     """The command line or a file given to it asks for something that does not exist."""

@@ -175,6 +175,10 @@ class Budget:
         self._ahead.append(jobs)
         return msgspec.structs.replace(current, jobs=[], open=True)
 
+    def drop_world(self) -> list[Job]:
+        """The jobs of the next world, which does not open; they are not given out."""
+        return self._ahead.pop(0)
+
     def heard(self, record: Record) -> Record:
         """Learns what such cases take; a call of a step is one of each of its parts, whose records
         come before that of the whole."""

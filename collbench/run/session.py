@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -274,6 +275,7 @@ class _Session:
         self._outcomes: list[tuple[str, str]] = []
         self._so_far: dict[Case, Record] = {}  # what there is of a case that is being measured
         self._after: dict[str, Load] = {}
+        self._broken: RunBroken | None = None  # of the first world that broke before it opened
         self._pace = self._paced()
 
     def _paced(self) -> Passes | Budget | None:
@@ -307,7 +309,7 @@ class _Session:
         if self._pace:
             launches = [[self._pace.first(current) for current in part] for part in launches]
         heard = self._hear, self._tick, self._go_on, self._lost, self._hung
-        listener = Listener(*heard, so_far=self._hear_so_far)
+        listener = Listener(*heard, so_far=self._hear_so_far, unopened=self._unopened)
         problem: Exception | None = None
         try:
             with interrupts:
@@ -318,6 +320,8 @@ class _Session:
                         self._ranks.close()
                     self._ranks.run(part, listener)
                 self._after = self._ranks.load()
+                if self._broken is not None:
+                    raise self._broken
                 code, note = self.verdict(), ""
         except (Exception, KeyboardInterrupt) as e:
             if not self._begun:
@@ -416,9 +420,25 @@ class _Session:
         cases = self._order.further() if self._order.further else ()
         return fitted([case for case in cases if case.place == 0], self._prepared.suite.policy)[0]
 
+    def _unopened(self, current: Plan, error: CollbenchError) -> None:
+        """Record all cases of a world that did not open: as skipped where it cannot be; as failed
+        where a rank broke, which ends the run with that error once the other worlds are done."""
+        if current.index in self._worlds:
+            raise error
+        status: Literal["failed", "skipped"] = "skipped"
+        note = error.reason
+        if isinstance(error, RunBroken):
+            self._broken = self._broken or error
+            status, note = "failed", error.message
+        jobs = self._pace.drop_world() if isinstance(self._pace, Budget) else current.jobs
+        for case in (case for job in jobs for case in job.case.siblings):
+            self._hear(Record(case=case, status=status, note=note))
+
     def _lost(self, current: Plan, error: RunBroken) -> None:
-        """The case under way becomes a failed record."""
-        if error.job is not None:
+        """The case under way becomes a failed record; all cases do where the world was not open."""
+        if current.index not in self._worlds:
+            self._unopened(current, error)
+        elif error.job is not None:
             for case in current.jobs[error.job].case.siblings:
                 failed = Record(case=case, status="failed", note=error.message, world=current.index)
                 so_far = self._so_far.get(case)

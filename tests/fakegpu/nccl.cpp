@@ -5,10 +5,12 @@
 //
 // FAKE_NCCL=2.18.5 is the version that this claims to be. FAKE_NCCL_FAULT=RANK:CALL:WHAT[,...]
 // plants faults on a rank of the largest communicator of its process, at its CALL-th call counted
-// from 1 (a group is one call; each replay of a graph counts again):
+// from 1 (a group is one call; each replay of a graph counts again), or, as CALL@BYTES, counted over
+// calls of at least so many bytes a rank:
 //   kill    the process is killed          hang    the call ends only when it is aborted
 //   slow    calls take 20 ms longer        wrong   a bit of the rank's own result is flipped
 //   remote  calls end no more, and ncclCommGetAsyncError returns ncclRemoteError on all ranks
+//   lost    the rank's GPU is gone: nothing that is asked of it from then on succeeds
 //   system  ncclSystemError is returned by the call itself, which counts calls as they are issued
 // slow and wrong last from that call on.
 #include <fcntl.h>
@@ -17,6 +19,7 @@
 
 #include <chrono>
 #include <memory>
+#include <set>
 
 #include "ncclcalls.h"
 
@@ -33,27 +36,60 @@ namespace {
 
 std::atomic<int> most_ranks{0};  // of this process's communicators
 
-bool is_due(const Communicator& comm, const std::string& fault, long call) {
-  static const auto planted = fake::split(fake::setting("FAKE_NCCL_FAULT"), ',');
-  if (comm.n == 1 || comm.n < most_ranks) return false;
-  for (const std::string& text : planted) {
+struct PlantedFault {
+  int rank;
+  long call;     // from 1
+  size_t bytes;  // calls of fewer do not count
+  std::string what;
+  long count = 0;
+
+  bool is_of_issuing() const { return what == "system"; }
+  bool lasts() const { return what == "slow" || what == "wrong"; }
+};
+
+std::vector<PlantedFault> planted_faults() {
+  std::vector<PlantedFault> faults;
+  for (const std::string& text : fake::split(fake::setting("FAKE_NCCL_FAULT"), ',')) {
     auto parts = fake::split(text, ':');
-    if (parts.size() != 3 || parts[2] != fault || atoi(parts[0].c_str()) != comm.rank) continue;
-    long first = atol(parts[1].c_str());
-    if (call == first || (call > first && (fault == "slow" || fault == "wrong"))) return true;
+    if (parts.size() != 3) continue;
+    auto call = fake::split(parts[1], '@');
+    size_t bytes = call.size() > 1 ? strtoul(call[1].c_str(), nullptr, 10) : 0;
+    faults.push_back({atoi(parts[0].c_str()), atol(call[0].c_str()), bytes, parts[2]});
   }
-  return false;
+  return faults;
 }
 
-void suffer_faults(Communicator& comm, long call) {
-  if (is_due(comm, "kill", call)) raise(SIGKILL);
-  if (is_due(comm, "slow", call)) usleep(20'000);
-  if (is_due(comm, "remote", call)) {
+// The faults that strike these calls as they are issued, or as they are executed.
+std::set<std::string> find_due_faults(const Communicator& comm, const std::vector<Call>& calls,
+                                      bool issuing) {
+  static auto planted = planted_faults();
+  static std::mutex counting;
+  std::set<std::string> due;
+  if (comm.n == 1 || comm.n < most_ranks) return due;
+  size_t bytes = 0;
+  for (const Call& call : calls) bytes = std::max(bytes, call.bytes());
+  std::lock_guard<std::mutex> lock(counting);
+  for (PlantedFault& fault : planted) {
+    bool counts = fault.rank == comm.rank && fault.is_of_issuing() == issuing;
+    if (!counts || bytes < fault.bytes) continue;
+    long number = ++fault.count;
+    if (number == fault.call || (number > fault.call && fault.lasts())) due.insert(fault.what);
+  }
+  return due;
+}
+
+void suffer_faults(Communicator& comm, const std::set<std::string>& due) {
+  if (due.count("kill")) raise(SIGKILL);
+  if (due.count("slow")) usleep(20'000);
+  if (due.count("lost"))
+    if (FILE* marker = fopen(fake::lost_marker(comm.gpu).c_str(), "w"))
+      fclose(marker);
+  if (due.count("remote")) {
     fail(comm.device, REMOTE_ERROR, "a fault was planted: the connection to another rank broke");
     comm.shared->error = REMOTE_ERROR;
     wait_for_abort(comm);
   }
-  if (is_due(comm, "hang", call)) wait_for_abort(comm);
+  if (due.count("hang") || due.count("lost")) wait_for_abort(comm);
 }
 
 // ---- Work on streams ----
@@ -80,12 +116,12 @@ void execute(Communicator& comm, const std::vector<Call>& calls) {
   std::lock_guard<std::mutex> turn(comm.executing);
   try {
     if (comm.is_aborted) return;
-    long number = ++comm.executed;
-    suffer_faults(comm, number);
+    auto due = find_due_faults(comm, calls, false);
+    suffer_faults(comm, due);
     exchange_messages(comm, calls);
     for (const Call& call : calls)
       if (!call.is_message()) run_collective(comm, call);
-    if (is_due(comm, "wrong", number))
+    if (due.count("wrong"))
       for (const Call& call : calls) flip_bit(comm, call);
   } catch (Aborted&) {
   }
@@ -108,12 +144,12 @@ int issue_pending() {
   pending.clear();
   for (auto& [key, batch] : batches) {
     auto comm = batch[0].comm;
-    if (is_due(*comm, "system", ++comm->issued))
+    std::vector<Call> calls;
+    for (const Pending& item : batch) calls.push_back(item.call);
+    if (find_due_faults(*comm, calls, true).count("system"))
       return comm->error = fail(comm->device, SYSTEM_ERROR,
                                 "a fault was planted: a call to the system failed");
     log_connection(*comm);
-    std::vector<Call> calls;
-    for (const Pending& item : batch) calls.push_back(item.call);
     fake::Work work = [comm, calls] { execute(*comm, calls); };
     fake_enqueue(key.second, &work);
   }

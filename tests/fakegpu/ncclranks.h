@@ -75,7 +75,6 @@ struct Communicator {
   Shared* shared;
   std::atomic<bool> is_aborted{false}, is_connected{false};
   std::atomic<int> error{SUCCESS};
-  std::atomic<long> executed{0}, issued{0};
   std::mutex executing;  // streams of one process take turns
   int splits = 0, next_operation = FIRST_OWN_OPERATION;
   std::map<int, Operation> operations;

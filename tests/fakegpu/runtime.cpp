@@ -21,6 +21,7 @@ using fake::Work;
 namespace {
 
 constexpr size_t LAUNCH_QUEUE = 1024;  // entries after which a launch waits, as a GPU's does
+constexpr auto LOOK = std::chrono::milliseconds(50);  // between two looks whether a GPU is gone
 constexpr int CUDA_VERSION_BUILT = 13000;
 
 int64_t now_ns() {
@@ -51,17 +52,9 @@ int physical(int device) { return fake::visible_gpus().at(device); }
 
 // ------------------------------------------------------------------------------ loss of a GPU
 
-// FAKE_LOST="GPU:N": the N-th piece of work that a process puts on this GPU never comes back.
+// Nothing that is asked of a GPU that is gone succeeds, nor does any wait for it end otherwise.
 bool is_lost(int device) {
   return device < visible_count() && fake::is_lost(physical(device));
-}
-
-void count_work(int device) {
-  static std::atomic<long long> count[fake::MAX_GPUS];
-  int gpu = physical(device);
-  long long at = fake::number_of_gpu("FAKE_LOST", gpu, -1);
-  if (at >= 0 && ++count[gpu] == at)
-    if (FILE* marker = fopen(fake::lost_marker(gpu).c_str(), "w")) fclose(marker);
 }
 
 // ------------------------------------------------------------------------------ streams, events
@@ -83,9 +76,12 @@ struct Completion {
     done = true;
     changed.notify_all();
   }
-  void wait() {
+  // Whether it was done before the GPU was gone.
+  bool wait(int device) {
     std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return done; });
+    while (!changed.wait_for(lock, LOOK, [&] { return done; }))
+      if (is_lost(device)) return false;
+    return true;
   }
 };
 
@@ -108,9 +104,12 @@ class Stream {
     added_.notify_one();
   }
 
-  void wait() {
+  // Whether all was done before the GPU was gone.
+  bool wait() {
     std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [&] { return is_empty(); });
+    while (!idle_.wait_for(lock, LOOK, [&] { return is_empty(); }))
+      if (is_lost(device)) return false;
+    return true;
   }
 
   bool is_done() {
@@ -170,7 +169,6 @@ Stream* stream_of(void* handle) {
 
 cudaError_t enqueue(void* handle, Work work) {
   Stream* stream = stream_of(handle);
-  count_work(stream->device);
   if (is_lost(stream->device)) return fail(cudaErrorUnknown);
   if (stream->capturing)
     stream->capturing->nodes.push_back(std::move(work));
@@ -181,8 +179,7 @@ cudaError_t enqueue(void* handle, Work work) {
 
 cudaError_t wait_for(Stream* stream) {
   if (stream->capturing) return fail(cudaErrorStreamCaptureUnsupported);
-  if (is_lost(stream->device)) return fail(cudaErrorUnknown);
-  stream->wait();
+  if (is_lost(stream->device) || !stream->wait()) return fail(cudaErrorUnknown);
   return cudaSuccess;
 }
 
@@ -653,9 +650,8 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  if (is_lost(current)) return fail(cudaErrorUnknown);
   auto completion = ((Event*)handle)->last;
-  if (completion) completion->wait();
+  if (is_lost(current) || (completion && !completion->wait(current))) return fail(cudaErrorUnknown);
   return cudaSuccess;
 }
 
@@ -676,7 +672,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t awaited, unsign
   }
   auto completion = event->last;
   if (stream->capturing) return completion ? fail(cudaErrorStreamCaptureIsolation) : cudaSuccess;
-  return completion ? enqueue(handle, [completion] { completion->wait(); }) : cudaSuccess;
+  int device = stream->device;
+  return completion ? enqueue(handle, [completion, device] { completion->wait(device); }) : cudaSuccess;
 }
 
 // ------------------------------------------------------------------------------ graphs

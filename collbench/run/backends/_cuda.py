@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +29,15 @@ BLOCKS = 16  # of NCCL's on a GPU that ranks share: too many wait for each other
 
 
 MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
+
+
+NVML = "libnvidia-ml.so.1"
+
+
+NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+
+
+NOT_READY = "system not yet initialized"  # CUDA's error 802
 
 
 OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
@@ -103,10 +114,68 @@ def _served() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS), "control").exists()
 
 
+def require_nvml() -> None:
+    """Raise CannotRun where NVIDIA's management library cannot be loaded: torch asks it for the
+    fabric of symmetric memory, and without it ends the process by SIGSEGV (torch 2.14)."""
+    if torch.version.hip:
+        return
+    try:
+        ctypes.CDLL(NVML)
+    except OSError as e:
+        raise CannotRun(
+            f"torch's symmetric memory needs NVML, and {NVML} cannot be loaded",
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility for containers",
+        ) from e
+
+
+def map_symmetric(
+    control: Control, nbytes: int, device: torch.device, group: Any, multicast: bool
+) -> tuple[torch.Tensor, Any]:
+    """Memory of this rank that all ranks of the group map, and torch's handle of it (all ranks call
+    this together); at one address of all beside where kernels need ``multicast``, which others do
+    without, lest its absence keep them from running. Raises CannotRun on all ranks alike."""
+    with control.refusing_alike(), _mapping():
+        symmetric = symmetric_memory()
+        memory: torch.Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+    with control.refusing_alike(), _mapping(), nullcontext() if multicast else _no_multicast():
+        handle = symmetric.rendezvous(memory, group)
+    return memory, handle
+
+
+@contextmanager
+def _mapping() -> Iterator[None]:
+    """Raise CannotRun for what torch raises within."""
+    try:
+        yield
+    except RuntimeError as e:
+        if NOT_READY in str(e):
+            raise CannotRun(
+                "the NVSwitch fabric is not up", "systemctl status nvidia-fabricmanager"
+            ) from e
+        raise CannotRun(
+            f"the GPUs do not map each other's memory: {first_line(e)}",
+            "--backend nccl needs no such reach; of symm --virtual-ranks needs one GPU only",
+        ) from e
+
+
+@contextmanager
+def _no_multicast() -> Iterator[None]:
+    """Keep torch from multicast, unless the user has said whether it is wanted. torch looks at each
+    rendezvous, so that other backends of this process have it."""
+    before = os.environ.get(NO_MULTICAST)
+    os.environ.setdefault(NO_MULTICAST, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NO_MULTICAST]
+
+
 def symmetric_memory() -> Any:
     """torch's module of that, in an environment for ranks whose GPUs ``seat`` has told apart by
     their own names: torch would go by their numbers, which are all 0 where each rank sees only its
-    own GPU, and refuses several ranks on one."""
+    own GPU, and refuses several ranks on one. Raises CannotRun without NVML."""
+    require_nvml()
     os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     os.environ.setdefault("TORCH_SYMMMEM_IMPLICIT_POOL", "0")  # which keeps what is let go
     from torch.distributed import _symmetric_memory
@@ -153,16 +222,13 @@ class Registered:
         registration."""
         self.release()
         torch.cuda.empty_cache()  # which NCCL's own allocations cannot reach
-        pool = memory = trouble = None
-        try:
-            pool = torch.cuda.MemPool(self._nccl.mem_allocator)
-            with torch.cuda.use_mem_pool(pool):
-                memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        except (AttributeError, RuntimeError) as e:
-            trouble = self._reason(e)
-        for found in filter(None, self._control.collect(trouble)):
-            raise CannotRun(*found)
-        assert memory is not None
+        with self._control.refusing_alike():
+            try:
+                pool = torch.cuda.MemPool(self._nccl.mem_allocator)
+                with torch.cuda.use_mem_pool(pool):
+                    memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+            except (AttributeError, RuntimeError) as e:
+                raise CannotRun(*self._reason(e)) from e
         try:
             self._nccl.register_mem_pool(pool, **{"symm": True} if self._level == 2 else {})
         except (AttributeError, TypeError, RuntimeError) as e:

@@ -108,7 +108,6 @@ class Symmetric(Base):
                 1,
                 self._bases([(0, 0)] * n, [], 0),
             )
-            self._control.barrier()  # nobody waits in a kernel for a rank that compiles it
 
     def _on_host(self) -> tuple[Allot, int]:
         """Ranks are processes on CPUs, in Triton's interpreter."""
@@ -158,16 +157,9 @@ class Symmetric(Base):
         return Reach(whole, [whole.data_ptr() + rank * nbytes for rank in range(self._n)])
 
     def _symmetric(self, nbytes: int) -> Reach:
-        symmetric = _cuda.symmetric_memory()
-        assert dist.group.WORLD
-        try:
-            mine = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
-            handle = symmetric.rendezvous(mine, dist.group.WORLD)
-        except RuntimeError as e:
-            raise CannotRun(
-                f"these GPUs do not reach each other's memory: {first_line(e)}",
-                "--backend nccl needs no such reach; --virtual-ranks one GPU only",
-            ) from e
+        mine, handle = _cuda.map_symmetric(
+            self._control, nbytes, self.device, dist.group.WORLD, multicast=False
+        )
         pointers = list(handle.buffer_ptrs)
         past = mine.data_ptr() - pointers[self._rank]
         return Reach(mine, [pointer + past for pointer in pointers], handle)
@@ -211,9 +203,7 @@ class Symmetric(Base):
                 case, compiled, self._ranks, parts, bases, self._walker.peers_at_once()
             )
             self._tapes[alike] = self._on_device(words), parts
-        launch = self._launch(case, *self._tapes[alike], bases)
-        if fresh:
-            self._control.barrier()  # all have compiled it
+        launch = self._launch(case, *self._tapes[alike], bases, compiles=fresh)
         return Call(launch, None, compiled.name)
 
     def _bases(
@@ -236,15 +226,34 @@ class Symmetric(Base):
         return bases
 
     def _launch(
-        self, case: Case, words: Tensor, parts: int, bases: _instructions.Words
+        self,
+        case: Case,
+        words: Tensor,
+        parts: int,
+        bases: _instructions.Words,
+        compiles: bool = True,
     ) -> Callable[[], object]:
-        """What launches the kernel, which is compiled here."""
+        """What launches the kernel. Where it ``compiles``, all ranks have compiled it when this
+        returns, as none may wait in a kernel for one that does, or all raise CannotRun."""
         patience = INTERPRETED_PATIENCE if self.interpreted else PATIENCE
         first, chosen = self._ranks.start, self._walker.options(case, self.policy.virtual)
         given = words, self._on_device(bases), self._claim, self._report, first, patience
-        if not self.interpreted:
-            self._walker.walk.warmup(*given, grid=(1,), **chosen)
+        if compiles:
+            with self._control.refusing_alike():
+                self._compile(given, chosen)
         return partial(self._walker.walk[parts, len(self._ranks)], *given, **chosen)
+
+    def _compile(self, given: tuple[Any, ...], chosen: dict[str, Any]) -> None:
+        if self.interpreted:
+            return
+        try:
+            kernel = self._walker.walk.warmup(*given, grid=(1,), **chosen)
+            _ = kernel.run  # Triton compiles the launcher, and loads the kernel, when first asked
+        except Exception as e:  # of Triton, a compiler that it calls, or the driver
+            raise CannotRun(
+                f"Triton cannot compile here: {first_line(e)}",
+                "apt-get install gcc; collbench doctor",
+            ) from e
 
     def _on_device(self, words: _instructions.Words) -> Tensor:
         return torch.from_numpy(words).to(self.device)

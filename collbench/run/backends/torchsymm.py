@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collbench.core.errors import CannotRun, UsageError, first_line
+from collbench.core.errors import CannotRun, UsageError
 from collbench.run.backends import Call, _cuda
 from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 LANE = 16  # bytes that a thread moves at once at most
@@ -156,12 +157,15 @@ class TorchSymmetric(TorchDistributed):
 
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
-        if self._multicast and not _has_multicast(self.device):
-            name = torch.cuda.get_device_name(self.device)
-            raise CannotRun(
-                f"{self.label} needs NVLink multicast, which {name} does not have here",
-                "try torch_two_shot",
-            )
+        self._ranks = Control(rank, n)
+        with self._ranks.refusing_alike():
+            if self._multicast and not _has_multicast(self.device):
+                name = torch.cuda.get_device_name(self.device)
+                raise CannotRun(
+                    f"{self.label} needs NVLink multicast, which {name} does not have here",
+                    "try torch_two_shot",
+                )
+        self._symmetric(LANE)  # so that what cannot work is known before any case
         self.library = f"torch {torch.__version__} symmetric memory"
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -172,15 +176,9 @@ class TorchSymmetric(TorchDistributed):
 
     def _symmetric(self, nbytes: int) -> Tensor:
         """Memory that every rank maps (all ranks call this together)."""
-        symmetric = _cuda.symmetric_memory()
-        try:
-            memory: Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=self.device)
-            symmetric.rendezvous(memory, self._at.group.group_name)
-        except RuntimeError as e:
-            raise CannotRun(
-                f"{self.label}: the GPUs do not map each other's memory: {first_line(e)}",
-                "--backend nccl needs none",
-            ) from e
+        memory, _ = _cuda.map_symmetric(
+            self._ranks, nbytes, self.device, self._at.group.group_name, self._multicast
+        )
         return memory
 
     def _aside(self, like: Tensor) -> Tensor:

@@ -275,7 +275,8 @@ class Joined(World):
         return {}
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
-        """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before."""
+        """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.
+        Ranks that agree that a world does not open go on with the next."""
         divert_stdout()
         from collbench.run.plan import Plan
         from collbench.run.rank import worker
@@ -300,9 +301,9 @@ class Joined(World):
                 try:
                     turn = meeting.turned(listener.turn)
                     worker.Worker(place, plan, control, board, line, listener.further, turn).run()
+                except CollbenchError as e:  # of a world that did not open, raised by all ranks
+                    listener.unopened(plan, e)
                 except Exception as e:
-                    if isinstance(e, CollbenchError):
-                        raise
                     what = f"{_who(member.rank)} {_blame(e, meeting)}"
                     error = StallWatch(board, plan).broken(what, member.rank)
                     listener.lost(plan, error)
@@ -339,7 +340,7 @@ def follow(member: Membership, seconds: float) -> None:
         if member.local_rank == 0 or first in error.message:
             tell(error.message)
 
-    told_of_nothing = Listener(lambda line: None, hung=hung)
+    told_of_nothing = Listener(lambda line: None, hung=hung, unopened=lambda plan, error: None)
     try:
         Joined(member, seconds).run([], told_of_nothing)
     except KeyboardInterrupt:

@@ -116,9 +116,13 @@ class FreshRanks(World):
                 continue
             try:
                 self.measure(plan, listener)
+            except CannotRun as e:
+                listener.unopened(plan, e)
             except RunBroken as e:
-                listener.lost(plan, e)
-                raise
+                if e.job is not None:
+                    listener.lost(plan, e)
+                    raise
+                listener.unopened(plan, e)
             later = plans[place + 1 :]
             if later and all(other.env != plan.env for other in later):
                 self.release(plan.env)
@@ -348,7 +352,7 @@ class Watch(RankWatch):
     def raised(self) -> CannotRun | RunBroken:
         own = [error for error in self.errors.values() if not says_peer_is_gone(error.message)]
         if own and not self.deaths and not any(error.traceback for error in own):
-            return own[0].as_error()
+            return own[0].as_error(self._board.job(0))
         rank, error = min(
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),

@@ -46,14 +46,21 @@ Env = tuple[tuple[str, str], ...]
 Hear = Callable[[types.World | types.Record], None]
 
 
+def end_run(plan: Plan, error: CollbenchError) -> None:
+    """Raise the error of a world that did not open."""
+    raise error
+
+
 class Listener(NamedTuple):
     """Who hears what comes of plans while they run.
 
     ``line`` gets a world, then its records; ``so_far`` records of what is still measured, each of
     which replaces the one before; ``tick``, often, the case that ranks are at and what
     they do with it; ``further`` says what an open plan goes on with; ``turn`` waits for that of a
-    world of joined ranks; ``lost`` hears of a plan that broke before the error is raised. Of joined
-    ranks that stand still ``hung`` hears, in another thread, just before the process ends.
+    world of joined ranks; ``lost`` hears of a plan that broke before the error is raised.
+    ``unopened`` hears of a plan whose world did not open: CannotRun where it cannot, RunBroken
+    where a rank broke; the plans after it run, unless it raises. Of joined ranks that stand still
+    ``hung`` hears, in another thread, just before the process ends.
     """
 
     line: Hear
@@ -63,6 +70,7 @@ class Listener(NamedTuple):
     hung: Callable[[RunBroken], None] = lambda error: None
     turn: Callable[[int], object] = lambda job: None
     so_far: Callable[[types.Record], None] = lambda record: None
+    unopened: Callable[[Plan, CollbenchError], None] = end_run
 
     def hear(self, line: types.World | types.Record) -> None:
         """Tell who is to hear of it."""
@@ -93,8 +101,8 @@ class World(Protocol):
 
     @abstractmethod
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
-        """All plans in turn. Raises RunBroken with the culprit, or CannotRun with the backend's
-        reason."""
+        """Run all plans in turn. Raises RunBroken with the culprit, where a world breaks at a
+        case; of one that does not open the listener hears."""
 
     def close(self) -> None:
         """Give back whatever plans have run on."""

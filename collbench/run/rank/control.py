@@ -6,7 +6,8 @@ Nothing received here is unpickled: times travel as int64 arrays, everything els
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from collbench.core.errors import CannotRun
 from collbench.core.groups import Groups
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.meeting import Request
@@ -138,6 +140,19 @@ class Control:
             msgspec.json.decode(text[8 : 8 + length])
             for text, length in zip(everyone, lengths, strict=True)
         ]
+
+    @contextmanager
+    def refusing_alike(self) -> Iterator[None]:
+        """Raise CannotRun on all ranks where any of them does within: the first rank's. All ranks
+        come to the end of it, so that none waits for one that has raised."""
+        error = None
+        try:
+            yield
+        except CannotRun as e:
+            error = e
+        mine = [error.message, error.hint] if error else None
+        for words in filter(None, self.collect(mine)):
+            raise CannotRun(*words) from error
 
     def _everyones(self, told: bytes, size: int) -> list[bytes]:
         """The first ``size`` bytes that each rank has to tell, at every rank."""

@@ -11,7 +11,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -119,25 +119,16 @@ class Worker:
         self._verdicts: dict[tuple[object, ...], str] = {}
 
     def run(self) -> None:
-        """The whole plan. Raises CannotRun if the backend can't be opened; other errors are the
-        caller's to report."""
-        place, plan = self.place, self._plan
-        self._enter(Phase.CONNECTING)
-        began = clock()
-        self._others = Others(place.rank, self._control.collect)
-        threads = THREADS.get(plan.backend, 1)
-        on_cpus = plan.backend not in ON_GPUS
-        cores = settle(place.rank, self._control, threads, self._policy.pin and on_cpus)
-        self._divide()
-        self._open(place)
-        took = clock() - began
-        watch, states = self._watch()
-        common = self._common()
-        world = self._describe(cores, took, states, common)
-        if place.rank == 0:
-            self._emit(world)
-        self._bench = self._benched(world, common, watch)
-        self._sites = Sites(self._backend, plan.backend, place.local_rank, self._control)
+        """Run the whole plan. Raises CannotRun where the world cannot be opened, RunBroken where it
+        can on some ranks only: either on all ranks alike, and before any case. Other errors are
+        the caller's to report."""
+        opened, plan = ExitStack(), self._plan
+        try:
+            self._begin(opened)
+        except CannotRun:
+            with suppress(Exception):  # of a backend that is open in part
+                opened.close()
+            raise
         done = 0
         while done < len(plan.jobs) or self._goes_on():
             self._enter(Phase.PREPARING, done)
@@ -147,13 +138,34 @@ class Worker:
             done += 1
         self._enter(Phase.DONE)
         self._control.barrier()
-        self._sites.close()
-        self._backend.close()
-        self._own.leave()
-        if common:
-            common.close()
+        opened.close()
+
+    def _begin(self, opened: ExitStack) -> None:
+        """Open the world and tell of it. What is to be closed goes to ``opened``."""
+        place, plan = self.place, self._plan
+        self._enter(Phase.CONNECTING)
+        began = clock()
+        self._others = Others(place.rank, self._control.collect)
+        threads = THREADS.get(plan.backend, 1)
+        on_cpus = plan.backend not in ON_GPUS
+        cores = settle(place.rank, self._control, threads, self._policy.pin and on_cpus)
+        self._divide()
+        opened.callback(self._own.leave)
+        opened.callback(self._backend.close)
+        self._open(place)
+        took = clock() - began
+        watch, states = self._watch()
         if watch:
-            watch.close()
+            opened.callback(watch.close)
+        common = self._common()
+        if common:
+            opened.callback(common.close)
+        world = self._describe(cores, took, states, common)
+        self._bench = self._benched(world, common, watch)
+        self._sites = Sites(self._backend, plan.backend, place.local_rank, self._control)
+        opened.callback(self._sites.close)
+        if place.rank == 0:
+            self._emit(world)
 
     def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
         """What all cases share. Raises CannotRun where the policy's way of starting together cannot
@@ -349,22 +361,30 @@ class Worker:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         bench = self._place(case)
-        reason = self._why_not(job, bench)
-        found: list[Fields] = [{"status": "skipped", "note": reason}] * len(case.siblings)
-        if not reason:
-            took: Fields = {
-                "rotation": job.rotation,
-                "cache": job.cache,
-                "copies_first": not case.step and self._backend.copies_first(case),
-            }
-            trial: StepTrial | Trial
-            if job.step:
-                trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, started))
-            else:
-                trial = Trial(bench, job, background(bench, case, self._sites))
-            outcomes = yield from trial.run()
-            found = [{**took, **fields} for fields in outcomes]
+        try:
+            reason = self._why_not(job, bench)
+            found = [] if reason else (yield from self._measured(job, bench, started))
+        except CannotRun as e:  # raised by all ranks alike, as Backend has it
+            reason = e.reason
+        if reason:
+            found = [{"status": "skipped", "note": reason}] * len(case.siblings)
         return [] if self.place.rank else self._records(case, started, found)
+
+    def _measured(self, job: Job, bench: Bench, started: str) -> Steps[list[Fields]]:
+        """The fields of the case's records, once it has been tried."""
+        case = job.case
+        took: Fields = {
+            "rotation": job.rotation,
+            "cache": job.cache,
+            "copies_first": not case.step and self._backend.copies_first(case),
+        }
+        trial: StepTrial | Trial
+        if job.step:
+            trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, started))
+        else:
+            trial = Trial(bench, job, background(bench, case, self._sites))
+        outcomes = yield from trial.run()
+        return [{**took, **fields} for fields in outcomes]
 
     def _records(self, case: Case, started: str, found: Sequence[Fields]) -> list[Record]:
         about: Fields = {
@@ -382,11 +402,15 @@ class Worker:
     def _why_not(self, job: Job, bench: Bench) -> str:
         """Why the job cannot be run here; else an empty string."""
         case, ask = job.case, self._backend.why_not
+
+        def why_not(single: Case) -> str | None:
+            return backends.why_never(single) or ask(single)
+
         if job.step is None:
-            reason = backends.why_never(case) or ask(case) or self._probe(case, bench.held)
+            reason = why_not(case) or self._probe(case, bench.held)
             if not reason and (other := backgrounds.beside(case)):
                 other = msgspec.structs.replace(other, n=case.n)  # as the backend here has
-                reason = ask(other) or self._probe(other, bench.held)
+                reason = why_not(other) or self._probe(other, bench.held)
             return reason or ""
         reason = steps.why_not(job.step, case, ask)
         if not reason:

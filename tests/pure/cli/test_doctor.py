@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from collbench.cli import doctor
+from collbench.core.errors import CannotRun
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.run.backends import _cuda
@@ -66,6 +68,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> fake_nvml.Nvml:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch._C._distributed_c10d, "_SymmetricMemory", memory, raising=False)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: True)
+    monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
     uuids = [SimpleNamespace(uuid=fake_nvml.UUID.format(i), name=f"Fast GPU {i}") for i in range(2)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: uuids[device.index])
     return nvml
@@ -153,6 +156,46 @@ def test_a_torch_without_symmetric_memory(
     monkeypatch.delattr(torch._C._distributed_c10d, "_SymmetricMemory")
     found = told(TWO, 2, (2, 30, 7), "12.6")
     assert found["symmetric memory"][0] == "no" and "multicast" not in found
+
+
+@pytest.mark.usefixtures("two")
+def test_symmetric_memory_without_nvml_has_a_remedy(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise CannotRun("torch's symmetric memory needs NVML", "NVIDIA_DRIVER_CAPABILITIES")
+
+    monkeypatch.setattr(_cuda, "require_nvml", absent)
+    state, detail = told(TWO, 2, (2, 30, 7), "12.6")["symmetric memory"]
+    assert state == "no" and detail.endswith("needs NVML: NVIDIA_DRIVER_CAPABILITIES")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "named", "state", "words"),
+    [
+        ("gcc", "", "yes", "/gcc: "),
+        ("clang", "", "yes", "/clang: "),
+        ("gcc", "icx", "no", "CC=icx is not there"),
+        ("icx", "icx", "yes", "/icx: "),
+        ("", "", "no", "apt-get install gcc"),
+    ],
+)
+def test_triton_needs_a_c_compiler(
+    told: Callable[..., Told],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    compiler: str,
+    named: str,
+    state: str,
+    words: str,
+) -> None:
+    if compiler:
+        (tmp_path / compiler).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", named)
+    found = told({**NOTHING, "libraries": {"triton": "3.8.0"}})["c compiler"]
+    assert found[0] == state and words in found[1]
+    assert "c compiler" not in told(NOTHING)
 
 
 @pytest.mark.parametrize(

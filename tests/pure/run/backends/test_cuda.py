@@ -150,9 +150,81 @@ def test_symm_shares_a_gpu_whatever_nccl_there_is(
 def test_torch_is_told_that_gpus_were_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMMMEM_IMPLICIT_POOL"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
     assert hasattr(_cuda.symmetric_memory(), "rendezvous")
     assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
     assert os.environ["TORCH_SYMMMEM_IMPLICIT_POOL"] == "0"
+
+
+def test_symmetric_memory_needs_nvml_on_nvidias_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(_cuda, "ctypes", SimpleNamespace(CDLL=absent))
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(CannotRun, match=r"needs NVML, and libnvidia-ml\.so\.1") as caught:
+        _cuda.symmetric_memory()
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in caught.value.hint
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert hasattr(_cuda.symmetric_memory(), "rendezvous")
+
+
+class Mapped:
+    """torch's symmetric memory, which keeps what it is told of multicast at each rendezvous."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self._trouble = trouble
+        self.multicast: list[str | None] = []
+
+    def empty(self, nbytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=dtype)
+
+    def rendezvous(self, memory: torch.Tensor, group: str) -> str:
+        self.multicast.append(os.environ.get(_cuda.NO_MULTICAST))
+        if self._trouble:
+            raise RuntimeError(self._trouble)
+        return "a handle"
+
+
+def mapped(memory: Mapped, monkeypatch: pytest.MonkeyPatch, multicast: bool) -> None:
+    monkeypatch.setattr(_cuda, "symmetric_memory", lambda: memory)
+    found, handle = _cuda.map_symmetric(ALONE, 64, CPU, "7", multicast)
+    assert (found.nbytes, handle) == (64, "a handle")
+
+
+def test_only_what_needs_multicast_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order worlds of one process come."""
+    monkeypatch.delenv(_cuda.NO_MULTICAST, raising=False)
+    memory = Mapped()
+    for multicast in (False, True, False):
+        mapped(memory, monkeypatch, multicast)
+        assert _cuda.NO_MULTICAST not in os.environ
+    assert memory.multicast == ["1", None, "1"]
+
+
+@pytest.mark.parametrize("multicast", [True, False])
+def test_what_the_user_says_of_multicast_holds(
+    multicast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_cuda.NO_MULTICAST, "0")
+    memory = Mapped()
+    mapped(memory, monkeypatch, multicast)
+    assert memory.multicast == [os.environ[_cuda.NO_MULTICAST]] == ["0"]
+
+
+def test_a_fabric_that_is_not_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Mapped("CUDA driver error: system not yet initialized\nwith a trace")
+    with pytest.raises(CannotRun, match="the NVSwitch fabric is not up") as caught:
+        mapped(memory, monkeypatch, True)
+    assert caught.value.hint == "systemctl status nvidia-fabricmanager"
+
+
+def test_memory_that_another_rank_cannot_map_is_refused_on_this_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_cuda, "symmetric_memory", Mapped)
+    with pytest.raises(CannotRun, match="planted"):
+        _cuda.map_symmetric(Told([["planted", "a hint"]]), 64, CPU, "7", False)
 
 
 def test_an_nccl_that_cannot_share_says_so_on_every_rank(gpus: Any) -> None:

@@ -70,9 +70,9 @@ class Kernel:
     def peers_at_once(self) -> int:
         return 3
 
-    def warmup(self, *given: Any, grid: tuple[int], kind: Any) -> None:
+    def warmup(self, *given: Any, grid: tuple[int], kind: Any) -> Any:
         assert len(given) == 6
-        self.compiled.append(kind)
+        return SimpleNamespace(run=self.compiled.append(kind))
 
     def __getitem__(self, grid: tuple[int, int]) -> Any:
         def launch(
@@ -186,6 +186,56 @@ def test_virtual_ranks_need_no_alignment_and_a_rank_that_waits_in_vain_is_told(
         match=r"rank 0 waited in vain for rank 1: progress 7 awaited, 5 seen \(channel 3",
     ):
         backend.finish()
+
+
+NO_COMPILER = "Failed to find C compiler. Please specify"
+
+
+class Uncompiled(Kernel):
+    """Fails where Triton compiles a kernel, or when it loads that."""
+
+    def __init__(self, loads: bool) -> None:
+        super().__init__()
+        self._loads = loads
+
+    def options(self, case: Case, virtual: bool) -> dict[str, Any]:
+        return {"kind": None}
+
+    def warmup(self, *given: Any, grid: tuple[int], kind: Any) -> Any:
+        if not self._loads:
+            raise RuntimeError(f"{NO_COMPILER}\nmore")
+        return self
+
+    @property
+    def run(self) -> Any:
+        raise ArithmeticError(f"{NO_COMPILER}\nmore")  # Triton's own are no RuntimeErrors
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_kernel_that_cannot_be_compiled_is_a_reason(
+    kernel: Kernel, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(symm, "_walker", lambda: Uncompiled(loads))
+    alone = symm.create("symm")
+    with pytest.raises(CannotRun, match=f"Triton cannot compile here: {NO_COMPILER}$") as caught:
+        alone.open(0, 1, 0)
+    assert "gcc" in caught.value.hint
+    backend, case = opened(2), next(cases("symm", 2, 400, "int32"))
+    memory = backend.allocate(6400).view(torch.int32)
+    with pytest.raises(CannotRun, match="Triton cannot compile here"):
+        backend.prepare_all(case, *zip(*rows(memory, case), strict=True))
+
+
+def test_a_rank_that_compiles_does_not_wait_for_one_that_cannot(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears of the other's reason instead."""
+    backend, case = opened(2), next(cases("symm", 2, 400, "int32"))
+    memory = backend.allocate(6400).view(torch.int32)
+    monkeypatch.setattr(backend._control, "collect", lambda mine: [mine, ["planted", "a hint"]])
+    with pytest.raises(CannotRun, match="planted"):
+        backend.prepare_all(case, *zip(*rows(memory, case), strict=True))
+    assert kernel.compiled
 
 
 def test_what_the_kernel_cannot_do_is_said() -> None:

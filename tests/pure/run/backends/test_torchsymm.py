@@ -16,9 +16,10 @@ import torch
 
 from collbench.core.errors import CannotRun, UsageError
 from collbench.run import backends
-from collbench.run.backends import TOGETHER, torchsymm
+from collbench.run.backends import TOGETHER, _cuda, torchsymm
 from collbench.run.backends.torchdist import TorchDistributed
 from collbench.run.backends.torchsymm import WAYS, TorchSymmetric
+from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 Op = Callable[[list[tuple[Any, ...]]], None]
@@ -239,6 +240,8 @@ def test_gpus_may_be_shared_and_are_refused_where_they_lack_multicast(
 
     monkeypatch.setattr(TorchDistributed, "open", opened)
     monkeypatch.setattr(torchsymm, "_has_multicast", lambda device: False)
+    monkeypatch.setattr(torchsymm, "Control", lambda rank, n: Control(0, 1))
+    monkeypatch.setattr(TorchSymmetric, "_symmetric", lambda self, nbytes: memory(nbytes))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined 9000")
     TorchSymmetric("torch_two_shot").open(0, 2, 0)
     TorchSymmetric("torch_two_shot").open(0, 4, 0)
@@ -246,12 +249,19 @@ def test_gpus_may_be_shared_and_are_refused_where_they_lack_multicast(
         TorchSymmetric("torch_multimem").open(0, 2, 0)
 
 
-def test_memory_that_cannot_be_mapped_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_mapped_keeps_the_backend_from_opening(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from torch.distributed import _symmetric_memory
+
+    def opened(self: TorchDistributed, rank: int, n: int, local_rank: int) -> None:
+        self._at = SimpleNamespace(group=SimpleNamespace(group_name="7"))  # type: ignore[assignment]
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no P2P between 0 and 1\nwith a trace")
 
+    monkeypatch.setattr(TorchDistributed, "open", opened)
+    monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
     monkeypatch.setattr(_symmetric_memory, "empty", refuse)
     with pytest.raises(CannotRun, match=r"map each other's memory: no P2P between 0 and 1$"):
-        TorchSymmetric("torch_two_shot").allocate(64)
+        TorchSymmetric("torch_two_shot").open(0, 1, 0)

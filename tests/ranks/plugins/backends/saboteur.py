@@ -3,8 +3,9 @@ $SABOTAGE_FILE, is WHAT:RANK:CALL, for example corrupt:1:3 (on rank 1, at its th
 
 ``corrupt`` flips a bit of the last element received; ``kill``, ``stop`` and ``raise`` end, stop or
 fail the rank; ``interrupt`` is Ctrl-C for who has started its parent; ``sleep`` hangs it before the
-call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened; ``lazy`` has
-every rank do nothing from that call on.
+call, ``never-leave`` stops it after the last; ``refuse`` has it refuse to be opened, ``crash`` fail
+there; ``refuse-all`` has every rank refuse to be opened, ``refuse-size`` refuse cases of so many
+bytes; ``lazy`` has every rank do nothing from that call on.
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ class Sabotage:
     def open(self, rank: int, n: int, local_rank: int) -> None:
         super().open(rank, n, local_rank)
         self._mine = dist.get_rank() == self._at_rank
-        if self._mine and self._what == "refuse":
+        if self._what == "refuse-all" or (self._mine and self._what == "refuse"):
             raise CannotRun("planted", "a hint")
+        if self._mine and self._what == "crash":
+            raise ArithmeticError("planted")
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
+        if self._what == "refuse-size" and case.nbytes == self._at_call:
+            raise CannotRun("planted", "a hint")
         call = super().prepare(case, send, recv)
         if (
             not self._mine and self._what != "lazy"
