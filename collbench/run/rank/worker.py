@@ -184,6 +184,7 @@ class Worker:
             watch,
             in_turns,
             calibrator,
+            gpu.Streak(),
         )
 
     def _goes_on(self) -> bool:
