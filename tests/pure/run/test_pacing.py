@@ -109,6 +109,32 @@ def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: P
     assert wrong is not None and wrong.again and wrong.status == "wrong"
 
 
+NONE = {"status": "failed", "note": "no valid sample (9 x throttled); x", "invalid": {"x": 9}}
+
+
+def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> None:
+    passes.first(planned(*SMALL))
+    passes.heard(scattered(SMALL[0], 0.5))
+    passes.heard(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
+    passes.heard(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
+    again = passes.further()
+    assert [(job.case, job.inner, job.control) for job in again] == [
+        (SMALL[1], None, True),
+        (SMALL[0], 1, False),
+    ]
+    found = passes.heard(scattered(SMALL[1], 0.5, control_ns=[5, 6]))
+    assert found is not None and found.again
+    assert (len(found.times_ns), found.control_ns) == (60, [5, 6])
+
+
+def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: Passes) -> None:
+    passes.first(planned(SMALL[0]))
+    assert passes.heard(Record(case=SMALL[0], **NONE)) is not None  # type: ignore[arg-type]
+    passes.further()
+    assert passes.heard(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
+    assert passes.further() == []
+
+
 class Clock:
     """A clock that only moves when told."""
 
