@@ -104,6 +104,11 @@ class Passes:
         return msgspec.structs.replace(job, inner=inner, control=False)
 
 
+def _holding_back(record: Record) -> tuple[bool, bool]:
+    """Whether GPUs were held back, and whether anything limited their clocks."""
+    return any(gpu.is_held_back for gpu in record.gpus), any(gpu.throttle for gpu in record.gpus)
+
+
 def is_without_samples(record: Record) -> bool:
     """Whether the case was measured, and every sample was replaced."""
     return record.status == "failed" and record.note.startswith(NO_SAMPLE)
@@ -143,7 +148,7 @@ def together(first: Record, second: Record, enough: float) -> Record:
         cause: first.invalid.get(cause, 0) + second.invalid.get(cause, 0) for cause in causes
     }
     fields["preempted"] = first.preempted + second.preempted
-    fields["gpus"] = second.gpus if any(gpu.throttle for gpu in second.gpus) else first.gpus
+    fields["gpus"] = max(first, second, key=_holding_back).gpus
     both = msgspec.structs.replace(second, **fields)
     return msgspec.structs.replace(both, stop="converged") if width(both) <= enough else both
 

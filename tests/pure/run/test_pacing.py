@@ -10,7 +10,7 @@ import pytest
 from factories import case, record, world
 
 from collbench.records.derive import FEWEST_SAMPLES
-from collbench.records.types import Record
+from collbench.records.types import GpuState, Record
 from collbench.run import pacing, plan
 from collbench.run.pacing import Budget, Passes
 from collbench.run.plan import Job, Plan
@@ -82,6 +82,23 @@ def test_the_record_of_both_visits_has_the_samples_of_both(passes: Passes) -> No
     assert [len(times) for times in both.per_rank] == [120] * 4
     assert (both.seconds, both.checked, both.preempted) == (3.0, 7, 1)
     assert both.control_ns == [5, 6] and both.invalid == {"late start": 2}
+
+
+HOT, CAPPED, WELL = (
+    [GpuState(index=0, name="x", throttle=reasons)]
+    for reasons in (("hw_thermal_slowdown",), ("sw_power_cap",), ())
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [(HOT, CAPPED, HOT), (CAPPED, HOT, HOT), (WELL, CAPPED, CAPPED), (CAPPED, WELL, CAPPED)],
+)
+def test_the_state_of_gpus_is_that_of_the_worse_visit(
+    first: list[GpuState], second: list[GpuState], kept: list[GpuState]
+) -> None:
+    visits = (scattered(SMALL[0], 0.5, gpus=gpus) for gpus in (first, second))
+    assert pacing.together(*visits, 0.02).gpus == kept
 
 
 def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
