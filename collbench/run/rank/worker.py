@@ -38,6 +38,7 @@ from collbench.run.rank.background import background
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
+from collbench.run.rank.check import why_blind
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle
@@ -113,6 +114,7 @@ class Worker:
         self._backend.policy = plan.policy
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
+        self._blind: dict[str, str] = {}  # why data cannot be verified, by element type
 
     def run(self) -> None:
         """The whole plan. Raises CannotRun if the backend can't be opened; other errors are the
@@ -348,6 +350,8 @@ class Worker:
         bench = self._place(case)
         reason = self._why_not(job, bench)
         found: list[Fields] = [{"status": "skipped", "note": reason}] * len(case.siblings)
+        if not reason and (reason := self._why_unverified(job)):
+            found = [{"status": "failed", "note": reason}] * len(case.siblings)
         if not reason:
             took: Fields = {
                 "rotation": job.rotation,
@@ -390,6 +394,29 @@ class Worker:
             for each in steps.kinds(job.step, case):
                 reason = reason or self._probe(each, bench.held)
         return reason
+
+    def _why_unverified(self, job: Job) -> str:
+        """Why no result of the job could be verified, as a rank's check has missed an error that
+        was made on purpose, once for each element type; else an empty string."""
+        if not self._policy.check:
+            return ""
+        case, other = job.case, backgrounds.beside(job.case)
+        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(case.size)
+        if other and other.dtype not in dtypes:
+            dtypes.append(other.dtype)
+        for dtype in dtypes:
+            if dtype not in self._blind:
+                mine = why_blind(dtype, self._backend.device)
+                reasons = self._control.collect([mine, str(self._backend.device)])
+                self._blind[dtype] = next(
+                    (
+                        f"rank {rank} cannot verify data on {device}: {why}; -c 0 measures without"
+                        for rank, (why, device) in enumerate(reasons)
+                        if why
+                    ),
+                    "",
+                )
+        return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
     def _probe(self, case: Case, held: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a
