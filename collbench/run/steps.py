@@ -153,7 +153,7 @@ def kinds(step: Step, case: Case) -> list[Case]:
 
 
 def dtypes(step: Step) -> list[str]:
-    """The element types of all operations that move data, sorted."""
+    """The element types of all operations that communicate, sorted."""
     return sorted({op.dtype for op in _talking(step)})
 
 

@@ -400,10 +400,9 @@ class Worker:
         was made on purpose, once for each element type; else an empty string."""
         if not self._policy.check:
             return ""
-        case, other = job.case, backgrounds.beside(job.case)
-        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(case.size)
-        if other and other.dtype not in dtypes:
-            dtypes.append(other.dtype)
+        case = job.case
+        moves_data = case.size or backgrounds.beside(case)
+        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(moves_data)
         for dtype in dtypes:
             if dtype not in self._blind:
                 mine = why_blind(dtype, self._backend.device)
