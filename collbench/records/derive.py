@@ -420,7 +420,7 @@ def _flags(
             and record.waited is not None
             and record.waited < LAUNCH_BOUND
         ),
-        "throttled": any(state.throttle for state in record.gpus),
+        "throttled": any(state.is_held_back for state in record.gpus),
         "no-effect": bool(without_effect(record.case.env, record.case.collective, record.chose)),
         "oversubscribed": bool(world and world.oversubscribed),
         FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",

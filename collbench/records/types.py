@@ -104,6 +104,12 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     numa: int = -1
 
 
+UNEXPLAINED_THROTTLE = "throttled"  # of AMD's GPUs before MI300, for a power cap, too
+
+# A power cap may be how the machine is set up, and what it costs shows in the clock.
+POWER_CAPS = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED_THROTTLE})
+
+
 class GpuState(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
@@ -127,6 +133,12 @@ class GpuState(
     nvlink_kib: int | None = None
     pcie_replays: int | None = None
     xid: int | None = None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether samples taken meanwhile are to be replaced: for a cause other than a power cap,
+        never for their values."""
+        return any(reason not in POWER_CAPS for reason in self.throttle)
 
 
 class Choice(

@@ -127,9 +127,9 @@ FLAGS = {
         "measure what the device takes, too (--mode isolated,graph)",
     ),
     "throttled": Flag(
-        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were"
-        " replaced",
-        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power limits",
+        "a GPU was held back meanwhile (heat, power brake, low clock); samples at whose end it is"
+        " held back are replaced",
+        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power supply",
     ),
     "wire": Flag(
         "counters saw that more bytes were sent than busbw assumes, or they are known to be: wire"

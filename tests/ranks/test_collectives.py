@@ -176,6 +176,19 @@ def test_no_valid_sample_is_a_failure_not_a_time(measure) -> None:
     assert record.invalid == {"late start": 9} and "late start" in record.note
 
 
+def test_nothing_is_verified_by_a_check_that_misses_a_flipped_bit(measure) -> None:
+    swept = cases(collectives=("all_reduce", "barrier"), sizes=(64,), ranks=(2,), in_place=(False,))
+    data, barrier = measure(swept, env=(("SABOTAGE", "blind:1:0"),))
+    assert (data.status, data.checked, data.wrong) == ("failed", 0, None)
+    assert data.note == (
+        "rank 1 cannot verify data on cpu: a flipped bit was not found (1000 elements of float);"
+        " -c 0 measures without"
+    )
+    assert barrier.status == "ok"
+    unchecked, _ = measure(swept, env=(("SABOTAGE", "blind:1:0"),), check=0)
+    assert (unchecked.status, unchecked.wrong) == ("ok", None)
+
+
 def test_the_slowest_rank_makes_the_sample(measure) -> None:
     swept = cases(collectives=("all_reduce",), sizes=(4096,), ranks=(3,), in_place=(False,))
     (record,) = measure(swept, iters=30)

@@ -79,6 +79,11 @@ class _Joined:
             work.wait()
 
 
+def _scales(case: Case) -> bool:
+    """Whether NCCL multiplies what a rank contributes, even of one rank: its only kernel there."""
+    return case.op == "premul_sum" or (case.op == "avg" and case.type.kind == "float")
+
+
 def _op(case: Case, rank: int) -> Any:
     if case.op == "premul_sum":
         return dist._make_nccl_premul_sum(float(premul_factor(rank)))  # type: ignore[attr-defined]
@@ -202,6 +207,8 @@ class TorchDistributed(Base):
     def why_not(self, case: Case) -> str | None:
         if case.mode == "graph" and self.name != "nccl":
             return f"{self.name} cannot be captured in a CUDA graph"
+        if case.mode == "graph" and case.n == 1 and case.in_place and not _scales(case):
+            return "one rank has nothing to do in place (an empty CUDA graph)"
         return self._why_not_native(case) if case.algorithm == "native" else None
 
     def _why_not_native(self, case: Case) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from collbench.core.errors import CannotRun
 from collbench.machine import amd
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
-from collbench.records.types import GpuState
+from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --t
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
 
 
+HOPELESS = 2  # cases in a row without a valid sample, after which one block of the next is tried
+
+
 IDLE, SET_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
 
 
@@ -174,13 +177,6 @@ HOLDING_BACK = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }
-
-
-UNEXPLAINED = "throttled"  # what AMD's GPUs before MI300 say, of a power cap, too
-
-
-# these alone spoil no samples
-ALLOWED = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED})
 
 
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
@@ -322,7 +318,7 @@ class AmdWatch:
             memory_mhz=now.memory_mhz,
             celsius=now.celsius,
             watts=now.watts,
-            throttle=(*rising, *[UNEXPLAINED] * now.throttled),
+            throttle=(*rising, *[UNEXPLAINED_THROTTLE] * now.throttled),
             ecc=now.ecc,
             nvlink_errors=now.xgmi_errors,
             pcie_replays=now.pcie_replays,
@@ -332,19 +328,40 @@ class AmdWatch:
         """Nothing: AMD SMI is torch's, too."""
 
 
+class Streak:
+    """Cases in a row, of all those that ranks take in a world, in which this rank's GPU was held
+    back and no sample was valid."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Guard:
     """Judges a case's blocks of samples by the GPU's state, as nvbench does: a block during which
     it was held back is discarded, and the next one waits, 50 ms at first and twice as long each
     time in a row, up to 0.5 s.
 
     Every rank asks ``bad`` after each block; if any rank's says so, all discard the block and
-    ``pause``. Without a watch nothing is bad, so that all ranks ask alike.
+    ``pause`` before another. Without a watch nothing is bad, so that all ranks ask alike. The
+    ``streak`` goes on from case to case.
     """
 
-    def __init__(self, watch: Watch | None, sleep: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        watch: Watch | None,
+        sleep: Callable[[float], object] = time.sleep,
+        streak: Streak | None = None,
+    ) -> None:
         self._watch, self._sleep = watch, sleep
         self._first = self._worst = watch.read() if watch else None
-        self._wait, self._paused = PAUSE_S, False
+        self._wait, self._paused, self._held_back = PAUSE_S, False, False
+        self._streak = streak or Streak()
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many cases before had no valid sample for this GPU that another will hardly
+        have any."""
+        return self._streak.count >= HOPELESS
 
     def bad(self) -> bool:
         """Whether the GPU is held back now, at the end of a block."""
@@ -354,11 +371,17 @@ class Guard:
             return False
         now = self._watch.read()
         self._worst = worst(self._worst, now)
-        return throttled(now)
+        self._held_back = self._held_back or now.is_held_back
+        return now.is_held_back
 
-    def pause(self) -> None:
-        self._sleep(self._wait)
+    def pause(self, longest: float = MOST_PAUSE_S) -> None:
+        """Wait before the next block, ``longest`` seconds at most."""
+        self._sleep(min(self._wait, longest))
         self._wait, self._paused = min(2 * self._wait, MOST_PAUSE_S), True
+
+    def end(self, valid: bool) -> None:
+        """The case has had its samples, of which some are ``valid``."""
+        self._streak.count = self._streak.count + 1 if self._held_back and not valid else 0
 
     @property
     def state(self) -> GpuState | None:
@@ -405,13 +428,6 @@ def address(device: torch.device) -> str | None:
     if nvml:
         ask(nvml, "Shutdown")
     return str(pci.busId) if pci else None
-
-
-def throttled(state: GpuState) -> bool:
-    """Whether samples taken meanwhile are to be discarded: for a cause, never for their values. A
-    power cap alone is none: it may be how the machine is set up, and what it costs shows in the
-    clock."""
-    return any(reason not in ALLOWED for reason in state.throttle)
 
 
 def worst(seen: GpuState, now: GpuState) -> GpuState:

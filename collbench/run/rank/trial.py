@@ -146,7 +146,9 @@ class Trial:
             self._fill(0)
         self._kept = self._copies()
         self._enter(Phase.WARMING)
-        guard = Guard(self._bench.watch) if self._bench.backend.stream else None
+        guard = None
+        if self._bench.backend.stream:
+            guard = Guard(self._bench.watch, streak=self._bench.streak)
         protocol = self._protocol(sync, guard)
         measured, sampler = yield from self._along(protocol.run(setup, self._measuring))
         if self._common:
@@ -210,7 +212,7 @@ class Trial:
         case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]
         fields: Fields = {"gpus": [msgspec.convert(state, GpuState) for state in gpus if state]}
         if not measured.samples.durations.size:
-            return fields | nothing_valid(measured.invalid, seen.remedy)
+            return fields | nothing_valid(measured.invalid, seen.remedy, measured.hopeless)
         chose = None if number else seen.chose
         beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
         notes = [

@@ -38,6 +38,7 @@ from collbench.run.rank.background import background
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
+from collbench.run.rank.check import why_blind
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle
@@ -117,6 +118,7 @@ class Worker:
         self._backend.policy = plan.policy
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
+        self._blind: dict[str, str] = {}  # why data cannot be verified, by element type
 
     def run(self) -> None:
         """Run the whole plan. Raises CannotRun where the world cannot be opened, RunBroken where it
@@ -200,6 +202,7 @@ class Worker:
             watch,
             in_turns,
             calibrator,
+            gpu.Streak(),
         )
 
     def _goes_on(self) -> bool:
@@ -361,9 +364,13 @@ class Worker:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         bench = self._place(case)
+        found: list[Fields] = []
         try:
             reason = self._why_not(job, bench)
-            found = [] if reason else (yield from self._measured(job, bench, started))
+            if not reason and (blind := self._why_unverified(job)):
+                found = [{"status": "failed", "note": blind}] * len(case.siblings)
+            elif not reason:
+                found = yield from self._measured(job, bench, started)
         except CannotRun as e:  # raised by all ranks alike, as Backend has it
             reason = e.reason
         if reason:
@@ -417,6 +424,28 @@ class Worker:
             for each in steps.kinds(job.step, case):
                 reason = reason or self._probe(each, bench.held)
         return reason
+
+    def _why_unverified(self, job: Job) -> str:
+        """Why no result of the job could be verified, as a rank's check has missed an error that
+        was made on purpose, once for each element type; else an empty string."""
+        if not self._policy.check:
+            return ""
+        case = job.case
+        moves_data = case.size or backgrounds.beside(case)
+        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(moves_data)
+        for dtype in dtypes:
+            if dtype not in self._blind:
+                mine = why_blind(dtype, self._backend.device)
+                reasons = self._control.collect([mine, str(self._backend.device)])
+                self._blind[dtype] = next(
+                    (
+                        f"rank {rank} cannot verify data on {device}: {why}; -c 0 measures without"
+                        for rank, (why, device) in enumerate(reasons)
+                        if why
+                    ),
+                    "",
+                )
+        return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
     def _probe(self, case: Case, held: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a

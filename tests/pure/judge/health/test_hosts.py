@@ -214,6 +214,7 @@ def watched(**fault: Any) -> Callable[[Record], Record]:
             "hw_slowdown in 3 readings, at most 91 °C",
         ),
         ({"throttle": ("sw_power_cap",)}, "hint", "sw_power_cap"),
+        ({"throttle": ("package_power_limit",)}, "hint", "package_power_limit"),
     ],
 )
 def test_a_gpus_trouble_is_told(fault: dict[str, Any], severity: str, words: str) -> None:

@@ -564,7 +564,7 @@ def test_blocks_at_whose_end_a_gpu_is_held_back_are_replaced(stream: FakeStream)
 def test_every_rank_discards_what_one_gpu_spoils(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbour = iter([True, False])
+    neighbour = iter([False, True, False])  # is it hopeless, and of each block
     monkeypatch.setattr(ALONE, "collect", lambda mine: [mine, next(neighbour)])
     pauses: list[float] = []
     assert guarded(stream, pauses, False, False).invalid == {"throttled": 20} and len(pauses) == 1

@@ -15,7 +15,7 @@ import torch
 
 from collbench.records.types import GpuState
 from collbench.run.rank import gpu
-from collbench.run.rank.gpu import Guard, NvmlWatch, since, throttled, worst
+from collbench.run.rank.gpu import Guard, NvmlWatch, since, worst
 
 ALL = 0xFFFFFFFF
 CUDA0 = torch.device("cuda", 0)
@@ -96,7 +96,7 @@ def test_old_drivers_call_reasons_otherwise() -> None:
 )
 def test_idleness_and_settings_spoil_nothing(reasons: int, named: tuple[str, ...]) -> None:
     state = watching(CurrentClocksEventReasons=reasons).read()
-    assert state.throttle == named and throttled(state) == bool({*named} - {"sw_power_cap"})
+    assert state.throttle == named and state.is_held_back == bool({*named} - {"sw_power_cap"})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_clocks_below_three_quarters_of_the_default_spoil_samples(
     sm: int, reasons: int, slow: bool
 ) -> None:
     state = watching(ClockInfo={1: sm, 2: 2600}.get, CurrentClocksEventReasons=reasons).read()
-    assert ("low_sm_clock" in state.throttle, throttled(state)) == (slow, slow)
+    assert ("low_sm_clock" in state.throttle, state.is_held_back) == (slow, slow)
 
 
 def test_newer_drivers_tell_the_temperature_by_another_name() -> None:
@@ -339,7 +339,7 @@ def test_what_held_an_amd_gpu_back_since_the_last_reading(
     assert watch is not None and watch.read().throttle == ()
     amds.gpus[1]["get_gpu_metrics_info"] = fake_amdsmi.metrics(**risen)
     state = watch.read()
-    assert (state.throttle, throttled(state)) == (named, spoils)
+    assert (state.throttle, state.is_held_back) == (named, spoils)
     assert watch.read().throttle == (named if "throttled" in named else ())
 
 
