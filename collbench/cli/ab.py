@@ -228,6 +228,7 @@ def _rounds(text: str) -> tuple[int, int]:
 
 
 def _show_plan(order: Order) -> None:
+    from collbench.cli.measure import fake_gpus
     from collbench.core.text import counted
     from collbench.run import plan, variants
     from collbench.run.matching import SIDES, refuse_nothing, rows
@@ -261,7 +262,7 @@ def _show_plan(order: Order) -> None:
     )
     budget = clock(BUDGET if order.budget is None else order.budget)
     more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
-    terminal.show(*sides, *listed, f"{about}; {more}")
+    terminal.show(*sides, *listed, f"{about}; {more}", *fake_gpus(order.suite))
     refuse_nothing(found, skips)
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
     from collbench.run.reporter import Reporter
     from collbench.run.session import Order
+    from collbench.suite.sweep import Suite
 
 
 @every
@@ -40,6 +41,18 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
             tell_of(self.file)
 
     return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
+
+
+def fake_gpus(suite: Suite) -> list[str]:
+    """What --dry-run says of a suite that would be measured on fake GPUs; nothing elsewhere."""
+    from collbench.machine import environment, topology
+    from collbench.machine.gpu import FAKE_MEANING, is_fake
+    from collbench.run.memory import ON_GPUS
+
+    if ON_GPUS.isdisjoint(suite.values("backends")):
+        return []
+    names = [str(device.get("name")) for device in topology.gpus(environment.ROOT)["devices"]]
+    return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
 
 
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
@@ -72,7 +85,8 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         prepared = session.prepare(order)
         policy = prepared.suite.policy
         starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
-        terminal.show(*cases.plan(session.plan_rows(prepared), starting, policy.fresh))
+        planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh)
+        terminal.show(*planned, *fake_gpus(prepared.suite))
         if order.resumed is None:
             session.refuse_nothing(prepared)
     return Exit.OK

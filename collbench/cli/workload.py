@@ -211,6 +211,7 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     from msgspec.structs import replace
 
     from collbench.records import store
+    from collbench.records.origins import refuse_fake
     from collbench.records.steps import overlaps
     from collbench.workload.wanted import Wanted
 
@@ -223,6 +224,7 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     if len(file.run.suite.steps) != 1:
         held = len(file.run.suite.steps)
         raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
+    refuse_fake(file, "compare")
     (step,) = file.run.suite.steps
     found = (one for one in overlaps(file.records) if one.whole.case.step == step.title)
     return step, next(found, None)

@@ -35,9 +35,8 @@ from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
 from collbench.show.nccl_settings import configuration, library_number, local_time
-from collbench.show.words import PLACES, movements, reasons
+from collbench.show.words import PLACES, caveats, movements, reasons
 from collbench.suite.case import Case, Skip
-from collbench.suite.faults import planted
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
@@ -238,6 +237,7 @@ class Text(Reporter):
         self._conclude()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {told}"] * bool(told))
+        self._remark(*caveats(self._run, self._worlds))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
@@ -256,8 +256,7 @@ class Text(Reporter):
                 f"# collbench version {__version__} nccl-headers=0"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            fault = planted(self._run.policy.inject)
-            self._remark(*[fault] * bool(fault))
+            self._remark(*caveats(self._run, self._worlds))
             left_out = reasons(self._skips)
             self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 
