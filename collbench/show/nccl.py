@@ -5,7 +5,8 @@ Lines that nccl-tests does not write are comments: ``# collbench version`` stand
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
 run:``, ``# flags:`` and ``# isolated:`` (of the line above), ``# repeated:``, ``# flagged:`` and
-``# busy:`` say what its format has no columns for.
+``# busy:`` say what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header
+and at the end, say that no time is a machine's.
 
 A line joins a case out of place and the same case in place. A half that nobody wanted or could
 measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times

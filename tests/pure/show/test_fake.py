@@ -11,7 +11,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from factories import ENDED, case, night, record, run, run_file, world
+from factories import ENDED, case, experiment, night, ratios, record, run, run_file, world
+from msgspec.structs import replace
 from rich.console import Console
 
 from collbench.core.errors import Exit
@@ -202,3 +203,16 @@ def test_health_has_the_word_in_every_output() -> None:
     ElementTree.fromstring(programs.junit(made))
     real = health.document(checks.judge([night()]))
     assert "collbench_health_fake 0\n" in programs.prometheus(real)
+
+
+def test_no_round_of_an_experiment_on_a_fake_gpu_decides_or_is_measured_again() -> None:
+    sides = experiment({case(): ratios(*[0.5] * 8)})
+    real = compare(*sides, Rules())
+    assert real.rows[0].suspected
+    fake = [
+        replace(side, worlds=[replace(one, fake=True) for one in side.worlds]) for side in sides
+    ]
+    found = compare(*fake, Rules())
+    assert found.paired and found.exit == Exit.NO_VERDICT
+    assert not found.rows[0].suspected and not found.aggregates
+    assert WORD in str(comparison.document(found).comment)
