@@ -262,7 +262,10 @@ def _show_plan(order: Order) -> None:
     )
     budget = clock(BUDGET if order.budget is None else order.budget)
     more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
-    terminal.show(*sides, *listed, f"{about}; {more}", *fake_gpus(order.suite))
+    cases = [job.case for side in SIDES for job in jobs[side]]
+    cases += [skip.case for side in SIDES for skip in skips[side]]
+    fake = fake_gpus({case.backend for case in cases})
+    terminal.show(*sides, *listed, f"{about}; {more}", *fake)
     refuse_nothing(found, skips)
 
 

@@ -66,7 +66,7 @@ def locate(
     order = replace(order, **options.kept(save, output, tag))
     announce(order, rules)
     if dry_run:
-        for text in fake_gpus(order.suite):
+        for text in fake_gpus(order.suite.values("backends")):
             typer.echo(text)
         return session.refuse_nothing(session.prepare(order))
     found = run(order, rules, seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collbench.records.types import End, RunFile
     from collbench.run.reporter import Reporter
     from collbench.run.session import Order
-    from collbench.suite.sweep import Suite
 
 
 @every
@@ -43,13 +42,13 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
     return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
-def fake_gpus(suite: Suite) -> list[str]:
-    """What --dry-run says of a suite that would be measured on fake GPUs; nothing elsewhere."""
+def fake_gpus(backends: Collection[str]) -> list[str]:
+    """What --dry-run says of backends that would be measured on fake GPUs; nothing elsewhere."""
     from collbench.machine import environment, topology
     from collbench.machine.gpu import FAKE_MEANING, is_fake
     from collbench.run.memory import ON_GPUS
 
-    if ON_GPUS.isdisjoint(suite.values("backends")):
+    if ON_GPUS.isdisjoint(backends):
         return []
     names = [str(device.get("name")) for device in topology.gpus(environment.ROOT)["devices"]]
     return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
@@ -86,7 +85,7 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         policy = prepared.suite.policy
         starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
         planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh)
-        terminal.show(*planned, *fake_gpus(prepared.suite))
+        terminal.show(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
             session.refuse_nothing(prepared)
     return Exit.OK

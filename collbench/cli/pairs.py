@@ -173,7 +173,7 @@ def _plan(order: Order) -> None:
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
         typer.echo(f"{number} skipped: {plain(reason)}")
-    for text in fake_gpus(prepared.suite):
+    for text in fake_gpus(prepared.suite.values("backends")):
         typer.echo(text)
     if order.resumed is None:
         session.refuse_nothing(prepared)

@@ -8,9 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import NIGHTLY, hosted, record, run_file, saved, swept, world
+from factories import NIGHTLY, hosted, record, run_file, saved, swept, world, write
 
 from collbench.core.errors import Exit
+from collbench.suite.sweep import Axes, Suite
+from collbench.workload.step import Op, Program, Step
 
 WORD = "measured on a fake GPU"
 FAKE = {"backend": "nccl", "fake": True, "ranks": hosted(4, 4, "cuda")}
@@ -101,6 +103,39 @@ PLANS = [
     ["pairs", "--backend", "nccl", "-g", "2"],
     ["locate", "--backend", "nccl", "-g", "4"],
 ]
+
+
+def test_an_experiments_plan_says_so_by_the_backends_of_its_sides(
+    inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from collbench.machine import topology
+
+    monkeypatch.setattr(topology, "gpus", lambda root: {"devices": [{"name": "Fake H100"}] * 2})
+    command = ("ab", "--base", "backend:nccl", "--head", "backend:gloo", "--dry-run")
+    told = "a fake GPU: what it measures means nothing"
+    assert told in inside(*command).stdout
+    assert told not in inside("ab", "--head", "NCCL_DEBUG=INFO", "--dry-run").stdout
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_a_step_of_a_run_is_counted_and_its_times_on_a_fake_gpu_stand_beside_no_prediction(
+    inside, tmp_path: Path, fake: bool
+) -> None:
+    ops = (Op(kind="compute", flops=1e9), Op(kind="all_reduce", nbytes=8, dtype="float", op="sum"))
+    suite = Suite(
+        name="",
+        axes=Axes(collectives=(), sizes=(), ranks=(2,)),
+        steps=(Step("x", 2, (Program((0, 1), ops),)),),
+    )
+    records = [
+        record(each, 1e6, world=0, times_ns=[ns * 10**6] * 8)
+        for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
+    ]
+    path = write(run_file(records, [world(n=2, fake=fake)], suite=suite.settled()), tmp_path)
+    done = inside("workload", str(path), "--link", "ib200", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert ("measured" in json.loads(done.stdout)) != fake
+    assert (WORD in done.stderr) == fake
 
 
 @pytest.mark.parametrize("command", PLANS)

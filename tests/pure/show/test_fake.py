@@ -136,6 +136,15 @@ def test_a_report_shows_no_time_of_a_fake_gpu() -> None:
     assert "best" in [one.name for one in pages(run_file(records(), [REAL])).sections]
 
 
+@pytest.mark.parametrize(("on", "drawn"), [(FAKE, False), (REAL, True)])
+def test_a_report_draws_no_pairs_of_a_fake_gpu(on: Any, drawn: bool) -> None:
+    both = [
+        record(case(1 << 20, "sendrecv", backend="nccl", cycle=at), world=0, note=f"pair 0-{at}")
+        for at in (1, 2)
+    ]
+    assert ("pairs" in [one.name for one in pages(run_file(both, [on])).sections]) is drawn
+
+
 def test_a_report_of_wrong_data_says_first_that_it_is_wrong() -> None:
     made = pages(run_file(records(status="wrong", wrong=1), [FAKE]))
     assert made.verdict == "4 of 4 cases gave wrong data." and made.weight == "bad"
@@ -192,7 +201,9 @@ def test_of_a_mixed_run_a_comparison_says_which_rows_are_of_a_fake_gpu() -> None
 def test_wrong_data_of_a_fake_gpu_fails_a_comparison() -> None:
     base = run_file(records(), [FAKE], name="base")
     head = run_file(records(status="wrong", wrong=1, note="1 wrong"), [FAKE], name="head")
-    assert compare(base, head, Rules()).exit == Exit.WRONG_DATA
+    found = compare(base, head, Rules())
+    assert found.exit == Exit.WRONG_DATA
+    assert {row.why for row in found.rows} == {"wrong results on head: 1 wrong"}
 
 
 def test_health_has_the_word_in_every_output() -> None:
