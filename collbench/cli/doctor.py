@@ -25,6 +25,7 @@ from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
 from collbench.core.text import counted
 from collbench.judge import busy
 from collbench.machine import environment, load
+from collbench.machine.gpu import FAKE_MEANING, is_fake
 from collbench.records import stats
 from collbench.records.types import GpuState, Record, World
 from collbench.run import plan, session
@@ -490,14 +491,16 @@ def _states(count: int) -> Iterator[Finding]:
 
     for index in range(count):
         watch = gpu.watch(torch.device("cuda", index))
+        name = torch.cuda.get_device_name(index)
+        fake = [FAKE_MEANING] * is_fake(name)
         if watch is None:
-            yield Finding(f"gpu {index}", "note", torch.cuda.get_device_name(index))
+            yield Finding(f"gpu {index}", "no" if fake else "note", "; ".join([name, *fake]))
             continue
         state = watch.read()
         watch.close()
-        troubles = [f"held back by {', '.join(state.throttle)}: check cooling and power"] * bool(
-            state.throttle
-        )
+        troubles = fake + [
+            f"held back by {', '.join(state.throttle)}: check cooling and power"
+        ] * bool(state.throttle)
         troubles += [
             f"{state.ecc} uncorrected ECC errors: reset it, see "
             + ("amd-smi metric --ecc" if torch.version.hip else "nvidia-smi -q -d ECC")

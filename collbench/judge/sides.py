@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from collbench.machine import environment
 from collbench.machine.environment import Difference
-from collbench.records import derive, rows
+from collbench.records import derive, origins, rows
 from collbench.records.rows import Row
 from collbench.records.types import ONE_SIDED, Record, Run, RunFile
 from collbench.suite.case import Case
@@ -61,7 +61,7 @@ Place = tuple[
 
 TOO_BROKEN = {
     derive.FEW: "fewer than 6 samples",
-    derive.INVALID: "more than a quarter of the samples had to be repeated",
+    **derive.EXCLUDED,
 }
 
 
@@ -99,11 +99,17 @@ class CaseRows(NamedTuple):
     @property
     def broken(self) -> str:
         """Why most launches are of no use to any verdict, or an empty string."""
-        if 2 * sum(derive.INVALID in row.unfit for row in self.timed) > len(self.timed):
-            return TOO_BROKEN[derive.INVALID]
+        for flag, reason in derive.EXCLUDED.items():
+            if 2 * sum(flag in row.unfit for row in self.timed) > len(self.timed):
+                return reason
         few = sum(derive.FEW in row.ungated for row in self.launches.values())
         imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
         return TOO_BROKEN[derive.FEW] if 2 * few > len(self.launches) and not imported else ""
+
+    @property
+    def fake(self) -> bool:
+        """Whether it was measured on a fake GPU."""
+        return self.broken == TOO_BROKEN[origins.FAKE]
 
     def said(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""
@@ -201,6 +207,11 @@ class Pair(NamedTuple):
     @property
     def backends(self) -> set[str]:
         return {side.case.backend for side in self.sides.values()}
+
+    @property
+    def fake(self) -> bool:
+        """Whether a side was measured on a fake GPU."""
+        return any(side.fake for side in self.sides.values())
 
     def changes(self, stage: int) -> dict[Place, float]:
         return changes(self.base, self.head, stage) if self.base and self.head else {}

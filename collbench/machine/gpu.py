@@ -23,6 +23,15 @@ VALUE_KINDS = (
 GRAPHICS, SM, MEMORY = range(3)  # nvmlClockType_t
 
 
+FAKE = "Fake"  # the first word of the names of fake GPUs, and of no others
+FAKE_MEANING = "a fake GPU: what it measures means nothing"
+
+
+def is_fake(name: str) -> bool:
+    """Whether this is the name of a fake GPU, which lives in host memory."""
+    return name.split()[:1] == [FAKE]
+
+
 def load() -> Any:
     """The pynvml module, initialised: each load is undone by ``ask(nvml, "Shutdown")``. Raises
     CannotRun."""

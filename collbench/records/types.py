@@ -204,7 +204,8 @@ class World(_Line, frozen=True, tag="world"):
     longer one way than the other (clocks.py); 0 where there is one clock. ``cramped``: ranks have
     fewer cores than threads that must run, their own and the library's. ``virtual``: all ranks are
     virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a GPU;
-    ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved comparison,
+    ``interpreted``: kernels ran in Triton's interpreter, on CPUs; ``fake``: GPUs are a fake's on
+    host memory, whose times mean nothing. In an interleaved comparison,
     worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired with the
     other side's; elsewhere both are 0 and every world is a launch of its own. ``together`` says how
     the two took turns: block by block, as two worlds alive at once or within a single one; empty
@@ -227,6 +228,7 @@ class World(_Line, frozen=True, tag="world"):
     virtual: bool = False
     shared_gpu: bool = False
     interpreted: bool = False
+    fake: bool = False
     gpus: list[GpuState] = []
     hosts: list[HostInfo] = []
     counters: dict[str, dict[str, Whole]] = {}

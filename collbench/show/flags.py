@@ -106,6 +106,11 @@ FLAGS = {
         "leave -z out for the call alone",
         whole=True,
     ),
+    "fake": Flag(
+        "measured on a fake GPU, whose times mean nothing: nothing compares, ranks or keeps them",
+        "measure on a GPU",
+        whole=True,
+    ),
     "interpreted": Flag(
         "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
         "measure on a GPU",

@@ -5,7 +5,8 @@ Lines that nccl-tests does not write are comments: ``# collbench version`` stand
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
 run:``, ``# flags:`` and ``# isolated:`` (of the line above), ``# repeated:``, ``# flagged:`` and
-``# busy:`` say what its format has no columns for.
+``# busy:`` say what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header
+and at the end, say that no time is a machine's.
 
 A line joins a case out of place and the same case in place. A half that nobody wanted or could
 measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
@@ -35,9 +36,8 @@ from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
 from collbench.show.nccl_settings import configuration, library_number, local_time
-from collbench.show.words import PLACES, movements, reasons
+from collbench.show.words import PLACES, caveats, movements, reasons
 from collbench.suite.case import Case, Skip
-from collbench.suite.faults import planted
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
@@ -238,6 +238,7 @@ class Text(Reporter):
         self._conclude()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {told}"] * bool(told))
+        self._remark(*caveats(self._run, self._worlds))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
@@ -256,8 +257,7 @@ class Text(Reporter):
                 f"# collbench version {__version__} nccl-headers=0"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            fault = planted(self._run.policy.inject)
-            self._remark(*[fault] * bool(fault))
+            self._remark(*caveats(self._run, self._worlds))
             left_out = reasons(self._skips)
             self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 

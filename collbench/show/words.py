@@ -12,11 +12,13 @@ import msgspec
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
 from collbench.records import stats
 from collbench.records.derive import Derived
+from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.traffic import silent
-from collbench.records.types import Record
+from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Outcome
 from collbench.show.flags import named
 from collbench.suite.case import MODES, Case, Skip
+from collbench.suite.faults import planted
 
 AXES = (
     "collective",
@@ -70,6 +72,14 @@ COLUMNS = (
 
 
 MODAL = 3  # of the rows with two modes, this many are told in full
+
+
+def caveats(run: Run, worlds: Iterable[World]) -> list[str]:
+    """What every output of a run says before all else: that faults were planted, or that GPUs were
+    fake."""
+    fake = any(world.fake for world in worlds)
+    about = f"FAKE: {ORIGINS[FAKE].reason}, whose times mean nothing (flag {FAKE})"
+    return [*filter(None, [planted(run.policy.inject)]), *[about] * fake]
 
 
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:

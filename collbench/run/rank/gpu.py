@@ -16,6 +16,7 @@ import torch
 
 from collbench.core.errors import CannotRun
 from collbench.machine import amd
+from collbench.machine import gpu as machine_gpu
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
 from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
@@ -398,6 +399,11 @@ def watch(device: torch.device) -> Watch | None:
     library, gpu = known(device)
     about = torch.cuda.get_device_properties(device) if gpu is not None else None
     return kind(library, gpu, device.index or 0, about.name) if about else None
+
+
+def is_fake(device: torch.device) -> bool:
+    """Whether a device is a fake GPU, by the name that torch has for it."""
+    return device.type == "cuda" and machine_gpu.is_fake(torch.cuda.get_device_name(device))
 
 
 def unwatched(device: torch.device | None = None) -> str:

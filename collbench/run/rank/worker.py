@@ -292,8 +292,9 @@ class Worker:
             for rank in self._held
         ]
         counters = topology.counters(environment.ROOT) if place.local_rank == 0 else {}
-        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters])
-        inits, infos, hosts, counted = zip(*everyone, strict=True)
+        fake = gpu.is_fake(self._backend.device)
+        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters, fake])
+        inits, infos, hosts, counted, fakes = zip(*everyone, strict=True)
         ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
         return World(
             index=self._plan.index,
@@ -310,6 +311,7 @@ class Worker:
             virtual=self._policy.virtual,
             shared_gpu=self._backend.shared,
             interpreted=self._backend.interpreted,
+            fake=any(fakes),
             gpus=states,
             counters={name: of for name, of in zip(hosts, counted, strict=True) if of},
             clock_error_ns=common.error_ns if common else 0,

@@ -13,7 +13,8 @@ from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
 from collbench.records import columns
-from collbench.records.derive import INVALID, told_over
+from collbench.records.derive import EXCLUDED, INVALID, told_over
+from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Weight
 from collbench.show.figures import finite, thinned
@@ -22,11 +23,7 @@ from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
 from collbench.show.views.verdicts import Readable, headline, weight
-from collbench.show.words import COLUMNS, PLACES, along, axes, flat, story
-from collbench.suite.faults import planted
-
-REPEATED = "more than a quarter of the samples had to be repeated"
-
+from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, story
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
@@ -61,9 +58,9 @@ def summary(view: View) -> Section:
         made = _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
         words = [f"{', '.join([made, *told])}, in {counted(len(view.files), 'run')}."]
     words[:0] = [
-        view.titled(run, planted(f.run.policy.inject))
-        for run, f in enumerate(view.files)
-        if f.run.policy.inject
+        view.titled(run, text)
+        for run, file in enumerate(view.files)
+        for text in caveats(file.run, file.worlds)
     ]
     words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
     more = len(_troubles(view)) - TROUBLES
@@ -85,10 +82,10 @@ def summary(view: View) -> Section:
 
 def left_out(view: View) -> Section | None:
     """Cases that did not run or went wrong, by reason, trouble first; None where there are none."""
-    order = {"wrong": 0, "failed": 1, INVALID: 2, "skipped": 3}
+    order = {"wrong": 0, "failed": 1, FAKE: 2, INVALID: 2, "skipped": 3}
     found: dict[tuple[int, str, str], list[Record]] = {}
     for other in view.others:
-        reason = REPEATED if other.why == INVALID else plain(other.record.note)
+        reason = EXCLUDED.get(other.why) or plain(other.record.note)
         key = other.run, other.why, reason or "no reason given"
         found.setdefault(key, []).append(other.record)
     if not found:
@@ -188,6 +185,11 @@ def _verdict(view: View) -> tuple[str, Weight]:
         return f"{' and '.join(parts)}.", "bad"
     if view.comparison is not None:
         return f"{headline(view.comparison)}.", weight(view.comparison.comparison)
+    if fake := sum(other.why == FAKE for other in view.others):
+        return (
+            f"{counted(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
+            "notice",
+        )
     if not view.points:
         return (
             "No case was measured: all were skipped."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,12 +47,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
         count: int = 0,
         nccl: tuple[int, ...] | None = None,
         cuda: str | None = None,
+        names: Sequence[str] = ("GPU number 0", "GPU number 1"),
     ) -> Told:
         monkeypatch.setattr(environment, "gpu_count", lambda: count)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
         monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
         monkeypatch.setattr(_cuda, "nccl_version", lambda: nccl)
         return {what: (state, detail) for what, state, detail in doctor.gpu_findings(found)}
@@ -341,3 +342,19 @@ def test_libraries_of_gpus_are_told_of_only_where_there_is_one(
 )
 def test_the_last_line_says_what_is_ready(found: dict[str, str], gpus: int, says: str) -> None:
     assert doctor.ready(found, 2, gpus) == says
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.usefixtures("two")
+def test_a_fake_gpu_is_told_as_one(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    names = ["Fake H100 80GB", "NVIDIA H100 80GB HBM3"]
+    about = [SimpleNamespace(uuid=fake_nvml.UUID.format(i), name=names[i]) for i in range(2)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about[device.index])
+    if not watched:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = told(TWO, 2, (2, 30, 7), "12.6", names)
+    meaning = "a fake GPU: what it measures means nothing"
+    assert found["gpu 0"][0] == "no" and meaning in found["gpu 0"][1]
+    assert meaning not in found["gpu 1"][1]

@@ -347,7 +347,7 @@ def again(**fields: Any) -> RunFile:
             [NIGHT, replace(again(), worlds=night(worlds={"ranks": hosted(4, 2)}).worlds)],
             "different hosts",
         ),
-        ([night(rows=ROWS, change=lambda made: replace(made, status="predicted"))], "prediction"),
+        ([night(rows=ROWS, change=lambda made: replace(made, status="predicted"))], "predicted"),
         ([stored({ROW: 1e6}, imported="nccl-tests")], "imported"),
         ([], "no runs"),
     ],

@@ -15,7 +15,10 @@ import torch
 
 from collbench.records.types import GpuState
 from collbench.run.rank import gpu
+from collbench.run.rank.control import Control
+from collbench.run.rank.cores import Cores
 from collbench.run.rank.gpu import Guard, NvmlWatch, since, worst
+from collbench.run.rank.worker import Worker
 
 ALL = 0xFFFFFFFF
 CUDA0 = torch.device("cuda", 0)
@@ -376,3 +379,32 @@ def test_without_amdsmi_nothing_is_watched_and_the_reason_says_what_to_install(
 def test_nvidias_gpus_need_no_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     assert gpu.unwatched(CUDA0) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "fake"),
+    [
+        ("cuda:1", "Fake H100 80GB", True),
+        ("cuda:1", "NVIDIA H100 80GB HBM3", False),
+        ("cpu", "Fake H100 80GB", False),
+    ],
+)
+def test_a_world_on_fake_gpus_says_so(
+    monkeypatch: pytest.MonkeyPatch, device: str, name: str, fake: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="")
+    backend = SimpleNamespace(
+        device=torch.device(device), library="NCCL", shared=False, interpreted=False
+    )
+    rank: Any = SimpleNamespace(
+        place=SimpleNamespace(local_rank=0, launcher="local"),
+        _backend=backend,
+        _plan=plan,
+        _own=SimpleNamespace(members=()),
+        _held=range(1),
+        _policy=SimpleNamespace(virtual=False),
+        _control=Control(0, 1),
+    )
+    made = Worker._describe(rank, Cores(False, False), 1, [], None)
+    assert made.fake == fake
