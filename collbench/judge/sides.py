@@ -91,10 +91,7 @@ class CaseRows(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
-        return (
-            any(rank.device.startswith("cuda") for rank in ranks)
-            or self.case.backend in GPU_BACKENDS
-        )
+        return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
 
     @property
     def broken(self) -> str:

@@ -34,7 +34,7 @@ from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
-from collbench.show.nccl_settings import configuration, library_number, local_time
+from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
 from collbench.show.words import PLACES, movements, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
@@ -253,7 +253,7 @@ class Text(Reporter):
             self._introduced = True
             self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
             self._say(
-                f"# collbench version {__version__} nccl-headers=0"
+                f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
             )
             fault = planted(self._run.policy.inject)

@@ -119,8 +119,13 @@ def nccl_version() -> tuple[int, ...]:
     built with."""
     ask, code = ncclog.loaded("ncclGetVersion"), ctypes.c_int()
     if ask is None or ask(ctypes.byref(code)):
-        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+        return built_nccl_version()
     return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def built_nccl_version() -> tuple[int, ...]:
+    """Major, minor and patch of the NCCL whose headers torch was built with."""
+    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
 
 
 def name() -> str:

@@ -246,8 +246,9 @@ class TorchDistributed(Base):
         )
         self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
-        version = _cuda.dotted(_cuda.nccl_version())
-        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
+        version, built = map(_cuda.dotted, (_cuda.nccl_version(), _cuda.built_nccl_version()))
+        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}, built with {built})"
+        self.library += how
         self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()

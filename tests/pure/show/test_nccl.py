@@ -200,6 +200,15 @@ def test_the_sample_is_reproduced_to_the_letter() -> None:
     assert len(comments(text, "#  Rank")) == 8
 
 
+def test_the_first_line_has_the_nccl_that_torch_was_built_with_where_the_run_tells_it() -> None:
+    library = "NCCL 2.30.7 (torch 2.14.1+cu130, built with 2.28.3)"
+    outcome = measured(a_case(), 10_000)
+    text = written([outcome], worlds=[a_world(a_case(), library=library)])
+    assert text.startswith(
+        f"# collbench version {__version__} nccl-headers=22803 nccl-library=23007\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "width", "text"),
     [

@@ -174,12 +174,12 @@ def test_rocms_library_has_its_own_name(gpus: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("hip", "missing", "library"),
     [
-        (None, "", "NCCL 2.30.4 (torch {})"),
-        ("6.4", "", "RCCL 2.30.4 (torch {})"),
+        (None, "", "NCCL 2.30.4 (torch {}, built with 2.30.4)"),
+        ("6.4", "", "RCCL 2.30.4 (torch {}, built with 2.30.4)"),
         (
             "6.4",
             "AMD SMI: nothing (pip)",
-            "RCCL 2.30.4 (torch {}), GPUs not watched: AMD SMI: nothing (pip)",
+            "RCCL 2.30.4 (torch {}, built with 2.30.4), GPUs not watched: AMD SMI: nothing (pip)",
         ),
     ],
 )

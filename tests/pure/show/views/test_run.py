@@ -365,6 +365,19 @@ def test_gpus_are_described_with_their_topology_once() -> None:
     assert topologies[0].lines[2].cells == ("GPU 2", "SYS", "SYS", "X", "0-7", "0")
 
 
+@pytest.mark.parametrize("product", ["", " [0000:0f:00] Fast GPU"])
+def test_a_worlds_gpus_are_listed_by_their_numbers(product: str) -> None:
+    """Their product stands among the machine's facts, once."""
+    infos = [
+        msgspec.structs.replace(info, device=info.device + product)
+        for info in factories.ranks(["h"] * 2, "cuda")
+    ]
+    document = sections.document([run(ok(), worlds=[factories.world(ranks=infos)])])
+    assert "h: 2 ranks (cuda:0, cuda:1)" in texts(
+        msgspec.to_builtins(section(document, "environment"))
+    )
+
+
 def test_what_ranks_that_come_apart_cost_is_shown() -> None:
     apart = case(arrival="one-late:50us")
     fields = {"skew_ns": [50_000] * 8, "glob_ns": [30_000] * 8, "control_ns": [10_000] * 20}
