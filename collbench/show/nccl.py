@@ -35,7 +35,7 @@ from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
 from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
-from collbench.show.words import PLACES, movements, reasons
+from collbench.show.words import PLACES, movements, notes, reasons
 from collbench.suite.case import Case, Skip
 from collbench.suite.faults import planted
 
@@ -353,6 +353,7 @@ class Text(Reporter):
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
+            self._remark(*(f"note: {line}" for line in notes(self._shown)))
             crowded = {world.cramped for world in self._worlds}
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))

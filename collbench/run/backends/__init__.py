@@ -137,6 +137,10 @@ class Backend(Protocol):
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         """A message to a peer of the group, or the receiving of one from it."""
 
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        """One action that has the library do all these calls of ``case``, none of which shares a
+        buffer with another, as one; None where it does each by itself."""
+
     def align(self) -> None:
         """Issue what brings all ranks' streams to the same point, where there are streams."""
 
@@ -171,6 +175,9 @@ class Base:
 
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         raise NotImplementedError("this backend has no messages from rank to rank")
+
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        return None
 
     def align(self) -> None:
         pass

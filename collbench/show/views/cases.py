@@ -34,6 +34,7 @@ from collbench.show.words import (
     columns,
     interval,
     movements,
+    notes,
     reasons,
     story,
     two_modes,
@@ -253,13 +254,14 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
 
 def summary(told: Gathered) -> list[Words]:
     """What went wrong, how busy others kept the machine, floor and peak of each collective and
-    mode, rows with two modes, who came late, what the flags that occurred mean, what was left out
-    and why, what was verified, and where it is kept."""
+    mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
+    cases, what was left out and why, what was verified, and where it is kept."""
     fault = planted(told.run.policy.inject)
     lines = [toned(fault, "bad")] if fault else []
     lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told)]
     lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
     lines += map(noticed, (*explained(told), *movements(told.outcomes)))
+    lines += [toned(f"note: {line}", "quiet") for line in notes(told.outcomes)]
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
