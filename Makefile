@@ -1,9 +1,16 @@
-# Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install.
+# Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install
+# (TORCH='torch==2.8.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
+# it comes from, if not PyPI (https://download.pytorch.org/whl/cu126). Another of either installs anew.
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= torch
+TORCH_INDEX ?=
 BIN = $(VENV)/bin
 OUT ?= out
-INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
+CONSTRAINTS = $(VENV)/constraints.txt
+INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
+# Triton comes with the torch that is named
+FREE = $(if $(filter-out torch,$(TORCH)),^(torch|triton)==,^$$)
 # gpu-check: a part of it (quick, algorithms, nccl, tests, shared), and a folder of wheels where there
 # is no network: then PYTHON is one with torch and Triton
 SLICE ?=
@@ -13,11 +20,16 @@ MARKS ?= not long and not slow
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all lint perf faults lab gpu-check gallery clean
+.PHONY: venv demo test test-all lint perf faults lab gpu-check gallery clean FORCE
 
-$(BIN)/collbench: pyproject.toml constraints.txt
+$(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
+	@mkdir -p $(VENV)
+	@{ echo "# of $(TORCH) $(TORCH_INDEX)"; grep -Ev '$(FREE)' constraints.txt; } > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(BIN)/collbench: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
+	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(INSTALL) --editable .
 	@touch $@
 

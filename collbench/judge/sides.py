@@ -91,10 +91,7 @@ class CaseRows(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
-        return (
-            any(rank.device.startswith("cuda") for rank in ranks)
-            or self.case.backend in GPU_BACKENDS
-        )
+        return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
 
     @property
     def broken(self) -> str:
@@ -152,10 +149,11 @@ def _manner(row: Row, record: Record) -> dict[str, str]:
         "stream": _stream(row),
     }
     if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
-        manner["algorithm"] = record.note.removeprefix("ran ")
+        manner["algorithm"] = record.note.removeprefix("ran ").partition("; ")[0]
     manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
     if not run.imported:
         manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
+        manner["launches of -m"] = "one a call" if "-m: " in record.note else "one"
     return {name: value for name, value in manner.items() if value}
 
 

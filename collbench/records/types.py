@@ -94,7 +94,7 @@ class Run(_Line, frozen=True, tag="run"):
 
 class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a rank lives: host, process, the CPUs it may use and the device that holds its
-    buffers."""
+    buffers: "cpu", or "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
 
     rank: int
     host: str
@@ -102,6 +102,11 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cpus: list[int]
     device: str = "cpu"
     numa: int = -1
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's number as torch writes it, cuda:3; empty on CPUs."""
+        return self.device.partition(" ")[0] if self.device.startswith("cuda") else ""
 
 
 UNEXPLAINED_THROTTLE = "throttled"  # of AMD's GPUs before MI300, for a power cap, too

@@ -35,8 +35,8 @@ from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
-from collbench.show.nccl_settings import configuration, library_number, local_time
-from collbench.show.words import PLACES, caveats, movements, reasons
+from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
+from collbench.show.words import PLACES, caveats, movements, notes, reasons
 from collbench.suite.case import Case, Skip
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
@@ -254,7 +254,7 @@ class Text(Reporter):
             self._introduced = True
             self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
             self._say(
-                f"# collbench version {__version__} nccl-headers=0"
+                f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
             )
             self._remark(*caveats(self._run, self._worlds))
@@ -353,6 +353,7 @@ class Text(Reporter):
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
+            self._remark(*(f"note: {line}" for line in notes(self._shown)))
             crowded = {world.cramped for world in self._worlds}
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))

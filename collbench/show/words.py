@@ -264,6 +264,25 @@ def movements(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{label}, {counted(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()]
 
 
+MAX_NOTES = 8
+
+
+def notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """What is noted of cases that went well, each note once, most frequent first, and in how many
+    cases; at most MAX_NOTES lines, and one that counts the rest."""
+    noted = Counter(note for record, _ in outcomes for note in notes_of(record))
+    lines = [f"{note} ({counted(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)]
+    rest = len(noted) - len(lines)
+    return [*lines, *[f"{counted(rest, 'note')} more, which --format csv shows"] * (rest > 0)]
+
+
+def notes_of(record: Record) -> list[str]:
+    """What is noted of a case that went well; nothing of an imported one, whose notes are the
+    importer's."""
+    good = record.status == "ok" and record.told is None
+    return plain(record.note).split("; ") if good and record.note else []
+
+
 def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:
     """Why cases did not run, most frequent first, with how many; planned skips and those found out
     on the way."""

@@ -94,6 +94,21 @@ def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, 
         assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
 
 
+@pytest.mark.parametrize("mode", ["isolated", "streaming"])
+def test_calls_that_torch_hands_over_as_one_are_right(measure, mode: str) -> None:
+    """In place and out of place, in sums that the calls before would spoil."""
+    swept = cases(
+        collectives=("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+        sizes=(4096,),
+        ranks=(2,),
+        backends=("fusing",),
+        modes=(mode,),
+    )
+    found = measure(swept, iters=1, batch=1, agg_iters=3, rotation=3)
+    assert {(r.status, r.wrong) for r in found} == {("ok", 0)}, [r.note for r in found]
+    assert {r.case.in_place for r in found} == {False, True} and {r.inner % 3 for r in found} == {0}
+
+
 @pytest.mark.parametrize("collective", WITH_DATA)
 def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
     """The saboteur flips one bit of the last element that rank 1 (or the root) receives."""

@@ -341,12 +341,7 @@ def gpus(night: Night) -> Looked:
     states = [
         (told, rank, state) for told in night.records for rank, state in enumerate(told.record.gpus)
     ]
-    if not any(
-        info.device.startswith("cuda")
-        for file in night.files
-        for w in file.worlds
-        for info in w.ranks
-    ):
+    if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
         return Looked(idle="no GPU took part")
     if not states:
         return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")

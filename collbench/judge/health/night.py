@@ -205,8 +205,8 @@ def where(world: World | None, rank: int) -> Subject:
     info = next((info for info in world.ranks if info.rank == rank), None) if world else None
     if info is None:
         return Subject("rank", f"rank {rank}")
-    if info.device.startswith("cuda") and world and not world.shared_gpu:
-        return Subject("gpu", f"{info.host}:{info.device} (rank {rank})")
+    if info.gpu and world and not world.shared_gpu:
+        return Subject("gpu", f"{info.host}:{info.gpu} (rank {rank})")
     return Subject("rank", f"{info.host}:{rank}")
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, topology
-from collbench.run.backends import each_needs_one
+from collbench.run.backends import each_needs_one, missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import near_gpu
@@ -63,16 +63,17 @@ def seat(
     mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if mine else (0, 0)
     uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
-    everyone = control.collect([environment.host(), uuid, version])
-    if not all(uuid for _, uuid, _ in everyone):
-        raise CannotRun(
-            f"backend {backend} needs a GPU and a torch built for it, CUDA or ROCm",
-            "--backend gloo runs on CPUs",
-        )
-    ranks = Counter(host for host, _, _ in everyone)
-    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, _ in everyone})
+    everyone = control.collect([environment.host(), uuid, version, *missing_gpu()])
+    for host, _, _, reason, hint in everyone:
+        if reason:
+            raise CannotRun(
+                f"backend {backend} needs a GPU that torch can use; on {host} {reason}",
+                f"{hint}; --backend gloo runs on CPUs",
+            )
+    ranks = Counter(host for host, *_ in everyone)
+    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, *_ in everyone})
     crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
-    oldest = min(tuple(version) for _, _, version in everyone)
+    oldest = min(tuple(version) for _, _, version, *_ in everyone)
     too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
@@ -89,7 +90,7 @@ def seat(
         )
     how = ""
     if crowded:
-        most = max(Counter((host, uuid) for host, uuid, _ in everyone).values())
+        most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
         how = f", up to {most} ranks a GPU" + " by turns" * (not _served())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -188,8 +189,13 @@ def nccl_version() -> tuple[int, ...]:
     built with."""
     ask, code = ncclog.loaded("ncclGetVersion"), ctypes.c_int()
     if ask is None or ask(ctypes.byref(code)):
-        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+        return built_nccl_version()
     return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def built_nccl_version() -> tuple[int, ...]:
+    """Major, minor and patch of the NCCL whose headers torch was built with."""
+    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
 
 
 def name() -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun, first_line
@@ -50,6 +51,11 @@ COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
 WAITING = frozenset(
     {"barrier"}
 )  # returns when all is done; other calls on NCCL when the current stream is behind them
+
+
+FUSED = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter"}
+)  # collectives of which torch hands several to NCCL as one group
 
 
 Tensor = torch.Tensor
@@ -253,8 +259,9 @@ class TorchDistributed(Base):
         )
         self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
-        version = _cuda.dotted(_cuda.nccl_version())
-        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
+        version, built = map(_cuda.dotted, (_cuda.nccl_version(), _cuda.built_nccl_version()))
+        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}, built with {built})"
+        self.library += how
         self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
@@ -303,6 +310,18 @@ class TorchDistributed(Base):
         whom = self._at.globally(peer)
         start: Callable[[], Any] = partial(way, buffer, whom, group=self._at.group, tag=tag)
         return Call(lambda: start().wait(), start)
+
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        if self.label != "nccl" or case.algorithm != "native" or case.collective not in FUSED:
+            return None
+        group, runs = self._at.group, [call.run for call in calls]
+
+        def run_fused() -> None:
+            with _coalescing_manager(group):
+                for run in runs:
+                    run()
+
+        return run_fused
 
     def align(self) -> None:
         if self.stream:

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from collbench.core.errors import CannotRun
-from collbench.machine import amd
+from collbench.machine import amd, topology
 from collbench.machine import gpu as machine_gpu
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
 from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
@@ -424,8 +424,8 @@ def unwatched(device: torch.device | None = None) -> str:
 
 
 def address(device: torch.device) -> str | None:
-    """The PCI address of the GPU that torch calls ``device``; None where neither torch (older
-    ones do not) nor NVML tells it."""
+    """The PCI address of the GPU that torch calls ``device``, 0000:0f:00.0; None where neither
+    torch (older ones do not) nor NVML tells it."""
     about: Any = torch.cuda.get_device_properties(device)
     if hasattr(about, "pci_bus_id"):
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
@@ -433,7 +433,16 @@ def address(device: torch.device) -> str | None:
     pci = gpu is not None and ask(nvml, "DeviceGetPciInfo", gpu)
     if nvml:
         ask(nvml, "Shutdown")
-    return str(pci.busId) if pci else None
+    return topology.address(str(pci.busId)) if pci else None
+
+
+def describe(device: torch.device) -> str:
+    """A rank's device as records have it: "cpu", or "cuda:3 [0000:0f:00] NVIDIA H200" with as much
+    of its address as nccl-tests prints, and none where nothing tells it."""
+    if device.type != "cuda":
+        return str(device)
+    pci, name = address(device), torch.cuda.get_device_properties(device).name
+    return f"{device} [{pci.rpartition('.')[0]}] {name}" if pci else f"{device} {name}"
 
 
 def worst(seen: GpuState, now: GpuState) -> GpuState:

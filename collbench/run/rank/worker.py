@@ -277,7 +277,7 @@ class Worker:
         common: GlobalClock | None,
     ) -> World:
         place = self.place
-        host, device = socket.gethostname(), str(self._backend.device)
+        host, device = socket.gethostname(), gpu.describe(self._backend.device)
         cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [

@@ -36,6 +36,7 @@ from collbench.show.words import (
     columns,
     interval,
     movements,
+    notes,
     reasons,
     story,
     two_modes,
@@ -254,14 +255,15 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
 
 def summary(told: Gathered) -> list[Words]:
     """What went wrong, how busy others kept the machine, floor and peak of each collective and
-    mode, rows with two modes, who came late, what the flags that occurred mean, what was left out
-    and why, what was verified, and where it is kept."""
+    mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
+    cases, what was left out and why, what was verified, and where it is kept."""
     lines = [toned(text, "bad") for text in caveats(told.run, told.worlds.values())]
     counting = [(record, row) for record, row in told.outcomes if not (row and FAKE in row.flags)]
     lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told, counting)]
     lines += [*map(noticed, _modal(counting)), *_late(told, counting)]
     lines += arrivals(counting, told.worlds)
     lines += map(noticed, (*explained(told), *movements(told.outcomes)))
+    lines += [toned(f"note: {line}", "quiet") for line in notes(told.outcomes)]
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)

@@ -16,14 +16,14 @@ from collbench.records import columns
 from collbench.records.derive import EXCLUDED, INVALID, told_over
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.types import Record, RunFile
-from collbench.show.document import Document, Line, Section, Weight
+from collbench.show.document import Document, Line, Section, Table, Weight
 from collbench.show.figures import finite, thinned
 from collbench.show.views import arrival, best, efficiency, machines, measured, overlap, steps
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
 from collbench.show.views.verdicts import Readable, headline, weight
-from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, story
+from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, notes_of, story
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
@@ -49,8 +49,8 @@ MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
 
 
 def summary(view: View) -> Section:
-    """What was left out or went wrong, what was verified, each collective's floor and peak, and the
-    meaning of flags."""
+    """What was left out or went wrong, what was verified, each collective's floor and peak, the
+    meaning of flags, and what is noted of cases."""
     counts = _statuses(view)
     told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
     words = []
@@ -76,8 +76,22 @@ def summary(view: View) -> Section:
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
     floors, title = summing.floors(view), "Floor and peak of each collective"
     peaks = table("best-of", title, heads, floors, align="llrrlrrl", common=2)
-    tables = [one for one in (peaks, summing.meanings(view)) if one.lines]
+    tables = [one for one in (peaks, summing.meanings(view), _notes(view)) if one.lines]
     return Section(name="summary", title="Summary", words=words, tables=tables)
+
+
+def _notes(view: View) -> Table:
+    """What is noted of cases that went well, most frequent first."""
+    noted: dict[tuple[int, str], list[Record]] = {}
+    for run, file in enumerate(view.files):
+        for record in file.records:
+            for note in notes_of(record):
+                noted.setdefault((run, note), []).append(record)
+    lines = [
+        Line((view.titled(run, note), _cases(members), f"{len(members):,}"))
+        for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
+    ]
+    return table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
 
 
 def left_out(view: View) -> Section | None:

@@ -222,6 +222,36 @@ def test_torch_must_be_built_for_a_cuda_the_driver_has(
     assert told(found, 0, None, built)["torch for CUDA"][0] == state
 
 
+def test_a_torch_too_new_for_the_driver_is_told_with_one_that_is_not(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver's own library, where NVML is not there."""
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.4")
+    assert told(NOTHING, 0, None, "13.0")["torch for CUDA"] == (
+        "no",
+        "built for CUDA 13.0, the driver runs 12.4:"
+        " update the driver, or pip install 'torch==2.8.*'",
+    )
+
+
+def test_a_driver_without_nvml_is_there_where_torch_uses_its_gpus(
+    two: fake_nvml.Nvml, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.8")
+    assert told(NOTHING, 2, (2, 30, 7), "12.6")["gpu driver"] == (
+        "yes",
+        "version unknown, CUDA up to 12.8, 2 GPUs usable",
+    )
+
+
+def test_gpus_that_only_torch_sees_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: 0)
+    assert not doctor._gpus(NOTHING)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor._gpus(NOTHING)
+
+
 def test_a_driver_without_a_gpu_to_use(told: Callable[..., Told]) -> None:
     state, detail = told(NOTHING | {"gpus": TWO["gpus"]})["gpu driver"]
     assert state == "no" and "CUDA_VISIBLE_DEVICES" in detail

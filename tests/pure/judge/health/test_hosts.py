@@ -69,6 +69,14 @@ def test_wrong_data_on_a_gpu_names_the_gpu() -> None:
     ]
 
 
+def test_a_gpu_keeps_its_name_where_the_record_tells_its_address_and_product() -> None:
+    """Nights before and after are of the same subjects."""
+    ranks = [replace(r, device=f"{r.device} [0000:0f:00] Fast GPU") for r in GPUS["ranks"]]
+    assert blamed(judged(in_row(**WRONG), worlds={"ranks": ranks}), "data") == [
+        ("critical", "gpu", "node1:cuda:0 (rank 2)")
+    ]
+
+
 def test_unchecked_data_is_no_pass() -> None:
     verdict = judged(lambda made: replace(made, checked=0))
     assert outcome(verdict, "data") == "no data" and verdict.state == "no verdict"

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
 from collbench.machine import environment
+from collbench.machine import gpu as nvml
+from collbench.run import backends
 from collbench.run.backends import _cuda, torchdist
 from collbench.run.rank.control import Control
 from collbench.suite.policy import Policy
@@ -60,7 +62,10 @@ def beside(
     ``mine``."""
     others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
     where = host or environment.host()
-    return Told([[where, f"gpu {rank % gpus}" if gpus else "", list(version)] for rank in others])
+    missing = ["", ""] if gpus else ["there is no GPU here", "buy one"]
+    return Told(
+        [[where, f"gpu {rank % gpus}" if gpus else "", list(version), *missing] for rank in others]
+    )
 
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
@@ -78,7 +83,9 @@ def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
 
 def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
     gpus(1)
-    neighbours = Told([[environment.host(), f"gpu of rank {rank}", [2, 28, 9]] for rank in (1, 2)])
+    neighbours = Told(
+        [[environment.host(), f"gpu of rank {rank}", [2, 28, 9], "", ""] for rank in (1, 2)]
+    )
     assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
 
 
@@ -246,12 +253,12 @@ def test_rocms_library_has_its_own_name(gpus: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("hip", "missing", "library"),
     [
-        (None, "", "NCCL 2.30.4 (torch {})"),
-        ("6.4", "", "RCCL 2.30.4 (torch {})"),
+        (None, "", "NCCL 2.30.4 (torch {}, built with 2.30.4)"),
+        ("6.4", "", "RCCL 2.30.4 (torch {}, built with 2.30.4)"),
         (
             "6.4",
             "AMD SMI: nothing (pip)",
-            "RCCL 2.30.4 (torch {}), GPUs not watched: AMD SMI: nothing (pip)",
+            "RCCL 2.30.4 (torch {}, built with 2.30.4), GPUs not watched: AMD SMI: nothing (pip)",
         ),
     ],
 )
@@ -271,11 +278,84 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
     assert backend.library == library.format(torch.__version__)
 
 
-@pytest.mark.parametrize("mine", [0, 1])
-def test_a_host_without_a_gpu_stops_all_ranks(gpus: Any, mine: int) -> None:
+@pytest.mark.parametrize(
+    ("mine", "reason"),
+    [
+        (0, f"{environment.host()} torch {torch.__version__} is built for CUDA 13.0, the driver"),
+        (1, "elsewhere there is no GPU here"),
+    ],
+)
+def test_a_host_without_a_gpu_stops_all_ranks(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, mine: int, reason: str
+) -> None:
     gpus(mine)
-    with pytest.raises(CannotRun, match="backend nccl needs a GPU"):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(environment, "gpu_count", lambda: 1)
+    monkeypatch.setattr(nvml, "driver_cuda", lambda: "12.4")
+    with pytest.raises(CannotRun) as caught:
         _cuda.seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
+    needs = "backend nccl needs a GPU that torch can use; on "
+    assert caught.value.message.startswith(needs + reason)
+    assert "--backend gloo runs on CPUs" in caught.value.hint
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``blind(built, driver, gpus)``: a torch for that CUDA finds none of so many GPUs."""
+
+    def finds_none(built: str | None, driver: str | None, gpus: int = 2) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        monkeypatch.setattr(environment, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(nvml, "driver_cuda", lambda: driver)
+
+    return finds_none
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "hint"),
+    [
+        ((None, "12.4"), "is built without CUDA or ROCm", "pytorch.org/get-started"),
+        (("13.0", None, 0), "there is no GPU here", "CUDA_VISIBLE_DEVICES"),
+        (
+            ("13.0", "12.4"),
+            "is built for CUDA 13.0, the driver runs 12.4",
+            "update the driver, or pip install 'torch==2.8.*'",
+        ),
+        (("12.8", "11.8"), "is built for CUDA 12.8, the driver runs 11.8", "update the driver"),
+        (("12.8", "12.4"), "finds no GPU that it can use", "collbench doctor"),
+        (("12.8", None), "finds no GPU that it can use", "collbench doctor"),
+    ],
+)
+def test_why_torch_can_use_no_gpu(
+    blind: Any, facts: tuple[Any, ...], reason: str, hint: str
+) -> None:
+    blind(*facts)
+    found = backends.missing_gpu()
+    assert reason in found[0] and hint in found[1]
+
+
+def test_nothing_is_missing_where_torch_uses_a_gpu(gpus: Any) -> None:
+    gpus(1)
+    assert backends.missing_gpu() == ("", "")
+
+
+def test_the_drivers_cuda_is_asked_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(at: Any) -> int:
+        at._obj.value = 12040
+        return 0
+
+    library = SimpleNamespace(cuDriverGetVersion=version)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    assert nvml.driver_cuda() == "12.4"
+
+
+def test_without_a_driver_its_cuda_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    assert nvml.driver_cuda() is None
 
 
 class Nccl:

@@ -280,13 +280,34 @@ def test_the_address_of_a_gpu_is_torchs_where_torch_has_it(monkeypatch: pytest.M
 
 def test_the_address_of_a_gpu_is_nvmls_elsewhere(install: Any) -> None:
     nvml = install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
-    assert gpu.address(CUDA0) == "00000000:1B:00.0"
+    assert gpu.address(CUDA0) == "0000:1b:00.0"
     assert nvml.opened == 0
 
 
 def test_without_either_a_gpu_has_no_address(install: Any) -> None:
     install(None, fake_nvml.UUID.format(0))
     assert gpu.address(CUDA0) is None
+
+
+def test_a_gpu_is_described_by_its_number_address_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(name="Fast GPU", pci_domain_id=0, pci_bus_id=0xF, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.describe(CUDA0) == "cuda:0 [0000:0f:00] Fast GPU"
+
+
+def test_a_gpu_is_described_by_the_address_that_nvml_tells(install: Any) -> None:
+    install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
+    assert gpu.describe(CUDA0) == "cuda:0 [0000:1b:00] Fast GPU"
+
+
+def test_a_gpu_without_an_address_is_described_by_its_name(install: Any) -> None:
+    install(None, fake_nvml.UUID.format(0))
+    assert gpu.describe(CUDA0) == "cuda:0 Fast GPU"
+
+
+@pytest.mark.parametrize("device", ["cpu", "xpu:1"])
+def test_other_devices_are_described_as_torch_writes_them(device: str) -> None:
+    assert gpu.describe(torch.device(device)) == device
 
 
 # AMD
