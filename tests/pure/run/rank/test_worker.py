@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from collbench.run.plan import Job
+from collbench.records.types import GpuState
+from collbench.run.plan import Job, Plan
 from collbench.run.rank import worker
 from collbench.run.rank.control import Control
-from collbench.run.rank.worker import Worker
+from collbench.run.rank.worker import Place, Worker
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.workload.step import Op, Program, Step
@@ -53,6 +54,24 @@ def asked(
 
 HALF = Case(collective="all_gather", backend="gloo", n=2, nbytes=64, dtype="half")
 BLIND = "rank 0 cannot verify data on cuda:0: nothing was found; -c 0 measures without"
+
+
+@pytest.mark.parametrize("text", ["clocks locked at 1410 of 1980 MHz", ""])
+def test_the_library_of_a_world_says_that_clocks_are_locked(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    watch = SimpleNamespace(find_lock=lambda stream: text, read=lambda: GpuState(index=0, name="x"))
+    monkeypatch.setattr(worker.gpu, "watch", lambda device: watch)
+    made: Any = Worker.__new__(Worker)
+    made._control = made._own = Control(0, 1)
+    made._backend = SimpleNamespace(
+        stream=object(), device="cuda:0", library="NCCL 2.30.7", shared=False, interpreted=False
+    )
+    made.place, made._held, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
+    made._plan = Plan(0, "nccl", 1, (), Policy(), [], 60.0)
+    _, states = made._watch()
+    world = made._describe(SimpleNamespace(oversubscribed=False, cramped=False), 0, states, None)
+    assert world.library == ", ".join(filter(None, ("NCCL 2.30.7", text)))
 
 
 def test_a_check_is_tried_once_for_each_element_type(monkeypatch: pytest.MonkeyPatch) -> None:
