@@ -158,7 +158,13 @@ def assert_ordered(
         )
 
 
-SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --throttle-threshold)
+SLOW = 0.75  # of the default or locked clock: below, samples are discarded (as nvbench does)
+
+
+LOCKED = 0.90  # of the default clock: a busy GPU below that nothing holds back has a locked clock
+
+
+LOOKS, LOOK_NS = 25, 20_000_000  # for that: an idle GPU takes a while to raise its clock
 
 
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
@@ -226,6 +232,11 @@ class Watch(Protocol):
         """The state now; ``throttle`` is what held its clocks back, now or since the reading
         before."""
 
+    def find_lock(self, stream: Stream) -> str:
+        """Have later readings compare the clock with that at which somebody has locked it, as found
+        while ``stream`` keeps the GPU busy: "clocks locked at 1410 of 1980 MHz". An empty string
+        where none is known."""
+
     def close(self) -> None:
         """Let go of the library that was asked."""
 
@@ -244,23 +255,46 @@ class NvmlWatch:
             _answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
         )
         self._events = xid_events(nvml, gpu)
+        self._locked: int | None = None
+
+    def find_lock(self, stream: Stream) -> str:
+        """NVML has no question for it, and which reason it gives for such a clock is not relied
+        upon."""
+        busiest = 0
+        for _ in range(LOOKS):
+            stream.hold(LOOK_NS)
+            sm, reasons = self._ask("ClockInfo", SM), self._reasons()
+            stream.drain()
+            if not sm or not self._default or any(reasons & bit for bit in HOLDING_BACK):
+                return ""
+            busiest = max(busiest, sm)
+            if busiest >= LOCKED * self._default:
+                return ""
+        self._locked = busiest
+        return f"clocks locked at {busiest} of {self._default} MHz"
+
+    def _reasons(self) -> int:
+        """Bits of what limits the clocks now."""
+        reasons = self._ask("CurrentClocksEventReasons")
+        if reasons is None:  # as drivers before 535 call it
+            reasons = self._ask("CurrentClocksThrottleReasons")
+        return int(reasons or 0)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         return ask(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
 
     def read(self) -> GpuState:
         """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
-        where a GPU that is neither idle nor at its power cap nor has clocks that somebody set runs
-        below 75 % of its default; ``nvlink_kib`` is sent and received data; ``xid`` is the last
-        since the reading before, 0 for none."""
-        reasons = self._ask("CurrentClocksEventReasons")
-        if reasons is None:  # as drivers before 535 call it
-            reasons = self._ask("CurrentClocksThrottleReasons") or 0
+        where a GPU that is neither idle nor at its power cap runs below 75 % of its locked clock,
+        or of its default if nobody has set clocks since; ``nvlink_kib`` is sent and received data;
+        ``xid`` is the last since the reading before, 0 for none."""
+        reasons = self._reasons()
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
         values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
-        lawful = reasons & (IDLE | SET_CLOCKS | POWER_CAP)
+        usual = self._locked or self._default
+        lawful = reasons & (IDLE | POWER_CAP | (0 if self._locked else SET_CLOCKS))
         celsius = self._ask("Temperature", 0)  # gone with CUDA 14
-        slow = sm is not None and self._default and sm < SLOW * self._default and not lawful
+        slow = sm is not None and usual and sm < SLOW * usual and not lawful
         return GpuState(
             index=self._index,
             name=self._name,
@@ -306,6 +340,10 @@ class AmdWatch:
         clock = amd.ask(smi, "get_clock_info", gpu, "AmdSmiClkType.GFX")
         self._default = amd.number(clock, "max_clk")
         self._before = amd.read(smi, gpu).held
+
+    def find_lock(self, stream: Stream) -> str:
+        """None is looked for: no reading is judged by its clock."""
+        return ""
 
     def read(self) -> GpuState:
         now = amd.read(self._smi, self._gpu)
@@ -462,6 +500,21 @@ def since(first: GpuState, last: GpuState) -> GpuState:
     pairs = {name: (getattr(first, name), getattr(last, name)) for name in COUNTERS}
     risen = {name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()}
     return msgspec.structs.replace(last, **risen)
+
+
+def merge_by_rank(control: Control, text: str) -> str:
+    """The texts of all ranks in one, at every rank: each once, with its ranks unless it is all of
+    them."""
+    ranks: dict[str, list[str]] = {}
+    for rank, other in enumerate(control.collect(text)):
+        ranks.setdefault(other, []).append(str(rank))
+    if len(ranks) == 1:
+        return text
+    return ", ".join(
+        f"{other} on rank{'s' * (len(of) > 1)} {' '.join(of)}"
+        for other, of in ranks.items()
+        if other
+    )
 
 
 def everyones(control: Control, state: GpuState | None) -> list[GpuState]:

@@ -118,6 +118,7 @@ class Worker:
         self._backend.policy = plan.policy
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
+        self._clocks = ""  # that somebody has locked, in words
         self._blind: dict[str, str] = {}  # why data cannot be verified, by element type
 
     def run(self) -> None:
@@ -255,10 +256,13 @@ class Worker:
             raise RunBroken(f"rank {rank} on {host}, unlike others: {message}", hint)
 
     def _watch(self) -> tuple[gpu.Watch | None, list[GpuState]]:
-        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs."""
-        if not self._backend.stream:
+        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs. Where clocks are
+        locked, the world's library says so."""
+        stream = self._backend.stream
+        if not stream:
             return None, []
         watch = gpu.watch(self._backend.device)
+        self._clocks = gpu.merge_by_rank(self._control, watch.find_lock(stream) if watch else "")
         return watch, gpu.everyones(self._control, watch.read() if watch else None)
 
     def _common(self) -> GlobalClock | None:
@@ -306,7 +310,7 @@ class Worker:
             oversubscribed=cores.oversubscribed,
             cramped=cores.cramped and self._plan.backend not in ON_GPUS,
             same_clock=common is None or common.exact,
-            library=self._backend.library,
+            library=", ".join(filter(None, (self._backend.library, self._clocks))),
             init_ns=max(inits),
             virtual=self._policy.virtual,
             shared_gpu=self._backend.shared,

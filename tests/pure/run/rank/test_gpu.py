@@ -121,6 +121,83 @@ def test_clocks_below_three_quarters_of_the_default_spoil_samples(
     assert ("low_sm_clock" in state.throttle, state.is_held_back) == (slow, slow)
 
 
+class Busy:
+    """A stream, and the clock of its GPU: at rest but while it is held, where it rises."""
+
+    def __init__(self, *rising: int) -> None:
+        self._rising, self._held = rising, 0
+        self._busy = False
+
+    def hold(self, ns: int) -> None:
+        assert ns >= 10_000_000  # longer than NVML takes to answer
+        self._busy, self._held = True, self._held + 1
+
+    def drain(self) -> None:
+        self._busy = False
+
+    def clock(self, kind: int) -> int:
+        steps = self._rising[: self._held] or (210,)
+        return steps[-1] if self._busy else 210
+
+
+def locked(stream: Any, **facts: Any) -> tuple[str, NvmlWatch, dict[str, Any]]:
+    """What is said of clocks, and a watch that has looked; of its answers one may change."""
+    answers = fake_nvml.gpu(0, ClockInfo=stream.clock, **facts)
+    watch = NvmlWatch(fake_nvml.Nvml(answers), 0, 0, "Fast GPU")
+    return watch.find_lock(stream), watch, answers
+
+
+@pytest.mark.parametrize("reasons", [0, 0x1, 0x2, 0x100])
+def test_clocks_that_somebody_locked_are_what_samples_are_held_against(reasons: int) -> None:
+    """Whatever reason NVML gives for them."""
+    text, watch, answers = locked(Busy(210, 900, 1410), CurrentClocksEventReasons=reasons)
+    assert text == "clocks locked at 1410 of 1980 MHz"
+    for mhz, slow in ((1410, False), (1058, False), (1057, True)):
+        answers |= {"ClockInfo": {1: mhz, 2: 2600}.get, "CurrentClocksEventReasons": reasons & ~1}
+        state = watch.read()
+        assert (state.is_held_back, "low_sm_clock" in state.throttle) == (slow, slow)
+    assert state.sm_mhz_default == 1980
+
+
+@pytest.mark.parametrize(
+    ("rising", "facts"),
+    [
+        ((210, 900, 1400, 1980), {}),
+        ((210, 900, 1400, 1790), {}),  # its own affair
+        ((1410,), {"CurrentClocksEventReasons": 0x40}),  # it is hot
+        ((1410,), {"CurrentClocksEventReasons": 0x4}),  # its power is limited
+        ((1410,), {"DefaultApplicationsClock": fake_nvml.REFUSED}),
+    ],
+)
+def test_what_else_keeps_a_clock_low_is_no_lock(rising: list[int], facts: dict[str, Any]) -> None:
+    text, watch, answers = locked(Busy(*rising), **facts)
+    assert text == ""
+    answers |= {"ClockInfo": {1: 1200, 2: 2600}.get, "CurrentClocksEventReasons": 0}
+    assert watch.read().is_held_back == ("DefaultApplicationsClock" not in facts)
+
+
+def test_looking_for_a_lock_loses_no_error() -> None:
+    nvml = fake_nvml.Nvml(fake_nvml.gpu(0))
+    nvml.xids[0] = [79]
+    watch = NvmlWatch(nvml, 0, 0, "Fast GPU")
+    assert watch.find_lock(Busy(1410)) == ""  # type: ignore[arg-type]
+    assert watch.read().xid == 79
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        (["a", "a"], "a"),
+        (["", ""], ""),
+        (["a", ""], "a on rank 0"),
+        (["a", "b", "a", ""], "a on ranks 0 2, b on rank 1"),
+    ],
+)
+def test_what_ranks_say_alike_is_said_once(texts: list[str], merged: str) -> None:
+    control: Any = SimpleNamespace(collect=lambda mine: texts)
+    assert gpu.merge_by_rank(control, texts[0]) == merged
+
+
 def test_newer_drivers_tell_the_temperature_by_another_name() -> None:
     assert watching(Temperature=fake_nvml.REFUSED, TemperatureV=41).read().celsius == 41
 
