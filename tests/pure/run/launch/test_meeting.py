@@ -156,6 +156,14 @@ def test_orders_fail_once_the_process_has_ended(launch: Launch) -> None:
     launch.host.see_off(0.0)
 
 
+def test_a_process_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(wait=lambda: 3)
+    instead = SimpleNamespace(Popen=lambda *_, **__: ended, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(host, "subprocess", instead)
+    with pytest.raises(CannotRun, match="did not come up: it ended with 3"):
+        Launch(2)
+
+
 def test_torch_takes_the_store_apart_from_its_prefixes(launch: Launch) -> None:
     import torch.distributed as dist
 
