@@ -445,18 +445,14 @@ def _reach(count: int) -> Finding:
 def _symmetric(count: int) -> Iterator[Finding]:
     """Whether torch maps GPUs' memory into each other, and whether a switch can add up what lies at
     one address."""
+    import torch
+
     from collbench.run.backends import _cuda
 
     try:
         _cuda.require_nvml()
-        from torch._C._autograd import DeviceType
-        from torch._C._distributed_c10d import _SymmetricMemory
-
-        without = [
-            str(i)
-            for i in range(count)
-            if not _SymmetricMemory.has_multicast_support(DeviceType.CUDA, i)
-        ]
+        gpus = [torch.device("cuda", index) for index in range(count)]
+        without = [str(gpu.index) for gpu in gpus if not _cuda.has_multicast(gpu)]
     except (ImportError, RuntimeError) as e:
         yield Finding(
             "symmetric memory", "no", f"not in this torch ({first_line(e)}): install a newer one"

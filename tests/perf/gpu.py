@@ -407,7 +407,8 @@ def read_nccl_tests(
 
 def gpu_tests(check: Check) -> Iterator[Figure]:
     told = check.folder / "gpu-tests.txt"
-    workers = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    at_once = "4" if check.gpus == 1 else "1"  # worlds of all GPUs would only take turns
+    workers = ["-n", at_once] if importlib.util.find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", str(HERE.parent / "gpu"), "--durations=15", *workers]
     try:
         done = check.run(

@@ -288,6 +288,23 @@ def test_a_torch_too_new_for_the_driver_is_named_with_both_versions(
     assert gpu.missing() == ""
 
 
+@pytest.mark.parametrize(("gpus", "workers"), [(1, "4"), (2, "1"), (8, "1")])
+def test_worlds_of_all_gpus_are_tested_one_at_a_time(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, workers: str
+) -> None:
+    commands: list[str] = []
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command[-1])
+        (tmp_path / "gpu-tests.txt").write_text("3 passed")
+        return subprocess.CompletedProcess(command, 0)
+
+    check = gpu.Check(tmp_path, gpus)
+    monkeypatch.setattr(check, "run", run)
+    (figure,) = gpu.gpu_tests(check)
+    assert figure.met and f" -n {workers} " in commands[0]
+
+
 def make(*arguments: str) -> str:
     """What make prints."""
     done = subprocess.run(

@@ -46,6 +46,11 @@ OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
 SINCE = ("", "2.7", "2.9")  # the first torch that can
 
 
+NO_ALLOCATOR = (
+    "NCCL mem allocator is not supported"  # torch's words, on GPUs without multicast, too
+)
+
+
 class Seat(NamedTuple):
     """A rank's GPU; whether any rank of this world shares its own with others, and how then."""
 
@@ -184,6 +189,15 @@ def symmetric_memory() -> Any:
     return _symmetric_memory
 
 
+def has_multicast(device: torch.device) -> bool:
+    """Whether a switch can reach all GPUs' memory by one address. Raises ImportError or
+    RuntimeError where torch has no symmetric memory."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index)
+
+
 def nccl_version() -> tuple[int, ...]:
     """Major, minor and patch of the NCCL that is loaded. torch itself knows only the one it was
     built with."""
@@ -248,8 +262,16 @@ class Registered:
                 f"no memory for registered buffers: {first_line(error)}",
                 "smaller sizes, or leave -R out",
             )
+        if NO_ALLOCATOR in str(error) and not has_multicast(self._device):
+            gpu_name = torch.cuda.get_device_name(self._device)
+            return (
+                "torch registers memory only where GPUs have NVLink multicast (NVSwitch);"
+                f" {gpu_name} has none here",
+                "leave -R out",
+            )
         if isinstance(error, RuntimeError):
-            return f"{name()} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
+            library = f"{name()} {dotted(nccl_version())}"
+            return f"{library} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
         missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
         return missing, f"torch {SINCE[self._level]} does"
 

@@ -195,6 +195,13 @@ def place(name: str, local_rank: int = 0) -> torch.device:
     )
 
 
+def _set_device(index: int) -> None:
+    """Makes an accelerator the current one, under the name that this torch has for it: 2.7 renamed
+    2.6's."""
+    choose = getattr(torch.accelerator, "set_device_index", None)
+    (choose or torch.accelerator.set_device_idx)(index)
+
+
 class TorchDistributed(Base):
     """One torch.distributed backend, measured on a process group of its own beside the control
     group."""
@@ -270,7 +277,7 @@ class TorchDistributed(Base):
     def _take_place(self, control: Control, local_rank: int) -> None:
         self.device = place(self.name, local_rank)
         if self.device.index is not None:
-            torch.accelerator.set_device_index(self.device.index)
+            _set_device(self.device.index)
             self.shared = len(self.near(control)) > torch.accelerator.device_count()
 
     def allocate(self, nbytes: int) -> Tensor:

@@ -448,8 +448,43 @@ def test_a_torch_or_nccl_that_cannot_register_says_which_can(
     with pytest.raises(CannotRun, match="no memory for registered buffers"):
         _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
     monkeypatch.setattr(Nccl, "register_mem_pool", refuse)
-    with pytest.raises(CannotRun, match=r"NCCL refuses .*: NCCL error: unhandled system error$"):
+    monkeypatch.setattr(_cuda, "nccl_version", lambda: (2, 18, 3))
+    with pytest.raises(
+        CannotRun, match=r"NCCL 2.18.3 refuses .*: NCCL error: unhandled system error$"
+    ):
         _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
+
+
+class WithoutAllocator(Nccl):
+    @property
+    def mem_allocator(self) -> str:  # type: ignore[override]
+        raise RuntimeError("NCCL mem allocator is not supported in this NCCL version")
+
+
+@pytest.mark.parametrize(
+    ("multicast", "message"),
+    [
+        (
+            False,
+            "torch registers memory only where GPUs have NVLink multicast (NVSwitch);"
+            " Fast GPU has none here",
+        ),
+        (
+            True,
+            "NCCL 2.18.3 refuses ncclCommRegister (-R 1): NCCL mem allocator is not supported in"
+            " this NCCL version",
+        ),
+    ],
+)
+def test_gpus_without_multicast_are_not_taken_for_an_old_nccl(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch, multicast: bool, message: str
+) -> None:
+    monkeypatch.setattr(_cuda, "nccl_version", lambda: (2, 18, 3))
+    monkeypatch.setattr(_cuda, "has_multicast", lambda device: multicast)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fast GPU")
+    with pytest.raises(CannotRun) as caught:
+        _cuda.Registered(group(WithoutAllocator(notes)), ALONE, CPU, 1)
+    assert caught.value.message == message
 
 
 def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(

@@ -16,6 +16,7 @@ from collbench.run.backends import Call, _wire, torchdist
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends.torchdist import place
 from collbench.run.backends.torchsymm import TorchSymmetric
+from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 
@@ -158,3 +159,16 @@ def test_a_backend_for_other_devices_is_refused_with_the_reason(
     machine("cuda", count, ["hpu"])
     with pytest.raises(CannotRun, match=f"vendor is for tensors on hpu, and {why}"):
         place("vendor")
+
+
+@pytest.mark.parametrize("name", ["set_device_index", "set_device_idx"])
+def test_an_accelerator_is_made_current_by_whatever_name_torch_has(
+    machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    machine("xpu", 4, ["xpu"])
+    current: list[int] = []
+    for other in ("set_device_index", "set_device_idx"):
+        monkeypatch.delattr(torch.accelerator, other, raising=False)
+    monkeypatch.setattr(torch.accelerator, name, current.append, raising=False)
+    torchdist.TorchDistributed("vendor")._take_place(Control(0, 1), 3)
+    assert current == [3]

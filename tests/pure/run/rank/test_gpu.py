@@ -491,6 +491,7 @@ def test_a_world_on_fake_gpus_says_so(
     monkeypatch: pytest.MonkeyPatch, device: str, name: str, fake: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(gpu, "describe", lambda device: f"{device} {name}")
     plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="")
     backend = SimpleNamespace(
         device=torch.device(device), library="NCCL", shared=False, interpreted=False
@@ -501,6 +502,7 @@ def test_a_world_on_fake_gpus_says_so(
         _plan=plan,
         _own=SimpleNamespace(members=()),
         _held=range(1),
+        _clocks="",
         _policy=SimpleNamespace(virtual=False),
         _control=Control(0, 1),
     )

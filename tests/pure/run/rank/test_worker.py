@@ -62,6 +62,8 @@ def test_the_library_of_a_world_says_that_clocks_are_locked(
 ) -> None:
     watch = SimpleNamespace(find_lock=lambda stream: text, read=lambda: GpuState(index=0, name="x"))
     monkeypatch.setattr(worker.gpu, "watch", lambda device: watch)
+    monkeypatch.setattr(worker.gpu, "describe", lambda device: f"{device} Fast GPU")
+    monkeypatch.setattr(worker.gpu, "is_fake", lambda device: False)
     made: Any = Worker.__new__(Worker)
     made._control = made._own = Control(0, 1)
     made._backend = SimpleNamespace(
