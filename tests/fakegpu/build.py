@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -36,6 +37,7 @@ TORCH_NEEDS = (
     "fsspec",
     "setuptools",
 )
+FOR_TESTS = ("pytest", "pytest-timeout")  # of tests/gpu
 OURS = {  # sources of each library, beside the stubs for what torch needs and they lack
     "libcudart.so.13": ("runtime.cpp", "kernels.cpp"),
     "libcuda.so.1": ("driver.cpp", "walk.cpp"),
@@ -89,16 +91,27 @@ def run_quietly(*command: str) -> str:
 
 
 def create_environment(folder: Path, torch: str, extras: Sequence[str]) -> Path:
-    """A virtual environment with torch, its pure-Python needs and collbench; its Python."""
+    """Make a virtual environment with torch, Triton, what else collbench needs, and collbench;
+    return its Python. Nothing brings torch's own dependencies, among them NVIDIA's libraries."""
     python = folder / "bin/python"
     if not python.exists():
         run_quietly(sys.executable, "-m", "venv", str(folder))
-    # "===" takes exactly this version: a CPU build of the same number has a longer one
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    # "===" takes exactly this version: a CPU build of the same number has a longer one
     run_quietly(*pip, "--no-deps", f"torch==={torch}")
+    run_quietly(*pip, "--no-deps", f"triton=={find_triton(python)}")
     pinned = ("--constraint", str(write_constraints(folder)))
-    run_quietly(*pip, *pinned, *TORCH_NEEDS, "--editable", f"{ROOT}[{','.join(extras)}]")
+    run_quietly(*pip, *pinned, *TORCH_NEEDS, *FOR_TESTS, *read_requirements(extras))
+    run_quietly(*pip, "--no-deps", "--editable", str(ROOT))
     return python
+
+
+def read_requirements(extras: Sequence[str]) -> list[str]:
+    """What collbench needs with these extras, but for torch and Triton."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(line for extra in extras for line in optional[extra])]
+    return [line for line in needed if not re.match(r"(torch|triton)\b", line)]
 
 
 def write_constraints(folder: Path) -> Path:
@@ -109,14 +122,14 @@ def write_constraints(folder: Path) -> Path:
     return path
 
 
-def install_triton(python: Path) -> None:
-    """The Triton that torch's metadata asks for."""
+def find_triton(python: Path) -> str:
+    """The version of Triton that torch's metadata asks for."""
     code = "from importlib.metadata import requires; print(*requires('torch'), sep='\\n')"
     needs = run_quietly(str(python), "-c", code)
     match = re.search(r"^triton\s*==\s*([\d.]+)", needs, re.MULTILINE)
-    if match:
-        pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run_quietly(*pip, "--no-deps", f"triton=={match[1]}")
+    if match is None:
+        raise SystemExit("this torch asks for no Triton: is it a build for CUDA on Linux?")
+    return match[1]
 
 
 def collect_missing(torch_lib: Path) -> dict[str, dict[str, set[str]]]:
@@ -283,7 +296,6 @@ def main() -> None:
     began = time.monotonic()
     folder = options.folder.absolute()
     python = create_environment(folder, options.torch, options.extras.split(","))
-    install_triton(python)
     build_libraries(python)
     megabytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) >> 20
     seconds = time.monotonic() - began

@@ -24,9 +24,14 @@ class Outcome(NamedTuple):
 
 
 def find_environment() -> Path | None:
-    """The environment that build.py made; None where there is none."""
-    folder = Path(os.environ.get("COLLBENCH_FAKE_GPU", ROOT / ".venv-fake"))
-    return folder.absolute() if (folder / "bin/fakegpu").exists() else None
+    """The environment that build.py made, as ``make fake-gpu`` names it; None where it does not."""
+    folder = os.environ.get("COLLBENCH_FAKE_GPU")
+    if folder is None:
+        return None
+    path = (ROOT / folder).resolve()
+    if not (path / "bin/fakegpu").exists():
+        raise FileNotFoundError(f"COLLBENCH_FAKE_GPU={folder}: build.py has made nothing there")
+    return path
 
 
 def run_scenario(scenario: Scenario, environment: Path, folder: Path) -> Outcome:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SRUN = ROOT / "tests/ranks/fake_slurm/srun"
-QUICK = "--max-time 0.1s -w 1"
-COUNTED = "-n 3 -w 1"  # where times decide nothing, so few samples do
+COUNTED = "-n 3 -w 1 --max-time 0.3s"  # times decide nothing here: few samples do
 CONNECT = "torchrun --standalone --nproc-per-node 2 -m collbench"
 TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
@@ -67,7 +66,7 @@ RUNS = (
     ),
     Scenario(
         "as it is, 2 ranks",
-        "collbench all_reduce -b 8 -e 64M -f 8 -g 2 --max-time 0.2s",
+        "collbench all_reduce -b 8 -e 16M -f 8 -g 2",
         (r"\n +16777216 +4194304 +float +sum +-1 .* 0\n", "Out of bounds values : 0 OK", FAKE),
     ),
     Scenario(
@@ -343,42 +342,42 @@ FAULTS = (
     ),
     faulty(
         "a GPU is gone in the middle",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:lost",
     ),
     faulty(
         "a rank is killed within NCCL",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1", "SIGKILL"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:kill",
     ),
     faulty(
         "NCCL hangs",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "all 2 ranks hang in the same call"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:hang",
     ),
     faulty(
         "ncclSystemError",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1", "system error"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:system",
     ),
     faulty(
         "ncclRemoteError",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:remote",
     ),
     faulty(
         "one GPU makes wrong data",
-        "collbench all_reduce --sizes 64,1M -g 2 -n 10 --format csv",
+        "collbench all_reduce --sizes 64,1M -g 2 -n 10 --max-time 0.3s --format csv",
         ("rank 1", "wrong"),
         exit=7,
         FAKE_NCCL_FAULT="1:1:wrong",
