@@ -28,6 +28,12 @@ def test_an_unknown_backend_is_refused_with_the_name_meant(bare, command, dry) -
     assert done.stderr == "collbench: unknown backend 'gllo'\n  hint: did you mean gloo?\n"
 
 
+def test_the_module_of_several_backends_names_them(cli) -> None:
+    done = cli("all_reduce", "--backend", "torchsymm", "--no-save")
+    assert done.returncode == 2
+    assert "unknown backend 'torchsymm'\n  hint: one of torch_one_shot, torch_two" in done.stderr
+
+
 def test_a_suite_that_names_an_unknown_backend_is_refused(bare, tmp_path) -> None:
     suite = tmp_path / "mine.toml"
     axes = 'collectives = ["all_reduce"]\nsizes = [8]\nranks = [2]\nbackends = ["shn"]\n'

@@ -13,7 +13,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SRUN = ROOT / "tests/ranks/fake_slurm/srun"
-COUNTED = "-n 3 -w 1 --max-time 0.3s"  # times decide nothing here: few samples do
+COUNTED = "-w 1 --max-time 0.2s"  # times decide nothing here: few samples do
 CONNECT = "torchrun --standalone --nproc-per-node 2 -m collbench"
 TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
@@ -71,7 +71,7 @@ RUNS = (
     ),
     Scenario(
         "1 GiB",
-        "collbench all_reduce --sizes 1G -g 2 -n 1 -w 1 --place in",
+        "collbench all_reduce --sizes 1G -g 2 -w 1 --max-time 1s --place in",
         (r"\n +1073741824 .* 0\n", "Out of bounds values : 0 OK"),
         long=True,
     ),
@@ -328,7 +328,7 @@ FAULTS = (
     *(
         faulty(
             f"{what} in the middle",
-            "collbench all_reduce --sizes 64K,1M -g 2 -n 20 --format json",
+            "collbench all_reduce --sizes 64K,1M -g 2 --max-time 0.3s --format json",
             (sees,),
             long=what not in ("an Xid",),
             **{setting: value},
@@ -342,49 +342,49 @@ FAULTS = (
     ),
     faulty(
         "a GPU is gone in the middle",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 --max-time 0.3s --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:lost",
     ),
     faulty(
         "a rank is killed within NCCL",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 --max-time 0.3s --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1", "SIGKILL"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:kill",
     ),
     faulty(
         "NCCL hangs",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "all 2 ranks hang in the same call"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:hang",
     ),
     faulty(
         "ncclSystemError",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank 1", "system error"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:system",
     ),
     faulty(
         "ncclRemoteError",
-        "collbench all_reduce --sizes 64,1M,4M -g 2 -n 10 --max-time 0.3s -T 15 --format csv",
+        "collbench all_reduce --sizes 64,1M,4M -g 2 --max-time 0.3s -T 15 --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "rank"),
         exit=4,
         FAKE_NCCL_FAULT="1:5@1000000:remote",
     ),
     faulty(
         "one GPU makes wrong data",
-        "collbench all_reduce --sizes 64,1M -g 2 -n 10 --max-time 0.3s --format csv",
+        "collbench all_reduce --sizes 64,1M -g 2 --max-time 0.3s --format csv",
         ("rank 1", "wrong"),
         exit=7,
         FAKE_NCCL_FAULT="1:1:wrong",
     ),
     faulty(
         "one GPU is slow",
-        "collbench all_reduce --sizes 64K --mode isolated -g 3 -n 10 --format json",
+        "collbench all_reduce --sizes 64K --mode isolated -g 3 --max-time 0.3s --format json",
         ("rank",),
         gpus=3,
         long=True,
@@ -406,7 +406,7 @@ FAULTS = (
     ),
     faulty(
         "out of memory in the middle",
-        "collbench all_reduce --sizes 64,16M,64M -g 2 -n 3 --format csv",
+        "collbench all_reduce --sizes 64,16M,64M -g 2 --max-time 0.2s --format csv",
         (r"all_reduce,nccl,2,64,.*,ok", "out of memory", "rank 1"),
         exit=4,
         FAKE_OUT_OF_MEMORY="1:12",

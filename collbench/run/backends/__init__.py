@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from collbench.core import algorithms
@@ -19,6 +20,7 @@ from collbench.core.groups import placed
 from collbench.core.text import near
 from collbench.machine import environment, gpu
 from collbench.records.types import Choice
+from collbench.run.backends import _never, _torch_kernels
 from collbench.suite.backgrounds import beside
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -43,6 +45,15 @@ TOGETHER = {  # backends that share a module
 
 
 TORCHS = ("gloo", "nccl", "ucc", "xccl")  # that torch.distributed itself knows by name
+
+
+NEVER: dict[str, Callable[[Case], str]] = {  # why a backend runs a case nowhere, or ""
+    **dict.fromkeys(TOGETHER, _torch_kernels.why_never),
+    **{name: partial(_never.torch_distributed, name=name) for name in TORCHS},
+    "mpi": _never.mpi,
+    "shm": _never.shm,
+    "symm": _never.symm,
+}
 
 
 HEEDED = {  # the backends that a setting whose name begins so may mean something to
@@ -201,8 +212,10 @@ def refuse_unknown(asked: Iterable[str]) -> None:
     known = sorted(_known())
     for name in asked:
         if name not in known and name.lower() not in registered():
+            members = [member for member, module in TOGETHER.items() if module == name]
+            hint = "" if members else near(name, known)
             raise UsageError(
-                f"unknown backend '{name}'", near(name, known) or f"one of {', '.join(known)}"
+                f"unknown backend '{name}'", hint or f"one of {', '.join(members or known)}"
             )
 
 
@@ -284,6 +297,8 @@ def why_never(case: Case) -> str:
         fit = [variant.name for variant in found if not variant.why_not(case.n)]
         likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
         return f"{lack}: name an algorithm (--algo {likely[0]})"
+    if case.backend in NEVER and (reason := NEVER[case.backend](case)):
+        return reason
     if case.background and (case.backend in WHOLE or is_predicted(case.backend)):
         return f"{case.backend} does nothing in the background; gloo, nccl, shm and mpi do"
     if beside(case) and case.backend in {*TRANSPORTS, *UNDER_MPIRUN}:

@@ -24,7 +24,8 @@ import torch
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, _wire
+from collbench.run.backends import Base, Call, _never, _wire
+from collbench.run.backends._never import MPI_REDUCTIONS, MPI_TYPES
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
@@ -40,29 +41,6 @@ MOST = (1 << 31) - 1  # elements to a call, by the int that MPI 3 has for them
 
 
 INSTALL = "pip install 'collbench[mpi]' brings mpi4py and an MPI"
-
-
-_TYPES = {
-    "int8": "INT8_T",
-    "uint8": "UINT8_T",
-    "int32": "INT32_T",
-    "uint32": "UINT32_T",
-    "int64": "INT64_T",
-    "uint64": "UINT64_T",
-    "float": "FLOAT",
-    "double": "DOUBLE",
-}
-
-
-_REDUCTIONS = {
-    "sum": "SUM",
-    "prod": "PROD",
-    "min": "MIN",
-    "max": "MAX",
-    "band": "BAND",
-    "bor": "BOR",
-    "bxor": "BXOR",
-}
 
 
 Tensor = torch.Tensor
@@ -202,15 +180,11 @@ class Mpi(Base):
         self._handles: dict[int, Any] = {}
 
     def why_not(self, case: Case) -> str | None:
-        if case.mode == "graph":
-            return "mpi runs on CPUs and cannot be captured in a CUDA graph"
+        if reason := _never.mpi(case):
+            return reason
         return self._why_not_native(case) if case.algorithm == "native" else None
 
     def _why_not_native(self, case: Case) -> str | None:
-        if case.row.reduces and case.op not in _REDUCTIONS:
-            return f"MPI has no reduction {case.op}"
-        if case.row.reduces and case.dtype not in _TYPES:
-            return f"MPI has no datatype {case.dtype} to reduce"
         if (
             case.row.reduces
             and case.op == "sum"
@@ -223,11 +197,6 @@ class Mpi(Base):
             )
         if _elements(case, max(case.counts)) > self._most:
             return f"{self.library} takes at most {self._most:,} elements, as MPI did before 4.0"
-        if case.in_place and case.collective == "reduce_scatter":
-            return (
-                "MPI's in-place reduce_scatter leaves results at the start of the buffer, not in"
-                " each rank's block"
-            )
         return None
 
     def copies_first(self, case: Case) -> bool:
@@ -319,8 +288,8 @@ class Mpi(Base):
             "block": count // case.n,
             "counts_to": table[self._rank].tolist(),
             "counts_from": table[:, self._rank].tolist(),
-            "type": getattr(self._mpi, _TYPES.get(case.dtype, "BYTE")),
-            "op": getattr(self._mpi, _REDUCTIONS[case.op]) if case.row.reduces else None,
+            "type": getattr(self._mpi, MPI_TYPES.get(case.dtype, "BYTE")),
+            "op": getattr(self._mpi, MPI_REDUCTIONS[case.op]) if case.row.reduces else None,
             "root": case.root,
             "next": (self._rank + 1) % case.n,
             "previous": (self._rank - 1) % case.n,
@@ -403,7 +372,7 @@ class Mpi(Base):
 
 def _elements(case: Case, count: int) -> int:
     """Elements to MPI, which takes types that it does not know as bytes."""
-    return count * (1 if case.dtype in _TYPES else case.type.size)
+    return count * (1 if case.dtype in MPI_TYPES else case.type.size)
 
 
 def _bytes(tensor: Tensor) -> np.ndarray:

@@ -22,7 +22,7 @@ import torch
 from collbench.core.errors import CannotRun
 from collbench.core.program import Action, Bank, Term
 from collbench.machine import environment
-from collbench.run.backends import Base, Call, _memory
+from collbench.run.backends import Base, Call, _memory, _never
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends._reducers import Operation, arithmetic, fold, mean
 from collbench.run.rank.control import Control, world
@@ -66,11 +66,7 @@ class SharedMemory(Base):
         self._base = 0
 
     def why_not(self, case: Case) -> str | None:
-        return (
-            "shm runs on CPUs and cannot be captured in a CUDA graph"
-            if case.mode == "graph"
-            else None
-        )
+        return _never.shm(case) or None
 
     def copies_first(self, case: Case) -> bool:
         return False

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from collbench.core.collectives import OPS
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.program import Bank
-from collbench.run.backends import Base, Call, _cuda, _instructions, _memory
+from collbench.run.backends import Base, Call, _cuda, _instructions, _memory, _never
 from collbench.run.backends._compiled import VECTOR, Compiled
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
@@ -71,9 +71,9 @@ class Symmetric(Base):
     def why_not(self, case: Case) -> str | None:
         if case.mode == "graph" and not self.stream:
             return "CUDA graphs need a GPU"
+        if reason := _never.symm(case):
+            return reason
         divides = case.op in OPS and OPS[case.op].divides
-        if divides and case.type.kind != "float" and case.n >> case.type.precision:
-            return f"{case.dtype} does not hold {case.n}, by which avg divides"
         if divides and case.dtype == "bfloat16" and self.interpreted:
             return "Triton's interpreter cuts means off where GPUs round them to bfloat16"
         if case.row.reduces and case.dtype == "f8e4m3" and self.stream:

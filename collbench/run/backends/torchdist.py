@@ -20,7 +20,8 @@ from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import placed
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, _cuda, _wire
+from collbench.run.backends import Base, Call, _cuda, _never, _wire
+from collbench.run.backends._never import WAITING
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, world
 from collbench.run.rank.gpu import unwatched
@@ -46,11 +47,6 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
-
-
-WAITING = frozenset(
-    {"barrier"}
-)  # returns when all is done; other calls on NCCL when the current stream is behind them
 
 
 FUSED = frozenset(
@@ -83,11 +79,6 @@ class _Joined:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
-
-
-def _scales(case: Case) -> bool:
-    """Whether NCCL multiplies what a rank contributes, even of one rank: its only kernel there."""
-    return case.op == "premul_sum" or (case.op == "avg" and case.type.kind == "float")
 
 
 def _op(case: Case, rank: int) -> Any:
@@ -218,21 +209,10 @@ class TorchDistributed(Base):
         self._listener: ncclog.Listener | None = None
 
     def why_not(self, case: Case) -> str | None:
-        if case.mode == "graph" and self.name != "nccl":
-            return f"{self.name} cannot be captured in a CUDA graph"
-        if case.mode == "graph" and case.n == 1 and case.in_place and not _scales(case):
-            return "one rank has nothing to do in place (an empty CUDA graph)"
-        return self._why_not_native(case) if case.algorithm == "native" else None
-
-    def _why_not_native(self, case: Case) -> str | None:
-        if case.mode == "graph" and case.collective in WAITING:
-            return f"torch's {case.collective} waits for the device, which a CUDA graph cannot"
-        if case.collective not in CALLS:
+        if reason := _never.torch_distributed(case, self.name):
+            return reason
+        if case.algorithm == "native" and case.collective not in CALLS:
             return f"torch.distributed has no {case.collective}"
-        if case.op == "premul_sum" and self.name != "nccl":
-            return f"premul_sum is an NCCL reduction; {self.name} has none"
-        if case.row.pairwise and case.n == 1:
-            return f"{self.name} does not send to itself"
         return None
 
     def copies_first(self, case: Case) -> bool:

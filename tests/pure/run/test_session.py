@@ -149,6 +149,32 @@ def test_rounds_before_a_rank_was_lost_are_kept_with_the_failure(
     assert rows.fit(rows.table([found])) == []
 
 
+class Hung(worlds.World):
+    """Ranks of a launcher that stand still before their world is open."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        error = RunBroken("rank 1 has not moved for 30 s")
+        listener.lost(plans[0], error)
+        raise error
+
+
+@pytest.mark.parametrize("budget", [None, 60.0])
+def test_all_cases_of_a_world_that_broke_before_it_opened_have_failed(
+    budget: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(session, "choose", lambda *_: Hung())
+    order = session.Order(suite=STEPS, command=["collbench"], output=path, budget=budget)
+    with pytest.raises(RunBroken):
+        session.execute(order, lambda: Disturbed(lambda: None))
+    found = store.read(path)
+    assert {(r.status, r.note) for r in found.records} == {
+        ("failed", "rank 1 has not moved for 30 s")
+    }
+    assert len(found.records) == 3
+    assert found.end and found.end.exit == Exit.TIMEOUT
+
+
 def test_rounds_too_few_for_an_interval_are_told_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

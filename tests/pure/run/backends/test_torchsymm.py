@@ -17,8 +17,9 @@ import torch
 from collbench.core.errors import CannotRun, UsageError
 from collbench.run import backends
 from collbench.run.backends import TOGETHER, _cuda, torchsymm
+from collbench.run.backends._torch_kernels import WAYS
 from collbench.run.backends.torchdist import TorchDistributed
-from collbench.run.backends.torchsymm import WAYS, TorchSymmetric
+from collbench.run.backends.torchsymm import TorchSymmetric
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
@@ -79,12 +80,10 @@ def case(
     ],
 )
 def test_what_is_refused_and_why(wanted: Case, words: str | None) -> None:
-    reason = backends.find(wanted.backend).why_not(wanted)
-    assert (
-        (reason is None)
-        if words is None
-        else (reason and reason.startswith(wanted.backend) and words in reason)
-    )
+    """By its name alone, before any rank starts; and the backend itself says the same."""
+    reason = backends.why_never(wanted)
+    assert (backends.find(wanted.backend).why_not(wanted) or "") == reason
+    assert not reason if words is None else reason.startswith(wanted.backend) and words in reason
 
 
 def test_an_older_torch_lacks_some(monkeypatch: pytest.MonkeyPatch) -> None:

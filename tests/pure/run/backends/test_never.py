@@ -1,0 +1,40 @@
+"""What backends run on no machine is known from their names, before any rank starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from factories import case
+
+from collbench.run import backends
+
+
+@pytest.mark.parametrize(
+    ("backend", "fields", "words"),
+    [
+        ("gloo", {"mode": "graph"}, "gloo cannot be captured in a CUDA graph"),
+        ("shm", {"mode": "graph", "algorithm": "ring"}, "shm runs on CPUs"),
+        ("mpi", {"mode": "graph"}, "mpi runs on CPUs"),
+        ("nccl", {"mode": "graph"}, ""),
+        ("nccl", {"mode": "graph", "collective": "barrier", "op": "none"}, "barrier waits"),
+        ("gloo", {"op": "premul_sum"}, "gloo has none"),
+        ("nccl", {"op": "premul_sum"}, ""),
+        ("nccl", {"collective": "sendrecv", "op": "none", "n": 1}, "does not send to itself"),
+        ("mpi", {"op": "avg"}, "MPI has no reduction avg"),
+        ("mpi", {"dtype": "bfloat16"}, "MPI has no datatype bfloat16"),
+        ("mpi", {"dtype": "bfloat16", "algorithm": "ring"}, ""),
+        ("mpi", {"collective": "reduce_scatter", "in_place": True}, "in-place reduce_scatter"),
+        ("symm", {"op": "avg", "dtype": "int8", "n": 130, "algorithm": "ring"}, "int8 does not"),
+        ("torch_two_shot", {"algorithm": "ring"}, "reference algorithms run on symm"),
+    ],
+)
+def test_what_a_name_tells(backend: str, fields: dict[str, object], words: str) -> None:
+    reason = backends.why_never(case(backend=backend, **fields))
+    assert words in reason and bool(reason) == bool(words)
+
+
+def test_reasons_load_no_torch() -> None:
+    code = "import sys, collbench.run.backends; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
