@@ -503,7 +503,7 @@ def main() -> int:
     parser.add_argument("--slice", action="append", choices=SLICES, help="all, unless told")
     chosen = parser.parse_args()
     if why := missing():
-        print(f"gpu-check: {why}", file=sys.stderr)
+        print(f"gpu-check: {why}; collbench doctor says more", file=sys.stderr)
         return Exit.CANNOT_RUN
     chosen.output.mkdir(parents=True, exist_ok=True)
     done = Check(chosen.output, 0).run([sys.executable, str(HERE / "gpu_graphs.py")])

@@ -260,7 +260,8 @@ def missing_gpu() -> tuple[str, str]:
     reason, hint = gpu.refuse_cuda(torch.version.cuda or "0", gpu.driver_cuda())
     if reason:
         return f"{name} is {reason}", hint
-    return f"{name} finds no GPU that it can use", "collbench doctor says what is missing"
+    tool = "amd-smi" if torch.version.hip else "nvidia-smi"
+    return f"{name} finds no GPU that it can use", f"{tool} shows whether the driver works"
 
 
 def why_not_here(name: str) -> str:

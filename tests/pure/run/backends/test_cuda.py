@@ -323,8 +323,8 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> Any:
             "update the driver, or pip install 'torch==2.8.*'",
         ),
         (("12.8", "11.8"), "is built for CUDA 12.8, the driver runs 11.8", "update the driver"),
-        (("12.8", "12.4"), "finds no GPU that it can use", "collbench doctor"),
-        (("12.8", None), "finds no GPU that it can use", "collbench doctor"),
+        (("12.8", "12.4"), "finds no GPU that it can use", "nvidia-smi shows"),
+        (("12.8", None), "finds no GPU that it can use", "nvidia-smi shows"),
     ],
 )
 def test_why_torch_can_use_no_gpu(
