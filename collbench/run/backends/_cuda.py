@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,13 @@ MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
 NVML = "libnvidia-ml.so.1"
 
 
-NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+# How torch maps symmetric memory where no kernel needs multicast: GPUs that ``seat`` has told apart
+# may have one number, as where each rank sees only its own, and a switch that is down does no harm.
+# With the second one torch sets no multicast up, so kernels that need it do without both.
+WITHOUT_MULTICAST = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
 
 
 NOT_READY = "system not yet initialized"  # CUDA's error 802
@@ -138,12 +144,12 @@ def map_symmetric(
     control: Control, nbytes: int, device: torch.device, group: Any, multicast: bool
 ) -> tuple[torch.Tensor, Any]:
     """Memory of this rank that all ranks of the group map, and torch's handle of it (all ranks call
-    this together); at one address of all beside where kernels need ``multicast``, which others do
-    without, lest its absence keep them from running. Raises CannotRun on all ranks alike."""
+    this together); at one address of all beside where kernels need ``multicast``, for which every
+    rank must see all GPUs. Raises CannotRun on all ranks alike."""
     with control.refusing_alike(), _mapping():
         symmetric = symmetric_memory()
         memory: torch.Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
-    with control.refusing_alike(), _mapping(), nullcontext() if multicast else _no_multicast():
+    with control.refusing_alike(), _mapping(), _defaults({} if multicast else WITHOUT_MULTICAST):
         handle = symmetric.rendezvous(memory, group)
     return memory, handle
 
@@ -165,24 +171,21 @@ def _mapping() -> Iterator[None]:
 
 
 @contextmanager
-def _no_multicast() -> Iterator[None]:
-    """Keep torch from multicast, unless the user has said whether it is wanted. torch looks at each
-    rendezvous, so that other backends of this process have it."""
-    before = os.environ.get(NO_MULTICAST)
-    os.environ.setdefault(NO_MULTICAST, "1")
+def _defaults(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that the user has not set, for a while: torch looks at them at each
+    rendezvous, and other backends of this process want others."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[NO_MULTICAST]
+        for name in added:
+            del os.environ[name]
 
 
 def symmetric_memory() -> Any:
-    """torch's module of that, in an environment for ranks whose GPUs ``seat`` has told apart by
-    their own names: torch would go by their numbers, which are all 0 where each rank sees only its
-    own GPU, and refuses several ranks on one. Raises CannotRun without NVML."""
+    """torch's module of that. Raises CannotRun without NVML."""
     require_nvml()
-    os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     os.environ.setdefault("TORCH_SYMMMEM_IMPLICIT_POOL", "0")  # which keeps what is let go
     from torch.distributed import _symmetric_memory
 

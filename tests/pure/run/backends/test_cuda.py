@@ -154,12 +154,10 @@ def test_symm_shares_a_gpu_whatever_nccl_there_is(
         _cuda.seat(beside(1, 1), 0, False, "symm", of_nccl=False)
 
 
-def test_torch_is_told_that_gpus_were_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMMMEM_IMPLICIT_POOL"):
-        monkeypatch.delenv(name, raising=False)
+def test_torch_gives_back_what_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_SYMMMEM_IMPLICIT_POOL", raising=False)
     monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
     assert hasattr(_cuda.symmetric_memory(), "rendezvous")
-    assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
     assert os.environ["TORCH_SYMMMEM_IMPLICIT_POOL"] == "0"
 
 
@@ -176,18 +174,21 @@ def test_symmetric_memory_needs_nvml_on_nvidias_gpus(monkeypatch: pytest.MonkeyP
     assert hasattr(_cuda.symmetric_memory(), "rendezvous")
 
 
+NAMES = tuple(_cuda.WITHOUT_MULTICAST)
+
+
 class Mapped:
-    """torch's symmetric memory, which keeps what it is told of multicast at each rendezvous."""
+    """torch's symmetric memory, which keeps its two settings as they are at each rendezvous."""
 
     def __init__(self, trouble: str = "") -> None:
         self._trouble = trouble
-        self.multicast: list[str | None] = []
+        self.settings: list[tuple[str | None, ...]] = []
 
     def empty(self, nbytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(nbytes, dtype=dtype)
 
     def rendezvous(self, memory: torch.Tensor, group: str) -> str:
-        self.multicast.append(os.environ.get(_cuda.NO_MULTICAST))
+        self.settings.append(tuple(map(os.environ.get, NAMES)))
         if self._trouble:
             raise RuntimeError(self._trouble)
         return "a handle"
@@ -200,23 +201,25 @@ def mapped(memory: Mapped, monkeypatch: pytest.MonkeyPatch, multicast: bool) -> 
 
 
 def test_only_what_needs_multicast_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order worlds of one process come."""
-    monkeypatch.delenv(_cuda.NO_MULTICAST, raising=False)
+    """In whatever order worlds of one process come. torch sets none up where GPUs' numbers may be
+    alike, so that is not said either then."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
     memory = Mapped()
     for multicast in (False, True, False):
         mapped(memory, monkeypatch, multicast)
-        assert _cuda.NO_MULTICAST not in os.environ
-    assert memory.multicast == ["1", None, "1"]
+        assert not set(NAMES) & set(os.environ)
+    assert memory.settings == [("1", "1"), (None, None), ("1", "1")]
 
 
 @pytest.mark.parametrize("multicast", [True, False])
-def test_what_the_user_says_of_multicast_holds(
-    multicast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(_cuda.NO_MULTICAST, "0")
+def test_what_the_user_has_set_holds(multicast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "0")
     memory = Mapped()
     mapped(memory, monkeypatch, multicast)
-    assert memory.multicast == [os.environ[_cuda.NO_MULTICAST]] == ["0"]
+    assert memory.settings == [("0", "0")]
+    assert [os.environ[name] for name in NAMES] == ["0", "0"]
 
 
 def test_a_fabric_that_is_not_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
