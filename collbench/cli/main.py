@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
+from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
 from collbench.core.text import near, plain, tell
 
@@ -329,7 +329,7 @@ def _ended() -> int:
                 "free some, raise ulimit -v, or give fewer or smaller runs",
             )
             return Exit.CANNOT_RUN
-        kept = _kept(traceback.format_exc())
+        kept = keep_traceback(traceback.format_exc())
         tell(
             f"{type(e).__name__}, {first_line(e)}",
             f"this is a fault of collbench, please report it: {kept}",
@@ -344,18 +344,6 @@ def _refused(message: str, code: int) -> int:
         return code
     print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
     return Exit.NO_VERDICT
-
-
-def _kept(text: str) -> str:
-    """Where ``text`` lies now, in words."""
-    try:
-        with NamedTemporaryFile(
-            "w", prefix="collbench-fault-", suffix=".txt", delete=False
-        ) as file:
-            file.write(text)
-        return f"its traceback is in {file.name}"
-    except OSError:
-        return "--debug prints its traceback"
 
 
 class Out:

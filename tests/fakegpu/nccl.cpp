@@ -127,6 +127,21 @@ void execute(Communicator& comm, const std::vector<Call>& calls) {
   }
 }
 
+const char* name_of(Kind kind) {
+  static const char* const names[] = {"AllReduce", "Reduce",  "ReduceScatter", "AllGather", "Broadcast",
+                                      "AlltoAll",  "Gather", "Scatter",       "Send",      "Recv"};
+  return names[(int)kind];
+}
+
+// FAKE_NCCL_TRACE=1: which of NCCL's functions were called.
+void trace(const std::vector<Call>& calls) {
+  static const bool wanted = fake::number("FAKE_NCCL_TRACE", 0);
+  if (!wanted) return;
+  std::string names;
+  for (const Call& call : calls) names += std::string(" ") + name_of(call.kind);
+  fprintf(stderr, "[fake NCCL]%s\n", names.c_str());
+}
+
 struct Pending {
   std::shared_ptr<Communicator> comm;
   void* stream;
@@ -150,6 +165,7 @@ int issue_pending() {
       return comm->error = fail(comm->device, SYSTEM_ERROR,
                                 "a fault was planted: a call to the system failed");
     log_connection(*comm);
+    trace(calls);
     fake::Work work = [comm, calls] { execute(*comm, calls); };
     fake_enqueue(key.second, &work);
   }

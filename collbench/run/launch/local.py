@@ -19,8 +19,9 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
+from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
-from collbench.core.text import printable, tell
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
@@ -357,9 +358,8 @@ class Watch(RankWatch):
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
         )
-        for line in error.traceback.splitlines():
-            print(printable(line), file=sys.stderr)
-        return self.broken(rank, f"raised {error.message}")
+        hint = keep_traceback(error.traceback) if error.traceback else ""
+        return self.broken(rank, f"raised {error.message}", hint)
 
     def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:
         return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
