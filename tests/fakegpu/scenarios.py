@@ -13,7 +13,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SRUN = ROOT / "tests/ranks/fake_slurm/srun"
-COUNTED = "-w 1 --max-time 0.2s"  # times decide nothing here: few samples do
+COUNTED = "-w 1 --max-time 0.2s --sync barrier"  # times decide nothing here: few samples do
 CONNECT = "torchrun --standalone --nproc-per-node 2 -m collbench"
 TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
