@@ -136,7 +136,7 @@ class Backend(Protocol):
 
     def allocate(self, nbytes: int) -> Any:
         """A 1-D uint8 tensor for all buffers of one case, which all ranks cut up alike; the last is
-        out of use."""
+        out of use. Raises CannotRun, as prepare does, on all ranks alike: the case is skipped."""
 
     def prepare(self, case: Case, send: Any, recv: Any) -> Call:
         """Resolve everything that can be resolved before the clock starts. In place, both views
@@ -164,7 +164,7 @@ class Backend(Protocol):
         they are done."""
 
     def close(self) -> None:
-        """Leave the world."""
+        """Leave the world, or as much of it as was opened where ``open`` raised CannotRun."""
 
 
 class Base:

@@ -252,10 +252,11 @@ class Registered:
                     memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
             except (AttributeError, RuntimeError) as e:
                 raise CannotRun(*self._reason(e)) from e
-        try:
-            self._nccl.register_mem_pool(pool, **{"symm": True} if self._level == 2 else {})
-        except (AttributeError, TypeError, RuntimeError) as e:
-            raise CannotRun(*self._reason(e)) from e
+        with self._control.refusing_alike():
+            try:
+                self._nccl.register_mem_pool(pool, **{"symm": True} if self._level == 2 else {})
+            except (AttributeError, TypeError, RuntimeError) as e:
+                raise CannotRun(*self._reason(e)) from e
         self._pool = pool
         return memory
 

@@ -29,16 +29,17 @@ def one_host(control: Control, backend: str, other: str) -> None:
 
 def share(control: Control, nbytes: int) -> list[Tensor]:
     """Every rank's newly made shared memory, one's own among them (all ranks call this
-    together)."""
+    together). Raises CannotRun on all ranks alike."""
     fd = os.memfd_create("collbench")
     try:
         os.ftruncate(fd, nbytes)
         mine = _mapped(fd, nbytes)
         everyone = control.collect([os.getpid(), fd, nbytes])
-        maps = [
-            mine if rank == control.rank else _opened(*where) for rank, where in enumerate(everyone)
-        ]
-        control.barrier()  # all have opened it
+        with control.refusing_alike():  # at the end of which all have opened it
+            maps = [
+                mine if rank == control.rank else _opened(*where)
+                for rank, where in enumerate(everyone)
+            ]
     finally:
         os.close(fd)
     return [torch.frombuffer(m, dtype=torch.uint8) for m in maps]

@@ -334,7 +334,8 @@ class TorchDistributed(Base):
     def close(self) -> None:
         if self._registered:
             self._registered.release()
-        for group in filter(None, (self._at.group, self._everyone)):
+        own = self._at.group if hasattr(self, "_at") else None  # none, where it did not open
+        for group in filter(None, (own, self._everyone)):
             dist.destroy_process_group(group)
         if self._listener:
             self._listener.close()

@@ -67,7 +67,8 @@ class Sites:
             made = backends.find(self._name)
             made.policy, made.hosts = self._like.policy, self._like.hosts
             made.control = self._control.divided(whole)
-            made.open(made.control.rank, made.control.n, self._local_rank)
+            with self._control.refusing_alike():
+                made.open(made.control.rank, made.control.n, self._local_rank)
             self._open[whole, lane] = made
         return self._open[whole, lane]
 

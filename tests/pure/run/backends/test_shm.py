@@ -3,17 +3,21 @@ take turns."""
 
 from __future__ import annotations
 
+import mmap
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from interleaving import cases, finish
 
+from collbench.core.errors import CannotRun
 from collbench.core.program import Bank
-from collbench.run.backends import shm
+from collbench.run.backends import _memory, shm
 from collbench.run.backends._compiled import Compiled
+from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 Row = list[dict[Bank, torch.Tensor]]
@@ -119,3 +123,15 @@ def test_a_script_that_does_not_wait_at_the_end_is_caught(monkeypatch: pytest.Mo
     )
     rng = random.Random(1)
     assert any(interleave(case, rng) for _ in range(50))
+
+
+class Refusing(Control):
+    """A control group of two, of which the other rank maps its own memory only."""
+
+    def collect(self, value: Any) -> list[Any]:
+        return [value, value if value else ["planted", "a hint"]]
+
+
+def test_memory_that_another_rank_cannot_map_is_refused_on_this_one_too() -> None:
+    with pytest.raises(CannotRun, match="planted"):
+        _memory.share(Refusing(0, 1), mmap.PAGESIZE)
