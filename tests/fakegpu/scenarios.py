@@ -310,7 +310,7 @@ FAULTS = (
     faulty(
         "a GPU is held back for good",
         "collbench all_reduce --sizes 64K,128K,256K -g 2 --max-time 0.2s --format csv",
-        ("GPU 1|rank 1", "hw_thermal|thermal", "failed"),
+        ("rank 1: GPU 1 is held back", "hw_thermal_slowdown", "failed"),
         exit=5,
         FAKE_REASONS="1:0x40",
     ),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from collbench.records.derive import NO_SAMPLE
-from collbench.records.types import PER_RANK_SAMPLES, FirstWrong
+from collbench.records.types import PER_RANK_SAMPLES, FirstWrong, GpuState
 from collbench.run.rank.aside import Aside
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.gpu import HOPELESS
@@ -96,11 +97,22 @@ def measured_well(
     return fields
 
 
-def nothing_valid(invalid: dict[str, int], remedy: str, hopeless: Sequence[int] = ()) -> Fields:
+def nothing_valid(
+    invalid: dict[str, int],
+    remedy: str,
+    hopeless: Sequence[int] = (),
+    gpus: Mapping[int, GpuState] = MappingProxyType({}),
+) -> Fields:
     """Those of a record where every sample had to be replaced, by cause; ``hopeless`` are
-    Measured's."""
+    Measured's, ``gpus`` the ranks' at their worst."""
     counts = ", ".join(f"{count} x {cause}" for cause, count in invalid.items())
     parts = [f"{NO_SAMPLE} ({counts})"]
+    if "throttled" in invalid:
+        parts += [
+            f"rank {rank}: GPU {state.index} is held back ({', '.join(state.throttle)})"
+            for rank, state in gpus.items()
+            if state.is_held_back
+        ]
     if hopeless:
         ranks = ", ".join(map(str, hopeless))
         parts += [

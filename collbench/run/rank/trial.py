@@ -212,10 +212,15 @@ class Trial:
             self._behind.since()
 
     def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
-        case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]
-        fields: Fields = {"gpus": [msgspec.convert(state, GpuState) for state in gpus if state]}
+        case, measured = self._case, seen.measured
+        gpus = {
+            rank: msgspec.convert(seen.states[rank], GpuState)
+            for rank in ranks
+            if seen.states[rank]
+        }
+        fields: Fields = {"gpus": list(gpus.values())}
         if not measured.samples.durations.size:
-            return fields | nothing_valid(measured.invalid, seen.remedy, measured.hopeless)
+            return fields | nothing_valid(measured.invalid, seen.remedy, measured.hopeless, gpus)
         chose = None if number else seen.chose
         beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
         notes = [

@@ -327,3 +327,11 @@ def test_a_step_whose_rounds_are_all_late_ends_in_time(
 def test_a_step_with_some_late_rounds_has_enough_of_others(clock: Clock) -> None:
     stop, _ = rounds(clock, limited(2.0), 100 * MS, lambda number: number % 3 == 0)
     assert stop in ("converged", "budget")
+
+
+def test_a_case_without_a_valid_sample_names_the_gpu_that_was_held_back() -> None:
+    calm = GpuState(index=3, name="x", throttle=("sw_power_cap",))
+    hot = GpuState(index=5, name="x", throttle=("hw_thermal_slowdown",))
+    note = nothing_valid({"throttled": 5}, "", gpus={0: calm, 1: hot})["note"]
+    assert "rank 1: GPU 5 is held back (hw_thermal_slowdown)" in note
+    assert "rank 0" not in note
