@@ -1,23 +1,39 @@
-# Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install.
+# Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install
+# (TORCH='torch==2.8.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
+# it comes from, if not PyPI (https://download.pytorch.org/whl/cu126). Another of either installs anew.
 PYTHON ?= python3
 VENV ?= .venv
+TORCH ?= torch
+TORCH_INDEX ?=
 BIN = $(VENV)/bin
 OUT ?= out
-INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt
+CONSTRAINTS = $(VENV)/constraints.txt
+INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
+# Triton comes with the torch that is named
+FREE = $(if $(filter-out torch,$(TORCH)),^(torch|triton)==,^$$)
 # gpu-check: a part of it (quick, algorithms, nccl, tests, shared), and a folder of wheels where there
 # is no network: then PYTHON is one with torch and Triton
 SLICE ?=
 WHEELS ?=
 # test: which tests, as pytest's -m has it
 MARKS ?= not long and not slow
+# fake-gpu: torch's version there, a build for CUDA, and what else is installed for the scenarios
+FAKE ?= .venv-fake
+FAKE_TORCH ?= $(shell sed -n 's/^torch==//p' constraints.txt)
+FAKE_EXTRAS ?= gpu,mpi
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all lint perf faults lab gpu-check gallery clean
+.PHONY: venv demo test test-all lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
 
-$(BIN)/collbench: pyproject.toml constraints.txt
+$(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
+	@mkdir -p $(VENV)
+	@{ echo "# of $(TORCH) $(TORCH_INDEX)"; grep -Ev '$(FREE)' constraints.txt; } > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(BIN)/collbench: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
+	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(INSTALL) --editable .
 	@touch $@
 
@@ -80,6 +96,14 @@ gpu-check: $(if $(WHEELS),$(VENV)/wheels,$(VENV)/gpu)  ## what this machine's GP
 	tar czf $(OUT).tar.gz $(OUT); \
 	exit $$status
 
+fake-gpu: $(BIN)/pytest  ## the GPU path on a fake CUDA: MARKS="" for all of it, FAKE_TORCH for another torch
+	$(PYTHON) tests/fakegpu/build.py $(FAKE) --torch $(FAKE_TORCH) --extras $(FAKE_EXTRAS)
+	COLLBENCH_FAKE_GPU=$(FAKE) $(BIN)/pytest tests/fakegpu -n 2 -m "$(MARKS)"
+
+fake-gpu-report:  ## all that runs and breaks there, written to reports/
+	$(PYTHON) tests/fakegpu/build.py $(FAKE) --torch $(FAKE_TORCH) --extras gpu,mpi,ray,test
+	COLLBENCH_FAKE_GPU=$(FAKE) $(PYTHON) tests/fakegpu/report.py --output reports/fake-gpu.md
+
 gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs recorded in reports/runs/
 	for name in algorithms ring-or-one-shot training-step; do \
 	  runs="reports/runs/$$name/*.jsonl"; \
@@ -92,4 +116,4 @@ gallery: $(BIN)/collbench  ## the reports of reports/, made again from the runs 
 	  -o reports/recorded-job.html -o reports/recorded-job.md > /dev/null
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FAKE) build dist .pytest_cache .mypy_cache .ruff_cache

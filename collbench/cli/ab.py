@@ -228,6 +228,7 @@ def _rounds(text: str) -> tuple[int, int]:
 
 
 def _show_plan(order: Order) -> None:
+    from collbench.cli.measure import fake_gpus
     from collbench.core.text import counted
     from collbench.run import plan, variants
     from collbench.run.matching import SIDES, refuse_nothing, rows
@@ -261,7 +262,10 @@ def _show_plan(order: Order) -> None:
     )
     budget = clock(BUDGET if order.budget is None else order.budget)
     more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
-    terminal.show(*sides, *listed, f"{about}; {more}")
+    cases = [job.case for side in SIDES for job in jobs[side]]
+    cases += [skip.case for side in SIDES for skip in skips[side]]
+    fake = fake_gpus({case.backend for case in cases})
+    terminal.show(*sides, *listed, f"{about}; {more}", *fake)
     refuse_nothing(found, skips)
 
 

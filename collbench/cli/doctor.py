@@ -25,6 +25,7 @@ from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
 from collbench.core.text import counted
 from collbench.judge import busy
 from collbench.machine import environment, load
+from collbench.machine.gpu import FAKE_MEANING, driver_cuda, is_fake, refuse_cuda
 from collbench.records import stats
 from collbench.records.types import GpuState, Record, World
 from collbench.run import plan, session
@@ -53,8 +54,8 @@ def _gpus(found: Mapping[str, Any]) -> bool:
     import torch
 
     gpus = found["gpus"]
-    here = environment.gpu_count() or gpus.get("driver") or torch.version.hip or "vendor" in gpus
-    return bool(here)
+    known = environment.gpu_count() or gpus.get("driver") or torch.version.hip or "vendor" in gpus
+    return bool(known) or torch.cuda.is_available()
 
 
 def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
@@ -284,9 +285,9 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
     if torch.version.hip or "vendor" in gpus:
         yield from _rocm(gpus.get("driver"), torch.version.hip, usable)
     else:
-        yield _driver(gpus, usable)
+        yield _driver(gpus, usable, torch.cuda.is_available())
         yield _nvml(gpus)
-        yield _cuda(torch.version.cuda, gpus.get("cuda"))
+        yield _cuda(torch.version.cuda, gpus.get("cuda") or driver_cuda())
     yield from _nccl()
     triton = found["libraries"].get("triton")
     kernel = ("yes", f"{triton}, compiles symm's kernel") if triton else ("no", NO_TRITON)
@@ -330,8 +331,11 @@ def _rocm(driver: str | None, hip: str | None, usable: int) -> Iterator[Finding]
     yield Finding("torch for ROCm", "yes" if hip else "no", detail)
 
 
-def _driver(gpus: Mapping[str, Any], nodes: int) -> Finding:
-    version, cuda = gpus.get("driver"), gpus.get("cuda")
+def _driver(gpus: Mapping[str, Any], nodes: int, works: bool) -> Finding:
+    """The driver, whose version only NVML and the kernel module tell; where torch ``works`` with a
+    GPU there is one."""
+    version, cuda = gpus.get("driver"), gpus.get("cuda") or driver_cuda()
+    version = version or ("version unknown" if works else None)
     if version and nodes:
         return Finding(
             "gpu driver",
@@ -363,20 +367,16 @@ def _nvml(gpus: Mapping[str, Any]) -> Finding:
 
 
 def _cuda(built: str | None, driver: str | None) -> Finding:
-    """Whether torch is built for CUDA, and for one that the driver can run: any minor version of
-    its own major one."""
+    """Whether torch is built for CUDA, and for one that the driver can run."""
     if not built:
         return Finding(
             "torch for CUDA",
             "no",
             "a CPU build of torch: pytorch.org/get-started names the one for CUDA",
         )
-    if driver and int(built.split(".")[0]) > int(driver.split(".")[0]):
-        detail = (
-            f"built for CUDA {built}, the driver runs {driver}: update the driver, or take a torch"
-            " for that"
-        )
-        return Finding("torch for CUDA", "no", detail)
+    reason, hint = refuse_cuda(built, driver)
+    if reason:
+        return Finding("torch for CUDA", "no", f"{reason}: {hint}")
     return Finding("torch for CUDA", "yes", f"built for CUDA {built}")
 
 
@@ -407,11 +407,7 @@ def _nccl() -> Iterator[Finding]:
 
     version = _cuda.nccl_version()
     usable = torch.cuda.is_available()
-    state = (
-        ("yes", "")
-        if usable
-        else ("no", ", but torch sees no usable GPU: check the driver with nvidia-smi")
-    )
+    state = ("yes", "") if usable else ("no", ", but torch sees no usable GPU, see above")
     yield Finding("nccl", state[0], f"{_cuda.name()} {_cuda.dotted(version)}{state[1]}")
     shares = version >= _cuda.SHARING
     detail = (
@@ -449,18 +445,14 @@ def _reach(count: int) -> Finding:
 def _symmetric(count: int) -> Iterator[Finding]:
     """Whether torch maps GPUs' memory into each other, and whether a switch can add up what lies at
     one address."""
+    import torch
+
     from collbench.run.backends import _cuda
 
     try:
         _cuda.require_nvml()
-        from torch._C._autograd import DeviceType
-        from torch._C._distributed_c10d import _SymmetricMemory
-
-        without = [
-            str(i)
-            for i in range(count)
-            if not _SymmetricMemory.has_multicast_support(DeviceType.CUDA, i)
-        ]
+        gpus = [torch.device("cuda", index) for index in range(count)]
+        without = [str(gpu.index) for gpu in gpus if not _cuda.has_multicast(gpu)]
     except (ImportError, RuntimeError) as e:
         yield Finding(
             "symmetric memory", "no", f"not in this torch ({first_line(e)}): install a newer one"
@@ -490,14 +482,16 @@ def _states(count: int) -> Iterator[Finding]:
 
     for index in range(count):
         watch = gpu.watch(torch.device("cuda", index))
+        name = torch.cuda.get_device_name(index)
+        fake = [FAKE_MEANING] * is_fake(name)
         if watch is None:
-            yield Finding(f"gpu {index}", "note", torch.cuda.get_device_name(index))
+            yield Finding(f"gpu {index}", "no" if fake else "note", "; ".join([name, *fake]))
             continue
         state = watch.read()
         watch.close()
-        troubles = [f"held back by {', '.join(state.throttle)}: check cooling and power"] * bool(
-            state.throttle
-        )
+        troubles = fake + [
+            f"held back by {', '.join(state.throttle)}: check cooling and power"
+        ] * bool(state.throttle)
         troubles += [
             f"{state.ecc} uncorrected ECC errors: reset it, see "
             + ("amd-smi metric --ecc" if torch.version.hip else "nvidia-smi -q -d ECC")

@@ -16,7 +16,7 @@ def fit(
     """Fit latency and bandwidth of the model to recorded runs."""
     from collbench.cli import outputs
     from collbench.judge import fit as fitting
-    from collbench.records import store
+    from collbench.records import origins, store
     from collbench.show.views import prediction
 
     outputs.check(output_format, (), ("table", "json"))
@@ -25,6 +25,8 @@ def fit(
         one for file in files for one in fitting.series(file) if backend in ("", one.case.backend)
     ]
     if not found:
+        for file in files:
+            origins.refuse_fake(file, "fit")
         raise UsageError(
             f"there are no times {f'of {backend} ' if backend else ''}to fit",
             "collbench runs lists runs",

@@ -52,6 +52,7 @@ def locate(
     be ruled out.
     """
     from collbench.cli import options, pairs
+    from collbench.cli.measure import fake_gpus
     from collbench.judge.health.locate import Rules
     from collbench.run import session
     from collbench.suite import grammar
@@ -65,6 +66,8 @@ def locate(
     order = replace(order, **options.kept(save, output, tag))
     announce(order, rules)
     if dry_run:
+        for text in fake_gpus(order.suite.values("backends")):
+            typer.echo(text)
         return session.refuse_nothing(session.prepare(order))
     found = run(order, rules, seconds)
     if found is None:
@@ -222,9 +225,11 @@ def listening(searching: Searching) -> Status:
 def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
     """Searches with the ranks of ``order``, whose suite has one case of sendrecv among all ranks;
     None where this is not rank 0. After so many ``seconds`` no round is begun. Raises what
-    session.execute does, and UsageError for fewer than three hosts (or ranks of one).
+    session.execute does, UsageError for fewer than three hosts (or ranks of one), and NoVerdict on
+    fake GPUs.
     """
     from collbench.judge.health import locate
+    from collbench.records.origins import refuse_fake
     from collbench.run import session
 
     searching = Searching(rules, seconds)
@@ -236,6 +241,7 @@ def run(order: Order, rules: Rules, seconds: float = math.inf) -> Found | None:
         return None
     if searching.located is None:
         raise CannotRun("the search ended without a result", "is there memory for --size?")
+    refuse_fake(reporter.file, "compare")
     located, names = searching.located, [unit.name for unit in searching.units]
     worlds = reporter.worlds.values()
     crowded = any(world.oversubscribed for world in worlds)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
+from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
 from collbench.core.text import near, plain, tell
 
@@ -275,14 +275,33 @@ NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory
 
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
-    out = sys.stdout = Out(sys.stdout or io.StringIO())
+    out = sys.stdout = Out(_own_stdout())
     code = _ended()
     out.flush()
     _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
+
+
+def _own_stdout() -> Any:
+    """Standard output at a descriptor that only this command writes to: where it is a rank, what
+    libraries write to descriptor 1 goes to standard error (join.py)."""
+    inherited = sys.stdout
+    if not isinstance(inherited, io.TextIOWrapper):
+        return inherited or io.StringIO()
+    inherited.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    try:
+        descriptor = os.dup(inherited.fileno())
+    except OSError:
+        return inherited  # it has none
+    unbuffered = inherited.write_through
+    return io.TextIOWrapper(
+        os.fdopen(descriptor, "wb", buffering=0 if unbuffered else -1),
+        inherited.encoding,
+        inherited.errors,
+        line_buffering=inherited.line_buffering,
+        write_through=unbuffered,
+    )
 
 
 def _ended() -> int:
@@ -310,7 +329,7 @@ def _ended() -> int:
                 "free some, raise ulimit -v, or give fewer or smaller runs",
             )
             return Exit.CANNOT_RUN
-        kept = _kept(traceback.format_exc())
+        kept = keep_traceback(traceback.format_exc())
         tell(
             f"{type(e).__name__}, {first_line(e)}",
             f"this is a fault of collbench, please report it: {kept}",
@@ -325,18 +344,6 @@ def _refused(message: str, code: int) -> int:
         return code
     print(f"COLLBENCH UNKNOWN - {plain(message)}".replace("|", "/"))
     return Exit.NO_VERDICT
-
-
-def _kept(text: str) -> str:
-    """Where ``text`` lies now, in words."""
-    try:
-        with NamedTemporaryFile(
-            "w", prefix="collbench-fault-", suffix=".txt", delete=False
-        ) as file:
-            file.write(text)
-        return f"its traceback is in {file.name}"
-    except OSError:
-        return "--debug prints its traceback"
 
 
 class Out:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,18 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
     return session.execute(order, lambda: Progress(watched=sys.stderr.isatty()))
 
 
+def fake_gpus(backends: Collection[str]) -> list[str]:
+    """What --dry-run says of backends that would be measured on fake GPUs; nothing elsewhere."""
+    from collbench.machine import environment, topology
+    from collbench.machine.gpu import FAKE_MEANING, is_fake
+    from collbench.run.memory import ON_GPUS
+
+    if ON_GPUS.isdisjoint(backends):
+        return []
+    names = [str(device.get("name")) for device in topology.gpus(environment.ROOT)["devices"]]
+    return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]
+
+
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
@@ -72,7 +84,8 @@ def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> 
         prepared = session.prepare(order)
         policy = prepared.suite.policy
         starting = plan.loading(prepared.jobs, policy) + plan.meeting(prepared.jobs, policy)
-        terminal.show(*cases.plan(session.plan_rows(prepared), starting, policy.fresh))
+        planned = cases.plan(session.plan_rows(prepared), starting, policy.fresh)
+        terminal.show(*planned, *fake_gpus(prepared.suite.values("backends")))
         if order.resumed is None:
             session.refuse_nothing(prepared)
     return Exit.OK

@@ -129,13 +129,16 @@ def _named(what: str) -> str | Path:
 
 
 def _show(file: RunFile, output_format: str) -> Exit:
-    """Print what a run tells. Raises UsageError where it has nothing in the background."""
+    """Print what a run tells. Raises UsageError where it has nothing in the background, NoVerdict
+    for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.judge import overlap as judging
+    from collbench.records import origins
     from collbench.show.views import overlap as views
 
     found = judging.judge(file)
     if not found and not (file.end and file.end.exit):
+        origins.refuse_fake(file, "compare")
         raise UsageError(
             f"{file.run.id} has no case with a background that was measured alone, too",
             "collbench overlap all_reduce measures some",

@@ -154,6 +154,7 @@ def order_of(
 
 def _plan(order: Order) -> None:
     """Say at rank 0 what would be measured, which is too much for a line each."""
+    from collbench.cli.measure import fake_gpus
     from collbench.core.text import counted
     from collbench.run import plan, session
     from collbench.run.launch import join
@@ -172,6 +173,8 @@ def _plan(order: Order) -> None:
     typer.echo(f"{counted(pairs, 'pair')} in {counted(rounds, 'round')}, about {seconds:.0f} s")
     for reason, number in reasons(prepared.skips):
         typer.echo(f"{number} skipped: {plain(reason)}")
+    for text in fake_gpus(prepared.suite.values("backends")):
+        typer.echo(text)
     if order.resumed is None:
         session.refuse_nothing(prepared)
 
@@ -187,16 +190,19 @@ def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
 
 
 def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Finding]:
-    """Print a run's pairs, and return what stands out. Raises UsageError where it has none."""
+    """Print a run's pairs, and return what stands out. Raises UsageError where it has none, and
+    NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.judge import pairs as judging
     from collbench.machine import topology
+    from collbench.records import origins
     from collbench.show.views import pairs as views
 
     matrix = judging.matrix(file)
     if matrix is None:
         if file.end and file.end.exit:
             return []  # it ended before it had any, and says why
+        origins.refuse_fake(file, "compare")
         raise UsageError(f"{file.run.id} has measured no pairs", "collbench pairs measures them")
     findings = judging.judge(file, racks)
     outputs.deliver(views.document(views.Pairs(file, matrix, racks, findings)), output_format)

@@ -210,8 +210,11 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     """The step that is asked for; where that is a run's, with what came of it there."""
     from msgspec.structs import replace
 
+    from collbench.core.text import tell
     from collbench.records import store
+    from collbench.records.origins import counting
     from collbench.records.steps import overlaps
+    from collbench.show.words import caveats
     from collbench.workload.wanted import Wanted
 
     if not _is_run(wanted):
@@ -224,7 +227,9 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
         held = len(file.run.suite.steps)
         raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
     (step,) = file.run.suite.steps
-    found = (one for one in overlaps(file.records) if one.whole.case.step == step.title)
+    found = (one for one in overlaps(counting(file)) if one.whole.case.step == step.title)
+    for text in caveats(file.run, file.worlds):
+        tell(text)
     return step, next(found, None)
 
 

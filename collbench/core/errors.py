@@ -59,6 +59,12 @@ class CannotRun(CollbenchError):
     missing."""
 
 
+class NoVerdict(CollbenchError):
+    """Nothing of what was given may be judged."""
+
+    exit = Exit.NO_VERDICT
+
+
 class RunBroken(CollbenchError):
     """A rank died, hung or never came. The message names it; ``job`` is the place in the plan it
     had come to."""

@@ -10,6 +10,7 @@ import tomllib
 from contextlib import nullcontext, suppress
 from itertools import takewhile
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TextIO
 
 from collbench.core.errors import CannotRun, UsageError
@@ -24,6 +25,19 @@ def private(path: Path, how: int = 0) -> TextIO:
     one that is there keeps who may. ``how`` are further flags of open(2)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | how
     return os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8")
+
+
+def keep_traceback(text: str) -> str:
+    """A sentence that says in which file the text lies now; one without a file where none can be
+    made."""
+    try:
+        with NamedTemporaryFile(
+            "w", prefix="collbench-fault-", suffix=".txt", delete=False
+        ) as file:
+            file.write(text)
+        return f"its traceback is in {file.name}"
+    except OSError:
+        return "there is no room to keep its traceback"
 
 
 def read(path: Path, most: int) -> bytes:

@@ -12,6 +12,7 @@ from collbench.core.errors import CollbenchError
 from collbench.judge.comparison import Comparison, Rules, compare
 from collbench.machine.environment import fingerprint
 from collbench.records import store
+from collbench.records.origins import is_fake
 
 # judged at most: the newest experiments, until there are so many rows; a dozen rows take 0.2 s
 MOST, ROWS = 20, 300
@@ -50,8 +51,11 @@ def stored(comparison: Comparison) -> Alarms | None:
                 older += 1
                 continue
             head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
+            sides = store.read(base), store.read(head)
+            if any(map(is_fake, sides)):
+                continue
             rules = Rules(tau=comparison.rules.tau)
-            total.update(r.verdict for r in compare(store.read(base), store.read(head), rules).rows)
+            total.update(row.verdict for row in compare(*sides, rules).rows)
             days.append(run.started[:10])
     return Alarms(
         experiments=len(days),

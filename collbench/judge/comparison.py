@@ -31,6 +31,7 @@ from collbench.judge.verdict import (
 from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records import paired
+from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.rows import Row, case_time
 from collbench.records.types import Run, RunFile, joined
 
@@ -246,6 +247,8 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
     apart = terms.apart(pair)
     gates = terms.gating and not apart
     row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
+    if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
+        return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason))
     lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
         return _ruled(row, lacking or Ruling("INVALID"))
@@ -365,6 +368,9 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
 def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart: str) -> Outcome:
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
+    apart = f"{apart} (--across-machines compares all the same)" if apart else ""
+    if pairs and all(pair.fake for pair in pairs):
+        apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
     return Outcome(
         rows=rows,
         apart=apart,
@@ -377,7 +383,9 @@ def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart
 
 def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
     """Whether a row lacks a verdict that was due: not where base's own measurement was of no
-    use."""
+    use, but for a fake GPU's."""
+    if pair.fake:
+        return True
     if row.verdict == "INVALID":
         sound = (
             pair.base

@@ -24,6 +24,7 @@ from collbench.core.network import Link
 from collbench.core.simulate import count
 from collbench.judge.regression import FEWEST, VAGUE, Floats, condition, cuts, known, line, solve
 from collbench.records import rows, stats, store
+from collbench.records.origins import refuse_fake
 from collbench.records.rows import Row
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -374,9 +375,11 @@ def _gamma(design: Floats, times: Floats, group: list[SizeSeries]) -> tuple[floa
 
 def link_from(run: str) -> tuple[Link, str]:
     """The link that a recorded run shows, in seconds, and where it comes from. Raises CannotRun
-    with the reason."""
+    with the reason, and NoVerdict for a run on fake GPUs."""
     file = store.digest(store.find(run))
     found = series(file)
+    if not found:
+        refuse_fake(file, "fit")
     fits = links(found)
     usable = [link for link in fits if link.alpha and link.beta]
     if not usable:

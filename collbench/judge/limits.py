@@ -19,6 +19,7 @@ import msgspec
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, plain, size
 from collbench.judge.health.night import named
+from collbench.records.origins import having
 from collbench.records.rows import Row, by, case_time, deciding, table
 from collbench.records.types import RunFile
 from collbench.suite.case import Case, Limit
@@ -102,7 +103,8 @@ def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     broken = [cycle for cycle in left_out if cycle.unfit in ("wrong", "failed")]
     if broken or not fit:
         first = (broken or left_out)[0]
-        why = f"{first.unfit}: {first.record.note}" if first.record.note else first.unfit
+        reason = having("excluded").get(first.unfit, first.unfit)
+        why = f"{reason}: {first.record.note}" if first.record.note else reason
         return Held(**about, answer="no answer", why=plain(why))
     derived, time = fit[0].derived, case_time(fit)
     if derived is None or derived.busbw is None or math.isnan(derived.busbw):

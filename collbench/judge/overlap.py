@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from collbench.records import stats
+from collbench.records.origins import counting
 from collbench.records.paired import Shift, shift
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
@@ -41,7 +42,7 @@ class Overlapped(NamedTuple):
 
 def judge(file: RunFile) -> list[Overlapped]:
     """One for each case with a background that was measured alone, too, in the suite's order."""
-    timed = {(r.case, r.world): r for r in file.records if r.status == "ok" and r.times_ns}
+    timed = {(r.case, r.world): r for r in counting(file) if r.status == "ok" and r.times_ns}
     pairs: dict[Case, list[tuple[Record, Record]]] = {}
     for (case, world), record in timed.items():
         alone = timed.get((replace(case, background=""), world))

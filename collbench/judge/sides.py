@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from collbench.machine import environment
 from collbench.machine.environment import Difference
-from collbench.records import derive, rows
+from collbench.records import derive, origins, rows
 from collbench.records.rows import Row
 from collbench.records.types import ONE_SIDED, Record, Run, RunFile
 from collbench.suite.case import Case
@@ -61,7 +61,7 @@ Place = tuple[
 
 TOO_BROKEN = {
     derive.FEW: "fewer than 6 samples",
-    derive.INVALID: "more than a quarter of the samples had to be repeated",
+    **derive.EXCLUDED,
 }
 
 
@@ -91,19 +91,22 @@ class CaseRows(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
-        return (
-            any(rank.device.startswith("cuda") for rank in ranks)
-            or self.case.backend in GPU_BACKENDS
-        )
+        return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
 
     @property
     def broken(self) -> str:
         """Why most launches are of no use to any verdict, or an empty string."""
-        if 2 * sum(derive.INVALID in row.unfit for row in self.timed) > len(self.timed):
-            return TOO_BROKEN[derive.INVALID]
+        for flag, reason in derive.EXCLUDED.items():
+            if 2 * sum(flag in row.unfit for row in self.timed) > len(self.timed):
+                return reason
         few = sum(derive.FEW in row.ungated for row in self.launches.values())
         imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
         return TOO_BROKEN[derive.FEW] if 2 * few > len(self.launches) and not imported else ""
+
+    @property
+    def fake(self) -> bool:
+        """Whether it was measured on a fake GPU."""
+        return self.broken == TOO_BROKEN[origins.FAKE]
 
     def said(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""
@@ -146,10 +149,11 @@ def _manner(row: Row, record: Record) -> dict[str, str]:
         "stream": _stream(row),
     }
     if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
-        manner["algorithm"] = record.note.removeprefix("ran ")
+        manner["algorithm"] = record.note.removeprefix("ran ").partition("; ")[0]
     manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
     if not run.imported:
         manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
+        manner["launches of -m"] = "one a call" if "-m: " in record.note else "one"
     return {name: value for name, value in manner.items() if value}
 
 
@@ -201,6 +205,11 @@ class Pair(NamedTuple):
     @property
     def backends(self) -> set[str]:
         return {side.case.backend for side in self.sides.values()}
+
+    @property
+    def fake(self) -> bool:
+        """Whether a side was measured on a fake GPU."""
+        return any(side.fake for side in self.sides.values())
 
     def changes(self, stage: int) -> dict[Place, float]:
         return changes(self.base, self.head, stage) if self.base and self.head else {}

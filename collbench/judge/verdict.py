@@ -343,10 +343,7 @@ def close(outcome: Outcome) -> tuple[Exit, str]:
     if bad := _bad(outcome, [row for row in outcome.rows if row.gates]):
         return Exit.BAD, bad
     if outcome.apart:
-        return (
-            Exit.NO_VERDICT,
-            f"no verdict: {outcome.apart} (--across-machines compares all the same)",
-        )
+        return Exit.NO_VERDICT, f"no verdict: {outcome.apart}"
     if all(row.verdict in UNTIMED for row in outcome.rows):
         return Exit.NO_VERDICT, "no verdict: no row has times on both sides that compare"
     if outcome.due:

@@ -1,8 +1,10 @@
 """NVML through nvidia-ml-py, which is optional: whatever this GPU, driver or binding does not have
-is None."""
+is None. The CUDA that the driver runs, and whether a torch is built for it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +23,46 @@ VALUE_KINDS = (
 
 
 GRAPHICS, SM, MEMORY = range(3)  # nvmlClockType_t
+
+
+FAKE = "Fake"  # the first word of the names of fake GPUs, and of no others
+FAKE_MEANING = "a fake GPU: what it measures means nothing"
+
+
+def is_fake(name: str) -> bool:
+    """Whether this is the name of a fake GPU, which lives in host memory."""
+    return name.split()[:1] == [FAKE]
+
+
+# the last torch on PyPI for the CUDA of a driver, by its major version
+TORCH_FOR = {12: "torch==2.8.*"}
+
+
+def driver_cuda() -> str | None:
+    """The newest CUDA that the driver runs, as 12.4; None without a driver."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def refuse_cuda(built: str, driver: str | None) -> tuple[str, str]:
+    """Why a driver of one CUDA cannot run what is built for another, and what to do; two empty
+    strings where it can: any minor version of its own major one, and older ones."""
+    if driver is None or _major(built) <= _major(driver):
+        return "", ""
+    other = TORCH_FOR.get(_major(driver))
+    return (
+        f"built for CUDA {built}, the driver runs {driver}",
+        f"update the driver, or pip install '{other}'" if other else "update the driver",
+    )
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def load() -> Any:

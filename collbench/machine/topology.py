@@ -241,7 +241,7 @@ def _ends(nvml: Any, gpu: Any) -> Counter[str]:
             switched = ask(nvml, "DeviceGetNvLinkRemoteDeviceType", gpu, link) == SWITCH or (
                 pci and not pci.busId
             )
-            ends["switch" if switched else _address(pci.busId) if pci else "unknown"] += 1
+            ends["switch" if switched else address(pci.busId) if pci else "unknown"] += 1
     return ends
 
 
@@ -249,7 +249,7 @@ def _link(nvml: Any, one: _Gpu, other: _Gpu) -> str | None:
     """The path between two GPUs, None where nothing tells it."""
     if one is other:
         return "X"
-    direct = one.ends[_address(other.pci)] if other.pci else 0
+    direct = one.ends[address(other.pci)] if other.pci else 0
     if bonded := direct or min(one.ends["switch"], other.ends["switch"]):
         return f"NV{bonded}"
     level = ask(nvml, "DeviceGetTopologyCommonAncestor", one.handle, other.handle)
@@ -263,14 +263,14 @@ def _surroundings(adapter: Path, devices: list[dict[str, Any]], root: Path) -> d
     return {"numa": _numa(adapter), "path": nearest, "gpus": near}
 
 
-def _address(pci: str) -> str:
+def address(pci: str) -> str:
     """NVML's 00000000:1B:00.0 as sysfs writes it, 0000:1b:00.0."""
     domain, _, rest = pci.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 def _place(pci: str | None, root: Path) -> Path:
-    return root / "sys/bus/pci/devices" / (_address(pci) if pci else "unknown")
+    return root / "sys/bus/pci/devices" / (address(pci) if pci else "unknown")
 
 
 def _numa(place: Path) -> int | None:

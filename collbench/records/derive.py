@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.records import stats, traffic
+from collbench.records import origins, stats, traffic
 from collbench.records.choice import wire_factor, without_effect, worded
 from collbench.records.types import (
     PER_RANK_SAMPLES,
@@ -66,7 +66,13 @@ SENSITIVE = "arrival-sensitive"
 
 ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
 
-INVALID = "invalid!"  # over a quarter of the samples replaced: the time is shown nowhere
+INVALID = "invalid!"
+
+# Flags of rows whose time is used nowhere, and why
+EXCLUDED = {
+    **origins.having("excluded"),
+    INVALID: "more than a quarter of the samples had to be repeated",
+}
 
 FEWEST_SAMPLES, FEW = 6, "n<6"
 LAUNCH_BOUND = 0.05  # of a sample: hosts that wait for their devices for less issue too slowly
@@ -75,8 +81,7 @@ LAUNCH_BOUND = 0.05  # of a sample: hosts that wait for their devices for less i
 UNGATED = (
     "imported",
     "injected",
-    "interpreted",
-    "virtual",
+    *origins.having("ungated"),
     "shared-gpu",
     "oversubscribed",
     FEW,
@@ -196,7 +201,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         late_rank=late,
         flags=flags,
         lateness=lateness,
-        gateable=not {INVALID, *UNGATED} & set(flags),
+        gateable=not {*EXCLUDED, *UNGATED} & set(flags),
         chose=worded(record.chose),
         wirebw=_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
@@ -411,16 +416,14 @@ def _flags(
     apart = 0.0 if alone else (skew or 0) / record.inner / least
     found = {
         "injected": bool(record.injected),
-        "predicted": record.status == "predicted",
-        "interpreted": bool(world and world.interpreted),
-        "virtual": bool(world and world.virtual),
+        **origins.flags(record, world),
         "shared-gpu": bool(world and world.shared_gpu),
         "launch-bound": (
             record.case.mode == "streaming"
             and record.waited is not None
             and record.waited < LAUNCH_BOUND
         ),
-        "throttled": any(state.throttle for state in record.gpus),
+        "throttled": any(state.is_held_back for state in record.gpus),
         "no-effect": bool(without_effect(record.case.env, record.case.collective, record.chose)),
         "oversubscribed": bool(world and world.oversubscribed),
         FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",

@@ -57,7 +57,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A case (of cycle 0) in one launch of run number ``file``.
 
     ``unfit`` are the reasons for which its time is shown nowhere and the row counted everywhere:
-    a status (failed, wrong, skipped), "no time", "invalid!" (over 25 % of the samples replaced).
+    a status (failed, wrong, skipped), "no time", a flag of derive.EXCLUDED.
     ``ungated`` are flags for which the time is shown and decides nothing. ``derived`` is of the
     samples of all ``fit`` cycles together, and None where the row is unfit. ``flags`` are those of
     any timed cycle. Times in nanoseconds a call.
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ran(self) -> bool:
         """Whether there is a time, be it one that does not count."""
-        return not self.unfit or derive.INVALID in self.unfit
+        return not self.unfit or not derive.EXCLUDED.keys().isdisjoint(self.unfit)
 
     @property
     def predicted(self) -> bool:
@@ -199,7 +199,7 @@ def _unfit(record: Record, derived: derive.Derived | None) -> str:
         return record.status
     if derived is None or derived.median <= 0:
         return NO_TIME
-    return derive.INVALID if derive.INVALID in derived.flags else ""
+    return next((flag for flag in derive.EXCLUDED if flag in derived.flags), "")
 
 
 def _row(

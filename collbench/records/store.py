@@ -43,11 +43,13 @@ class _Part(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """A run, the number of its records, and how it ended; None where it was cut short."""
+    """A run, the number of its records, how it ended, None where it was cut short, and whether it
+    was measured on fake GPUs."""
 
     run: Run
     cases: int
     end: End | None
+    fake: bool = False
 
 
 class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
@@ -335,7 +337,7 @@ def read(path: Path) -> RunFile:
 @_reading()
 def outline(path: Path) -> Outline:
     """What a list of runs says of one, without reading what its records hold. Raises UsageError."""
-    run, last = read_run(path), None
+    run, last, fake = read_run(path), None, False
     found: list[_Brief] = []
     decoder = msgspec.json.Decoder(Run | World | _Read | End)
     with path.open("rb") as f:
@@ -348,9 +350,10 @@ def outline(path: Path) -> Outline:
                 raise _unread(path, number, line, e) from e
             if isinstance(last, Run) and number > 1:
                 raise _several(path, run, last)
+            fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
                 found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
-    return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None)
+    return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None, fake)
 
 
 @_reading()

@@ -94,7 +94,7 @@ class Run(_Line, frozen=True, tag="run"):
 
 class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where a rank lives: host, process, the CPUs it may use and the device that holds its
-    buffers."""
+    buffers: "cpu", or "cuda:3 [0000:0f:00] NVIDIA H200" of which the end may lack."""
 
     rank: int
     host: str
@@ -102,6 +102,17 @@ class RankInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cpus: list[int]
     device: str = "cpu"
     numa: int = -1
+
+    @property
+    def gpu(self) -> str:
+        """The GPU's number as torch writes it, cuda:3; empty on CPUs."""
+        return self.device.partition(" ")[0] if self.device.startswith("cuda") else ""
+
+
+UNEXPLAINED_THROTTLE = "throttled"  # of AMD's GPUs before MI300, for a power cap, too
+
+# A power cap may be how the machine is set up, and what it costs shows in the clock.
+POWER_CAPS = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED_THROTTLE})
 
 
 class GpuState(
@@ -127,6 +138,12 @@ class GpuState(
     nvlink_kib: int | None = None
     pcie_replays: int | None = None
     xid: int | None = None
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether samples taken meanwhile are to be replaced: for a cause other than a power cap,
+        never for their values."""
+        return any(reason not in POWER_CAPS for reason in self.throttle)
 
 
 class Choice(
@@ -192,7 +209,8 @@ class World(_Line, frozen=True, tag="world"):
     longer one way than the other (clocks.py); 0 where there is one clock. ``cramped``: ranks have
     fewer cores than threads that must run, their own and the library's. ``virtual``: all ranks are
     virtual ones of one process on one GPU; ``shared_gpu``: several ranks' processes share a GPU;
-    ``interpreted``: kernels ran in Triton's interpreter, on CPUs. In an interleaved comparison,
+    ``interpreted``: kernels ran in Triton's interpreter, on CPUs; ``fake``: GPUs are a fake's on
+    host memory, whose times mean nothing. In an interleaved comparison,
     worlds of the same ``stage`` (1 or 2) and ``round`` (from 0) are one launch, paired with the
     other side's; elsewhere both are 0 and every world is a launch of its own. ``together`` says how
     the two took turns: block by block, as two worlds alive at once or within a single one; empty
@@ -215,6 +233,7 @@ class World(_Line, frozen=True, tag="world"):
     virtual: bool = False
     shared_gpu: bool = False
     interpreted: bool = False
+    fake: bool = False
     gpus: list[GpuState] = []
     hosts: list[HostInfo] = []
     counters: dict[str, dict[str, Whole]] = {}

@@ -7,6 +7,7 @@ the place of the first.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import numpy as np
 
 from collbench.core.collectives import PARTS
 from collbench.records import stats
-from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.derive import FEWEST_SAMPLES, NO_SAMPLE
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
 from collbench.run import plan
 from collbench.run.plan import Job, Plan
@@ -43,7 +44,7 @@ BY_RANK = ("per_rank", "starts_ns")
 
 class Passes:
     """Two passes over the cases of each world, the second over those whose interval is not as
-    narrow as asked for."""
+    narrow as asked for, or which had no valid sample."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -73,32 +74,50 @@ class Passes:
         """The record as it is to be kept; None where an earlier one stands."""
         first = self._coarse.pop(record.case, None)
         if first is None:
-            if record.case in self._jobs and record.status == "ok":
+            if record.case in self._jobs and (record.status == "ok" or is_without_samples(record)):
                 self._coarse[record.case] = record
             return record
+        if record.status == "ok" and first.status != "ok":
+            return msgspec.structs.replace(record, again=True)
         if record.status == "ok":
             return together(first, record, self._enough)
         return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
 
     def further(self) -> list[Job]:
-        """The second pass of the world that has just ended its first: widest intervals first."""
-        wide = {case: r for case, r in self._coarse.items() if r.stop in ("budget", "max_n")}
+        """The second pass of the world that has just ended its first: cases without a valid sample,
+        then widest intervals first."""
+        wide = {
+            case: r
+            for case, r in self._coarse.items()
+            if r.stop in ("budget", "max_n") or is_without_samples(r)
+        }
         leading = sorted((case for case in wide if case.place == 0), key=lambda c: -width(wide[c]))
-        jobs = [
-            msgspec.structs.replace(
-                self._jobs[case],
-                seconds=(1 - COARSE) * self._most,
-                inner=wide[case].inner // self._policy.agg_iters,
-                control=False,
-            )
-            for case in leading
-        ]
         self._coarse = wide
-        return jobs
+        return [self._second(wide[case]) for case in leading]
+
+    def _second(self, first: Record) -> Job:
+        """The job of a second visit; what one without a valid sample has learned is nothing."""
+        job = msgspec.structs.replace(self._jobs[first.case], seconds=(1 - COARSE) * self._most)
+        if is_without_samples(first):
+            return job
+        inner = first.inner // self._policy.agg_iters
+        return msgspec.structs.replace(job, inner=inner, control=False)
+
+
+def _holding_back(record: Record) -> tuple[bool, bool]:
+    """Whether GPUs were held back, and whether anything limited their clocks."""
+    return any(gpu.is_held_back for gpu in record.gpus), any(gpu.throttle for gpu in record.gpus)
+
+
+def is_without_samples(record: Record) -> bool:
+    """Whether the case was measured, and every sample was replaced."""
+    return record.status == "failed" and record.note.startswith(NO_SAMPLE)
 
 
 def width(record: Record) -> float:
-    """Half of the median's interval, relative to it."""
+    """Half of the median's interval, relative to it; infinite where there is none."""
+    if not record.times_ns:
+        return math.inf
     times = np.asarray(record.times_ns, dtype=float)
     return stats.half_width(*stats.median_interval(np.sort(times), stats.n_eff(times)))
 
@@ -129,7 +148,7 @@ def together(first: Record, second: Record, enough: float) -> Record:
         cause: first.invalid.get(cause, 0) + second.invalid.get(cause, 0) for cause in causes
     }
     fields["preempted"] = first.preempted + second.preempted
-    fields["gpus"] = second.gpus if any(gpu.throttle for gpu in second.gpus) else first.gpus
+    fields["gpus"] = max(first, second, key=_holding_back).gpus
     both = msgspec.structs.replace(second, **fields)
     return msgspec.structs.replace(both, stop="converged") if width(both) <= enough else both
 

@@ -152,6 +152,11 @@ def kinds(step: Step, case: Case) -> list[Case]:
     return [*found.values()]
 
 
+def dtypes(step: Step) -> list[str]:
+    """The element types of all operations that communicate, sorted."""
+    return sorted({op.dtype for op in _talking(step)})
+
+
 def buffers(step: Step, case: Case, of: Callable[[Case], int]) -> int:
     """Bytes of all buffers on the rank that needs most: every operation has its own, each ``of``
     its case."""

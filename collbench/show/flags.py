@@ -106,6 +106,11 @@ FLAGS = {
         "leave -z out for the call alone",
         whole=True,
     ),
+    "fake": Flag(
+        "measured on a fake GPU, whose times mean nothing: nothing compares, ranks or keeps them",
+        "measure on a GPU",
+        whole=True,
+    ),
     "interpreted": Flag(
         "kernels ran in Triton's interpreter, on CPUs: shows that results are right, and no time",
         "measure on a GPU",
@@ -127,9 +132,9 @@ FLAGS = {
         "measure what the device takes, too (--mode isolated,graph)",
     ),
     "throttled": Flag(
-        "a GPU was held back meanwhile (power, heat, clock): samples of those moments were"
-        " replaced",
-        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power limits",
+        "a GPU was held back meanwhile (heat, power brake, low clock); samples at whose end it is"
+        " held back are replaced",
+        "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power supply",
     ),
     "wire": Flag(
         "counters saw that more bytes were sent than busbw assumes, or they are known to be: wire"

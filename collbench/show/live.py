@@ -46,7 +46,7 @@ from collbench.run.steps import FEWEST, LEAST, Foreseen, foreseen
 from collbench.show import terminal
 from collbench.show.document import toned
 from collbench.show.views import cases as views
-from collbench.show.words import axes, by_mode, clock
+from collbench.show.words import axes, by_mode, caveats, clock
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 
@@ -193,7 +193,8 @@ class Status(Gathered):
         super().end(end, path)
         self.close()
         if not self.footer:
-            _warn(views.busy(self))
+            for text in (*caveats(self.run, self.worlds.values()), views.busy(self)):
+                _warn(text)
             for line in views.kept(self) if path else ():
                 print(plain(line), file=sys.stderr)
 

@@ -5,7 +5,8 @@ Lines that nccl-tests does not write are comments: ``# collbench version`` stand
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
 implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
 run:``, ``# flags:`` and ``# isolated:`` (of the line above), ``# repeated:``, ``# flagged:`` and
-``# busy:`` say what its format has no columns for.
+``# busy:`` say what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header
+and at the end, say that no time is a machine's.
 
 A line joins a case out of place and the same case in place. A half that nobody wanted or could
 measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
@@ -34,10 +35,9 @@ from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import explained, legend, named
-from collbench.show.nccl_settings import configuration, library_number, local_time
-from collbench.show.words import PLACES, movements, reasons
+from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
+from collbench.show.words import PLACES, caveats, movements, notes, reasons
 from collbench.suite.case import Case, Skip
-from collbench.suite.faults import planted
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
 
@@ -238,6 +238,7 @@ class Text(Reporter):
         self._conclude()
         self._remark(*[f"not run: {missing} of the planned cases"] * bool(missing))
         self._remark(*[f"busy: {told}"] * bool(told))
+        self._remark(*caveats(self._run, self._worlds))
         self._say(f"# error: {plain(end.note)}" if end.exit and end.note else "")
         self._out.flush()
 
@@ -253,11 +254,10 @@ class Text(Reporter):
             self._introduced = True
             self._say(*[f"# Writing JSON output to {self._beside()}"] if self._beside else [])
             self._say(
-                f"# collbench version {__version__} nccl-headers=0"
+                f"# collbench version {__version__} nccl-headers={headers_number(self._worlds)}"
                 f" nccl-library={library_number(self._worlds)}"
             )
-            fault = planted(self._run.policy.inject)
-            self._remark(*[fault] * bool(fault))
+            self._remark(*caveats(self._run, self._worlds))
             left_out = reasons(self._skips)
             self._remark(*(f"skipped: {reason} (cases: {number})" for reason, number in left_out))
 
@@ -353,6 +353,7 @@ class Text(Reporter):
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
             self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
+            self._remark(*(f"note: {line}" for line in notes(self._shown)))
             crowded = {world.cramped for world in self._worlds}
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
             self._remark(*(f"flagged: {line}" for line in meanings))

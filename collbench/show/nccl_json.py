@@ -18,6 +18,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import plain, tell
 from collbench.core.version import __version__
 from collbench.judge import limits
+from collbench.records.origins import FAKE, ORIGINS, is_fake
 from collbench.records.types import End, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome
 from collbench.show.nccl import (
@@ -126,6 +127,7 @@ def document(
         "end_time": local_time(end.ended if end else ""),
         "collbench": {
             **({"injected": run.policy.inject} if run.policy.inject else {}),
+            **({FAKE: ORIGINS[FAKE].reason} if is_fake(file) else {}),
             **({"limits": msgspec.to_builtins(held)} if held else {}),
             "version": __version__,
             "run": run.id,

@@ -110,7 +110,16 @@ def words(truth: bool) -> str:
 
 def library_number(worlds: Iterable[World]) -> int:
     """NCCL's version as it encodes it (23004 for 2.30.4); 0 for another library."""
-    versions = (re.search(r"(\d+)\.(\d+)\.(\d+)", w.library) for w in worlds if w.backend == "nccl")
+    return _version_number(worlds, r"(\d+)\.(\d+)\.(\d+)")
+
+
+def headers_number(worlds: Iterable[World]) -> int:
+    """The version of NCCL that torch was built with, encoded alike; 0 where no world tells it."""
+    return _version_number(worlds, r"built with (\d+)\.(\d+)\.(\d+)")
+
+
+def _version_number(worlds: Iterable[World], pattern: str) -> int:
+    versions = (re.search(pattern, w.library) for w in worlds if w.backend == "nccl")
     return next((int(v[1]) * 10000 + int(v[2]) * 100 + int(v[3]) for v in versions if v), 0)
 
 

@@ -19,6 +19,7 @@ from collbench.core.version import __version__
 from collbench.judge import limits
 from collbench.machine import environment
 from collbench.records.derive import Derived
+from collbench.records.origins import FAKE, is_fake
 from collbench.records.types import End, Record, Run
 from collbench.run.reporter import Gathered, Reporter
 from collbench.show import markdown
@@ -34,9 +35,18 @@ from collbench.show.document import (
     toned,
 )
 from collbench.show.views import cases as views
-from collbench.show.words import COLUMNS, LEFT, axes, by_mode, cells, columns, flat, reasons
+from collbench.show.words import (
+    COLUMNS,
+    LEFT,
+    axes,
+    by_mode,
+    caveats,
+    cells,
+    columns,
+    flat,
+    reasons,
+)
 from collbench.suite.case import Case, Skip
-from collbench.suite.faults import planted
 
 SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
 
@@ -197,6 +207,7 @@ class Json(Gathered):
     def end(self, end: End, path: Path | None) -> None:
         whole = {
             "run": self.run,
+            **({FAKE: True} if is_fake(self.file) else {}),
             "records": [flat(*o) for o in self.outcomes],
             "skips": self.skips,
             "limits": limits.judge(self.file),
@@ -215,8 +226,9 @@ class Markdown(Gathered):
         self._out = out
 
     def end(self, end: End, path: Path | None) -> None:
-        fault = planted(self.run.policy.inject)
-        blocks: list[Block] = [toned(fault, strong=True)] if fault else []
+        blocks: list[Block] = [
+            toned(text, strong=True) for text in caveats(self.run, self.worlds.values())
+        ]
         for mode, outcomes in by_mode(self.outcomes):
             varying, constant = axes([record.case for record, _ in outcomes])
             rows = [cells(*outcome) for outcome in outcomes]

@@ -12,11 +12,13 @@ import msgspec
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
 from collbench.records import stats
 from collbench.records.derive import Derived
+from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.traffic import silent
-from collbench.records.types import Record
+from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Outcome
 from collbench.show.flags import named
 from collbench.suite.case import MODES, Case, Skip
+from collbench.suite.faults import planted
 
 AXES = (
     "collective",
@@ -70,6 +72,14 @@ COLUMNS = (
 
 
 MODAL = 3  # of the rows with two modes, this many are told in full
+
+
+def caveats(run: Run, worlds: Iterable[World]) -> list[str]:
+    """What every output of a run says before all else: that faults were planted, or that GPUs were
+    fake."""
+    fake = any(world.fake for world in worlds)
+    about = f"FAKE: {ORIGINS[FAKE].reason}, whose times mean nothing (flag {FAKE})"
+    return [*filter(None, [planted(run.policy.inject)]), *[about] * fake]
 
 
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
@@ -252,6 +262,25 @@ def movements(outcomes: Iterable[Outcome]) -> list[str]:
         if row and "wire" in row.flags
     }
     return [f"{label}, {counted(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()]
+
+
+MAX_NOTES = 8
+
+
+def notes(outcomes: Iterable[Outcome]) -> list[str]:
+    """What is noted of cases that went well, each note once, most frequent first, and in how many
+    cases; at most MAX_NOTES lines, and one that counts the rest."""
+    noted = Counter(note for record, _ in outcomes for note in notes_of(record))
+    lines = [f"{note} ({counted(times, 'case')})" for note, times in noted.most_common(MAX_NOTES)]
+    rest = len(noted) - len(lines)
+    return [*lines, *[f"{counted(rest, 'note')} more, which --format csv shows"] * (rest > 0)]
+
+
+def notes_of(record: Record) -> list[str]:
+    """What is noted of a case that went well; nothing of an imported one, whose notes are the
+    importer's."""
+    good = record.status == "ok" and record.told is None
+    return plain(record.note).split("; ") if good and record.note else []
 
 
 def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tuple[str, int]]:

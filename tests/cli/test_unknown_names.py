@@ -60,8 +60,8 @@ def test_all_that_are_listed_are_known() -> None:
     ("name", "reason"),
     [
         ("xccl", "this torch, which was built without XCCL"),
-        ("nccl", "needs a GPU and a torch built for it, CUDA or ROCm"),
-        ("torch_one_shot", "needs a GPU and a torch built for it, CUDA or ROCm"),
+        ("nccl", "needs a GPU that torch can use: torch"),
+        ("torch_one_shot", "needs a GPU that torch can use: torch"),
     ],
 )
 def test_a_backend_that_only_this_torch_lacks_cannot_run_here(

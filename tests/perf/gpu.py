@@ -30,8 +30,10 @@ import msgspec
 from collbench.core.errors import CollbenchError, Exit, UsageError
 from collbench.core.program import Term
 from collbench.machine import environment
+from collbench.machine.gpu import TORCH_FOR
 from collbench.records import derive, importers, rows, store
 from collbench.records.types import RunFile
+from collbench.run.backends import missing_gpu
 from collbench.run.backends._compiled import Compiled
 from collbench.suite.case import Case
 
@@ -405,7 +407,8 @@ def read_nccl_tests(
 
 def gpu_tests(check: Check) -> Iterator[Figure]:
     told = check.folder / "gpu-tests.txt"
-    workers = ["-n", "4"] if importlib.util.find_spec("xdist") else []
+    at_once = "4" if check.gpus == 1 else "1"  # worlds of all GPUs would only take turns
+    workers = ["-n", at_once] if importlib.util.find_spec("xdist") else []
     command = [sys.executable, "-m", "pytest", str(HERE.parent / "gpu"), "--durations=15", *workers]
     try:
         done = check.run(
@@ -419,18 +422,11 @@ def gpu_tests(check: Check) -> Iterator[Figure]:
 
 
 def missing() -> str:
-    """What keeps torch from using a GPU, or an empty string."""
-    import torch
-
-    if torch.cuda.is_available():
-        return ""
-    if torch.version.cuda is None:
-        return (
-            f"torch {torch.__version__} was built without CUDA (pip install torch from PyPI has it)"
-        )
-    if not environment.gpu_count():
-        return "no NVIDIA GPU: there is no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides it"
-    return "torch finds no GPU that it can use; nvidia-smi shows whether the driver works"
+    """What keeps torch from using a GPU, and what to do about it; or an empty string."""
+    reason, hint = missing_gpu()
+    if environment.gpu_count():
+        hint += f"; make gpu-check TORCH='{TORCH_FOR[12]}' takes another torch"
+    return f"{reason}\n  hint: {hint}" if reason else ""
 
 
 Stages = dict[str, Callable[[Check, Mapping[str, Any]], Iterator[Figure]]]
@@ -507,7 +503,7 @@ def main() -> int:
     parser.add_argument("--slice", action="append", choices=SLICES, help="all, unless told")
     chosen = parser.parse_args()
     if why := missing():
-        print(f"gpu-check: {why}; `collbench doctor` says more", file=sys.stderr)
+        print(f"gpu-check: {why}; collbench doctor says more", file=sys.stderr)
         return Exit.CANNOT_RUN
     chosen.output.mkdir(parents=True, exist_ok=True)
     done = Check(chosen.output, 0).run([sys.executable, str(HERE / "gpu_graphs.py")])

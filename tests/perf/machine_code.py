@@ -132,11 +132,11 @@ def steps(ttir: str) -> dict[str, int]:
     reads its pairs first, and a push whom to tell and, in turn, where, beside how far this is."""
     import compiled
 
-    found = compiled.waited_for(ttir, ["cacheModifier = cg", "ld.acquire", "release"])
+    found = compiled.waited_for(ttir, [" = cg", "ld.acquire", "release"])
     pushes, looks = "st.release" in ttir, "ld.global.u64 wanted" in ttir
     return {
         "look": found["ld.acquire"] + looks,
-        "data": found["cacheModifier = cg"],
+        "data": found[" = cg"],
         "release": max(found["release"], 2 * pushes),
     }
 

@@ -4,6 +4,7 @@ to be missing."""
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import msgspec
 import pytest
 import torch
 
+from collbench.machine import environment
+from collbench.machine import gpu as nvml
 from collbench.records.types import Record, RunFile
 from collbench.run.backends import Base, Call
 from collbench.suite.case import Case
@@ -269,6 +272,78 @@ def test_a_machine_without_a_network_installs_only_from_its_folder_of_wheels(
     assert len(installs) == 1 and "--no-index" in installs[0] and "--no-deps" in installs[0]
     (run,) = (line for line in told.splitlines() if "tests/perf/gpu.py" in line)
     assert f"{tmp_path}/v/wheels" in run and "python3 tests/perf/gpu.py" in run
+
+
+def test_a_torch_too_new_for_the_driver_is_named_with_both_versions(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(environment, "gpu_count", lambda: 2)
+    monkeypatch.setattr(nvml, "driver_cuda", lambda: "12.4")
+    reason, hint = gpu.missing().splitlines()
+    assert reason == f"torch {torch.__version__} is built for CUDA 13.0, the driver runs 12.4"
+    assert "make gpu-check TORCH='torch==2.8.*'" in hint
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu.missing() == ""
+
+
+@pytest.mark.parametrize(("gpus", "workers"), [(1, "4"), (2, "1"), (8, "1")])
+def test_worlds_of_all_gpus_are_tested_one_at_a_time(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, workers: str
+) -> None:
+    commands: list[str] = []
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        commands.append(command[-1])
+        (tmp_path / "gpu-tests.txt").write_text("3 passed")
+        return subprocess.CompletedProcess(command, 0)
+
+    check = gpu.Check(tmp_path, gpus)
+    monkeypatch.setattr(check, "run", run)
+    (figure,) = gpu.gpu_tests(check)
+    assert figure.met and f" -n {workers} " in commands[0]
+
+
+def make(*arguments: str) -> str:
+    """What make prints."""
+    done = subprocess.run(
+        ["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_make_installs_the_torch_that_is_named_from_the_index_that_is_named(
+    tmp_path: Path,
+) -> None:
+    torch_, index = "torch==2.8.*", "https://example.org/cu126"
+    printed = make("-n", "venv", f"VENV={tmp_path}", f"TORCH={torch_}", f"TORCH_INDEX={index}")
+    assert f"--index-url {index} '{torch_}'" in printed
+    assert "--index-url" not in make("-n", "venv", f"VENV={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("torch_", "pinned"), [("torch", True), ("torch==2.8.*", False), ("torch>=2.9", False)]
+)
+def test_a_torch_that_is_named_is_held_to_no_other_version(
+    tmp_path: Path, torch_: str, pinned: bool
+) -> None:
+    made = tmp_path / "constraints.txt"
+    make(str(made), f"VENV={tmp_path}", f"TORCH={torch_}")
+    names = {line.partition("==")[0] for line in made.read_text().splitlines()}
+    assert "numpy" in names and ({"torch", "triton"} <= names) == pinned
+    assert pinned or names.isdisjoint({"torch", "triton"})
+
+
+def test_make_installs_anew_only_where_another_torch_is_named(tmp_path: Path) -> None:
+    made, stamp = tmp_path / "constraints.txt", tmp_path / "bin" / "collbench"
+    make(str(made), f"VENV={tmp_path}")
+    stamp.parent.mkdir()
+    stamp.touch()
+    assert "pip install" not in make("venv", f"VENV={tmp_path}")
+    make(str(made), f"VENV={tmp_path}", "TORCH=torch==2.8.*")
+    os.utime(stamp, ns=(made.stat().st_mtime_ns - 1, made.stat().st_mtime_ns - 1))
+    assert "pip install" in make("-n", "venv", f"VENV={tmp_path}", "TORCH=torch==2.8.*")
 
 
 def test_programs_that_take_too_long_are_given_up(gpu: ModuleType, tmp_path: Path) -> None:

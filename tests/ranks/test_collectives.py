@@ -94,6 +94,21 @@ def test_modes_and_options_keep_data_right(measure, mode: str, extra: dict[str, 
         assert len(record.submit_ns) == (20 if "cpu_time" in extra else 0)
 
 
+@pytest.mark.parametrize("mode", ["isolated", "streaming"])
+def test_calls_that_torch_hands_over_as_one_are_right(measure, mode: str) -> None:
+    """In place and out of place, in sums that the calls before would spoil."""
+    swept = cases(
+        collectives=("all_reduce", "all_gather", "reduce_scatter", "broadcast"),
+        sizes=(4096,),
+        ranks=(2,),
+        backends=("fusing",),
+        modes=(mode,),
+    )
+    found = measure(swept, iters=1, batch=1, agg_iters=3, rotation=3)
+    assert {(r.status, r.wrong) for r in found} == {("ok", 0)}, [r.note for r in found]
+    assert {r.case.in_place for r in found} == {False, True} and {r.inner % 3 for r in found} == {0}
+
+
 @pytest.mark.parametrize("collective", WITH_DATA)
 def test_a_corrupt_element_is_caught(measure, collective: str) -> None:
     """The saboteur flips one bit of the last element that rank 1 (or the root) receives."""
@@ -174,6 +189,19 @@ def test_no_valid_sample_is_a_failure_not_a_time(measure) -> None:
     (record,) = measure(swept, iters=3, env=(("SABOTAGE", "never-in-time:0:0"),), sync="window")
     assert (record.status, record.times_ns) == ("failed", [])
     assert record.invalid == {"late start": 9} and "late start" in record.note
+
+
+def test_nothing_is_verified_by_a_check_that_misses_a_flipped_bit(measure) -> None:
+    swept = cases(collectives=("all_reduce", "barrier"), sizes=(64,), ranks=(2,), in_place=(False,))
+    data, barrier = measure(swept, env=(("SABOTAGE", "blind:1:0"),))
+    assert (data.status, data.checked, data.wrong) == ("failed", 0, None)
+    assert data.note == (
+        "rank 1 cannot verify data on cpu: a flipped bit was not found (1000 elements of float);"
+        " -c 0 measures without"
+    )
+    assert barrier.status == "ok"
+    unchecked, _ = measure(swept, env=(("SABOTAGE", "blind:1:0"),), check=0)
+    assert (unchecked.status, unchecked.wrong) == ("ok", None)
 
 
 def test_the_slowest_rank_makes_the_sample(measure) -> None:

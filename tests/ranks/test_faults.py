@@ -135,7 +135,11 @@ def test_a_broken_rank_ends_the_run_and_is_named(run, what: str, words: str) -> 
     code, _, err = begun.end()
     assert code == Exit.TIMEOUT
     assert words in err
-    assert "Traceback" not in err or what == "raise"
+    assert "Traceback" not in err
+    if what == "raise":
+        kept = Path(re.search(r"its traceback is in (\S+)", err)[1])
+        assert "ArithmeticError: planted" in kept.read_text()
+        kept.unlink()
     records = [line for line in begun.lines() if line["line"] == "record"]
     end = begun.lines()[-1]
     assert (end["line"], end["exit"]) == ("end", 4)
@@ -160,7 +164,7 @@ def test_a_rank_that_alone_cannot_take_part_is_named(run) -> None:
 def test_a_process_whose_maker_is_gone_before_it_says_what_to_do_then_ends_at_once() -> None:
     program = """
 import os, time
-from collbench.run.launch.forkserver import die_with_parent
+from collbench.run.launch.children import die_with_parent
 mine = os.getpid()
 if os.fork() == 0:
     while os.getppid() == mine:

@@ -354,8 +354,8 @@ def test_a_rank_that_fails_does_not_take_python_down_around_its_libraries() -> N
 
 
 class Pest(threading.Thread):
-    """Finds whatever these processes listen at, and talks garbage, keeps silent and floods there,
-    as long as it can."""
+    """Finds whatever these processes and their children listen at, and talks garbage, keeps silent
+    and floods there, as long as it can."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         super().__init__(daemon=True)
@@ -369,13 +369,20 @@ class Pest(threading.Thread):
         while not self._over.wait(0.02):
             for pid in self._pids:
                 with suppress(psutil.Error):
-                    for known in psutil.Process(pid).net_connections("tcp"):
-                        if known.status == psutil.CONN_LISTEN:
-                            self.addresses.add(known.laddr.ip)
-                            self.ports.add(known.laddr.port)
-                            held.append(self._visit(known.laddr))
+                    process = psutil.Process(pid)
+                    for each in (process, *process.children()):
+                        held += self._visit_all(each)
             while len(held) > 50:
                 held.pop(0).close()
+
+    def _visit_all(self, process: psutil.Process) -> list[socket.socket]:
+        visited = []
+        for known in process.net_connections("tcp"):
+            if known.status == psutil.CONN_LISTEN:
+                self.addresses.add(known.laddr.ip)
+                self.ports.add(known.laddr.port)
+                visited.append(self._visit(known.laddr))
+        return visited
 
     def _visit(self, where: tuple[str, int]) -> socket.socket:
         at = socket.socket()

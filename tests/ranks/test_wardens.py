@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from collbench.run.launch.board import Board
-from collbench.run.launch.forkserver import Note, bound
+from collbench.run.launch.children import bound
+from collbench.run.launch.forkserver import Note
 
 AS_RANK_0 = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
 AS_RANK_0 |= {"OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
@@ -77,7 +78,7 @@ def test_a_warden_and_its_rank_end_with_an_mpirun_that_is_not_its_parent(
 
 STARTS = """
 import os, signal, subprocess, sys
-from collbench.run.launch.forkserver import bound
+from collbench.run.launch.children import bound
 command = bound(sys.executable, signal.SIGKILL, os.getpid(), "sleep", "600")
 print(subprocess.Popen(command).pid, flush=True)
 signal.pause()

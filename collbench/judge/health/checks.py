@@ -24,6 +24,7 @@ from collbench.judge.health.findings import (
 from collbench.judge.health.guidelines import Claim, finding, missed, testable
 from collbench.judge.health.hosts import Looked
 from collbench.judge.health.night import LAUNCHES, Night, named, several
+from collbench.records.origins import is_fake
 from collbench.records.types import RunFile
 
 RANKING: tuple[Severity, ...] = ("critical", "warning", "hint")
@@ -183,6 +184,7 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
             findings=[],
             checks=[],
             runs=ids,
+            fake=any(map(is_fake, files)),
             hosts=night.hosts,
         )
     seen = [(check, check.look(night)) for check in (*CHECKS[:2], *more, *CHECKS[2:])]

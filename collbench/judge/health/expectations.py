@@ -248,7 +248,7 @@ def _machine(night: Night) -> tuple[str, dict[int, tuple[int, int]]]:
     shapes: dict[int, set[tuple[int, int]]] = {}
     for world in (world for file in night.files for world in file.worlds if world.n > 1):
         each = Counter(info.host for info in world.ranks)
-        alike = all(info.device.startswith("cuda") == bool(device) for info in world.ranks)
+        alike = all(bool(info.gpu) == bool(device) for info in world.ranks)
         if alike and len(set(each.values())) == 1:
             shapes.setdefault(world.n, set()).add((world.n // len(each), len(each)))
     return device, {n: shape.pop() for n, shape in shapes.items() if len(shape) == 1}

@@ -72,8 +72,8 @@ class Checked(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a night comes to. ``injected`` names a fault that was planted, and marks every output.
-    ``ended`` is when the last of the runs did, or was begun. ``busy`` says that others used the
-    machines meanwhile, which fails nothing, or is empty."""
+    ``fake``: a run was on fake GPUs. ``ended`` is when the last of the runs did, or was begun.
+    ``busy`` says that others used the machines meanwhile, which fails nothing, or is empty."""
 
     state: State
     summary: str
@@ -81,6 +81,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     checks: Sequence[Checked]
     runs: Sequence[str]
     injected: str = ""
+    fake: bool = False
     hosts: Sequence[str] = ()
     ended: str = ""
     busy: str = ""

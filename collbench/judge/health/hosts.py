@@ -35,8 +35,6 @@ CLOCK = 0.90  # of the median of its kind: a GPU below was held back
 
 RANK = re.compile(r"\branks? (\d+)\b(?!, \d| and)")
 
-CALM = ("sw_power_cap",)  # a setting, perhaps: what it costs shows in the times
-
 
 class Looked(NamedTuple):
     """What a check saw. ``missing`` says why it had nothing to look at; ``idle``: that nothing here
@@ -343,12 +341,7 @@ def gpus(night: Night) -> Looked:
     states = [
         (told, rank, state) for told in night.records for rank, state in enumerate(told.record.gpus)
     ]
-    if not any(
-        info.device.startswith("cuda")
-        for file in night.files
-        for w in file.worlds
-        for info in w.ranks
-    ):
+    if not any(info.gpu for file in night.files for w in file.worlds for info in w.ranks):
         return Looked(idle="no GPU took part")
     if not states:
         return Looked(missing="no record holds a GPU's state: is nvidia-ml-py installed?")
@@ -410,7 +403,8 @@ def _held(subject: Subject, seen: Sequence[tuple[NightRecord, GpuState]]) -> lis
     reasons = Counter(reason for _, state in seen for reason in state.throttle)
     if not reasons:
         return []
-    severity: Severity = "hint" if set(reasons) <= set(CALM) else "warning"
+    spoils = any(state.is_held_back for _, state in seen)
+    severity: Severity = "warning" if spoils else "hint"
     hot = max((state.celsius for _, state in seen if state.celsius is not None), default=None)
     shown = [
         evidence(told, "held back by", ", ".join(state.throttle))

@@ -19,7 +19,7 @@ from collbench.core.text import counted, plain, size
 from collbench.judge.efficiency import Point, over_launches
 from collbench.judge.health.findings import Evidence, Subject
 from collbench.machine import environment
-from collbench.records import derive, rows
+from collbench.records import derive, origins, rows
 from collbench.records.rows import Launch, Row
 from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
@@ -143,8 +143,8 @@ def trouble(files: Sequence[RunFile]) -> str:
                 f"{file.run.id} was imported from {file.run.imported}: health judges runs that"
                 " collbench measured"
             )
-        if any(record.status == "predicted" for record in file.records):
-            return f"{file.run.id} is a model's prediction"
+        if reason := origins.unmeasured(file):
+            return f"{file.run.id} was {reason}"
     for file in files[1:]:
         backends = files[0].backends | file.backends
         if apart := environment.differences(
@@ -164,7 +164,7 @@ def placed(file: RunFile) -> set[str]:
 def broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
     """The flag, of those that are not ``harmless``, for which nothing may be said of a row, or an
     empty string. That a fault was planted is none: an alarm is to be heard when it is tried."""
-    bad = {derive.INVALID, *derive.UNGATED}.intersection(flags) - {INJECTED, *harmless}
+    bad = {*derive.EXCLUDED, *derive.UNGATED}.intersection(flags) - {INJECTED, *harmless}
     return min(bad, default="").rstrip("!")
 
 
@@ -205,8 +205,8 @@ def where(world: World | None, rank: int) -> Subject:
     info = next((info for info in world.ranks if info.rank == rank), None) if world else None
     if info is None:
         return Subject("rank", f"rank {rank}")
-    if info.device.startswith("cuda") and world and not world.shared_gpu:
-        return Subject("gpu", f"{info.host}:{info.device} (rank {rank})")
+    if info.gpu and world and not world.shared_gpu:
+        return Subject("gpu", f"{info.host}:{info.gpu} (rank {rank})")
     return Subject("rank", f"{info.host}:{rank}")
 
 

@@ -18,6 +18,7 @@ from collbench.judge.history.gates import ANCHOR, PAST
 from collbench.machine import environment
 from collbench.machine.sysfs import hashed
 from collbench.records import rows, stats
+from collbench.records.origins import refuse_fake
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
 
@@ -187,7 +188,7 @@ def day(started: str) -> str:
 
 def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     """Every row of a run, by its case (of cycle 0), launch by launch. Raises UsageError for what is
-    no night's run."""
+    no night's run, and NoVerdict for a run on fake GPUs."""
     run = file.run
     if run.pairing:
         raise UsageError(
@@ -199,6 +200,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
             f"{run.id} was measured with planted faults ({run.policy.inject})",
             "no history takes it: measure the night without --inject",
         )
+    refuse_fake(file, "keep")
     night, known = day(run.started), facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
     for side in sides.gather([file], False, lambda _, case: case.key).values():

@@ -22,6 +22,7 @@ from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, collective, dty
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
 from collbench.machine import environment
+from collbench.machine.gpu import is_fake
 from collbench.records import store
 from collbench.records.importers.text import unprefixed
 from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
@@ -295,6 +296,7 @@ class Reading:
             oversubscribed=False,
             same_clock=False,
             library=table.library,
+            fake=any(is_fake(_device_name(rank)) for rank in ranks),
         )
         same = (w.index for w in self.worlds if msgspec.structs.replace(w, index=0) == world)
         index = next(same, len(self.worlds))
@@ -476,14 +478,17 @@ def _environment(reading: Reading) -> dict[str, Any]:
     """Name and GPUs of the first host, and those variables that are recorded of own runs too."""
     ranks = reading.worlds[0].ranks if reading.worlds else []
     host = reading.asked.host or (ranks[0].host if ranks else "")
-    names = [
-        re.sub(r"^cuda:\d+ (\[[^]]*\] )?", "", r.device) for r in ranks if r.host == ranks[0].host
-    ]
+    names = [_device_name(rank) for rank in ranks if rank.host == ranks[0].host]
     return {
         **({"host": host} if host else {}),
         **({"gpus": {"devices": [{"name": name} for name in names]}} if any(names) else {}),
         "variables": environment.variables(reading.settings),
     }
+
+
+def _device_name(rank: RankInfo) -> str:
+    """The name of a rank's device, without its number and address."""
+    return re.sub(r"^cuda:\d+ (\[[^]]*\] )?", "", rank.device)
 
 
 TYPES = "|".join(

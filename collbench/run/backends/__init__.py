@@ -18,7 +18,7 @@ from collbench.core import algorithms
 from collbench.core.errors import UsageError
 from collbench.core.groups import placed
 from collbench.core.text import near
-from collbench.machine import environment
+from collbench.machine import environment, gpu
 from collbench.records.types import Choice
 from collbench.run.backends import _never, _torch_kernels
 from collbench.suite.backgrounds import beside
@@ -148,6 +148,10 @@ class Backend(Protocol):
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         """A message to a peer of the group, or the receiving of one from it."""
 
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        """One action that has the library do all these calls of ``case``, none of which shares a
+        buffer with another, as one; None where it does each by itself."""
+
     def align(self) -> None:
         """Issue what brings all ranks' streams to the same point, where there are streams."""
 
@@ -182,6 +186,9 @@ class Base:
 
     def message(self, sends: bool, buffer: Any, peer: int, tag: int) -> Call:
         raise NotImplementedError("this backend has no messages from rank to rank")
+
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        return None
 
     def align(self) -> None:
         pass
@@ -239,6 +246,24 @@ def registered() -> set[str]:
     return {*known} - {"undefined", "fake", *TORCHS}
 
 
+def missing_gpu() -> tuple[str, str]:
+    """Why torch can use no GPU here, and what to do about it; two empty strings where it can."""
+    import torch
+
+    name = f"torch {torch.__version__}"
+    if torch.cuda.is_available():
+        return "", ""
+    if not (torch.version.cuda or torch.version.hip):
+        return f"{name} is built without CUDA or ROCm", "pytorch.org/get-started names one with it"
+    if not environment.gpu_count():
+        return "there is no GPU here", "check CUDA_VISIBLE_DEVICES, or docker run --gpus all"
+    reason, hint = gpu.refuse_cuda(torch.version.cuda or "0", gpu.driver_cuda())
+    if reason:
+        return f"{name} is {reason}", hint
+    tool = "amd-smi" if torch.version.hip else "nvidia-smi"
+    return f"{name} finds no GPU that it can use", f"{tool} shows whether the driver works"
+
+
 def why_not_here(name: str) -> str:
     """Why no rank of this machine can open the backend ``name``, as far as its torch tells; else an
     empty string."""
@@ -250,8 +275,11 @@ def why_not_here(name: str) -> str:
     except ImportError:
         return f"backend {name} needs torch, which cannot be imported here"
     if name in GPU_EACH:
-        there = dist.is_available() and dist.is_nccl_available() and torch.cuda.is_available()
-        lack = "needs a GPU and a torch built for it, CUDA or ROCm (--backend gloo runs on CPUs)"
+        reason, hint = missing_gpu()
+        there = dist.is_available() and dist.is_nccl_available() and not reason
+        reason = reason or f"torch {torch.__version__} has no NCCL"
+        ways = "; ".join(filter(None, [hint, "--backend gloo runs on CPUs"]))
+        lack = f"needs a GPU that torch can use: {reason} ({ways})"
     else:
         there = dist.is_available() and dist.is_backend_available(name)
         lack = f"is not in this torch, which was built without {name.upper()}"

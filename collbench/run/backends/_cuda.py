@@ -6,8 +6,8 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, topology
-from collbench.run.backends import each_needs_one
+from collbench.run.backends import each_needs_one, missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import near_gpu
@@ -34,7 +34,13 @@ MPS = "/tmp/nvidia-mps"  # unless CUDA_MPS_PIPE_DIRECTORY names another folder
 NVML = "libnvidia-ml.so.1"
 
 
-NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+# How torch maps symmetric memory where no kernel needs multicast: GPUs that ``seat`` has told apart
+# may have one number, as where each rank sees only its own, and a switch that is down does no harm.
+# With the second one torch sets no multicast up, so kernels that need it do without both.
+WITHOUT_MULTICAST = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
 
 
 NOT_READY = "system not yet initialized"  # CUDA's error 802
@@ -44,6 +50,11 @@ OPTIONS = ("", "ncclCommRegister (-R 1)", "symmetric windows (-R 2)")
 
 
 SINCE = ("", "2.7", "2.9")  # the first torch that can
+
+
+NO_ALLOCATOR = (
+    "NCCL mem allocator is not supported"  # torch's words, on GPUs without multicast, too
+)
 
 
 class Seat(NamedTuple):
@@ -63,16 +74,17 @@ def seat(
     mine = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = nccl_version() if mine else (0, 0)
     uuid = str(torch.cuda.get_device_properties(local_rank % mine).uuid) if mine else ""
-    everyone = control.collect([environment.host(), uuid, version])
-    if not all(uuid for _, uuid, _ in everyone):
-        raise CannotRun(
-            f"backend {backend} needs a GPU and a torch built for it, CUDA or ROCm",
-            "--backend gloo runs on CPUs",
-        )
-    ranks = Counter(host for host, _, _ in everyone)
-    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, _ in everyone})
+    everyone = control.collect([environment.host(), uuid, version, *missing_gpu()])
+    for host, _, _, reason, hint in everyone:
+        if reason:
+            raise CannotRun(
+                f"backend {backend} needs a GPU that torch can use; on {host} {reason}",
+                f"{hint}; --backend gloo runs on CPUs",
+            )
+    ranks = Counter(host for host, *_ in everyone)
+    seats = Counter(host for host, _ in {(host, uuid) for host, uuid, *_ in everyone})
     crowded = {host: gpus for host, gpus in seats.items() if gpus < ranks[host]}
-    oldest = min(tuple(version) for _, _, version in everyone)
+    oldest = min(tuple(version) for _, _, version, *_ in everyone)
     too_old = of_nccl and oldest < SHARING
     for host, gpus in crowded.items():
         if not sharing:
@@ -89,7 +101,7 @@ def seat(
         )
     how = ""
     if crowded:
-        most = max(Counter((host, uuid) for host, uuid, _ in everyone).values())
+        most = max(Counter((host, uuid) for host, uuid, *_ in everyone).values())
         how = f", up to {most} ranks a GPU" + " by turns" * (not _served())
     if crowded and of_nccl:
         os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -132,12 +144,12 @@ def map_symmetric(
     control: Control, nbytes: int, device: torch.device, group: Any, multicast: bool
 ) -> tuple[torch.Tensor, Any]:
     """Memory of this rank that all ranks of the group map, and torch's handle of it (all ranks call
-    this together); at one address of all beside where kernels need ``multicast``, which others do
-    without, lest its absence keep them from running. Raises CannotRun on all ranks alike."""
+    this together); at one address of all beside where kernels need ``multicast``, for which every
+    rank must see all GPUs. Raises CannotRun on all ranks alike."""
     with control.refusing_alike(), _mapping():
         symmetric = symmetric_memory()
         memory: torch.Tensor = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
-    with control.refusing_alike(), _mapping(), nullcontext() if multicast else _no_multicast():
+    with control.refusing_alike(), _mapping(), _defaults({} if multicast else WITHOUT_MULTICAST):
         handle = symmetric.rendezvous(memory, group)
     return memory, handle
 
@@ -159,28 +171,34 @@ def _mapping() -> Iterator[None]:
 
 
 @contextmanager
-def _no_multicast() -> Iterator[None]:
-    """Keep torch from multicast, unless the user has said whether it is wanted. torch looks at each
-    rendezvous, so that other backends of this process have it."""
-    before = os.environ.get(NO_MULTICAST)
-    os.environ.setdefault(NO_MULTICAST, "1")
+def _defaults(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables that the user has not set, for a while: torch looks at them at each
+    rendezvous, and other backends of this process want others."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[NO_MULTICAST]
+        for name in added:
+            del os.environ[name]
 
 
 def symmetric_memory() -> Any:
-    """torch's module of that, in an environment for ranks whose GPUs ``seat`` has told apart by
-    their own names: torch would go by their numbers, which are all 0 where each rank sees only its
-    own GPU, and refuses several ranks on one. Raises CannotRun without NVML."""
+    """torch's module of that. Raises CannotRun without NVML."""
     require_nvml()
-    os.environ.setdefault("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "1")
     os.environ.setdefault("TORCH_SYMMMEM_IMPLICIT_POOL", "0")  # which keeps what is let go
     from torch.distributed import _symmetric_memory
 
     return _symmetric_memory
+
+
+def has_multicast(device: torch.device) -> bool:
+    """Whether a switch can reach all GPUs' memory by one address. Raises ImportError or
+    RuntimeError where torch has no symmetric memory."""
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index)
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -188,8 +206,13 @@ def nccl_version() -> tuple[int, ...]:
     built with."""
     ask, code = ncclog.loaded("ncclGetVersion"), ctypes.c_int()
     if ask is None or ask(ctypes.byref(code)):
-        return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
+        return built_nccl_version()
     return code.value // 10000, code.value // 100 % 100, code.value % 100
+
+
+def built_nccl_version() -> tuple[int, ...]:
+    """Major, minor and patch of the NCCL whose headers torch was built with."""
+    return tuple(torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
 
 
 def name() -> str:
@@ -243,8 +266,16 @@ class Registered:
                 f"no memory for registered buffers: {first_line(error)}",
                 "smaller sizes, or leave -R out",
             )
+        if NO_ALLOCATOR in str(error) and not has_multicast(self._device):
+            gpu_name = torch.cuda.get_device_name(self._device)
+            return (
+                "torch registers memory only where GPUs have NVLink multicast (NVSwitch);"
+                f" {gpu_name} has none here",
+                "leave -R out",
+            )
         if isinstance(error, RuntimeError):
-            return f"{name()} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
+            library = f"{name()} {dotted(nccl_version())}"
+            return f"{library} refuses {OPTIONS[self._level]}: {first_line(error)}", "leave -R out"
         missing = f"torch {torch.__version__} does not offer {OPTIONS[self._level]}"
         return missing, f"torch {SINCE[self._level]} does"
 

@@ -40,11 +40,18 @@ def torch_distributed(case: Case, name: str) -> str:
         return f"{name} cannot be captured in a CUDA graph"
     if case.mode == "graph" and native and case.collective in WAITING:
         return f"torch's {case.collective} waits for the device, which a CUDA graph cannot"
+    if case.mode == "graph" and case.n == 1 and case.in_place and not _scales(case):
+        return "one rank has nothing to do in place (an empty CUDA graph)"
     if case.op == "premul_sum" and native and name != "nccl":
         return f"premul_sum is an NCCL reduction; {name} has none"
     if case.row.pairwise and native and case.n == 1:
         return f"{name} does not send to itself"
     return ""
+
+
+def _scales(case: Case) -> bool:
+    """Whether NCCL multiplies what a rank contributes, even of one rank: its only kernel there."""
+    return case.op == "premul_sum" or (case.op == "avg" and case.type.kind == "float")
 
 
 def mpi(case: Case) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun, first_line
@@ -46,6 +47,11 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 COPIES_FIRST = frozenset({"all_reduce", "reduce", "broadcast"})
+
+
+FUSED = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter"}
+)  # collectives of which torch hands several to NCCL as one group
 
 
 Tensor = torch.Tensor
@@ -180,6 +186,13 @@ def place(name: str, local_rank: int = 0) -> torch.device:
     )
 
 
+def _set_device(index: int) -> None:
+    """Makes an accelerator the current one, under the name that this torch has for it: 2.7 renamed
+    2.6's."""
+    choose = getattr(torch.accelerator, "set_device_index", None)
+    (choose or torch.accelerator.set_device_idx)(index)
+
+
 class TorchDistributed(Base):
     """One torch.distributed backend, measured on a process group of its own beside the control
     group."""
@@ -233,8 +246,9 @@ class TorchDistributed(Base):
         )
         self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
-        version = _cuda.dotted(_cuda.nccl_version())
-        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}){how}"
+        version, built = map(_cuda.dotted, (_cuda.nccl_version(), _cuda.built_nccl_version()))
+        self.library = f"{_cuda.name()} {version} (torch {torch.__version__}, built with {built})"
+        self.library += how
         self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
         if control.rank == 0 and self.label == self.name:
             self._listener = ncclog.listen()
@@ -243,7 +257,7 @@ class TorchDistributed(Base):
     def _take_place(self, control: Control, local_rank: int) -> None:
         self.device = place(self.name, local_rank)
         if self.device.index is not None:
-            torch.accelerator.set_device_index(self.device.index)
+            _set_device(self.device.index)
             self.shared = len(self.near(control)) > torch.accelerator.device_count()
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -283,6 +297,18 @@ class TorchDistributed(Base):
         whom = self._at.globally(peer)
         start: Callable[[], Any] = partial(way, buffer, whom, group=self._at.group, tag=tag)
         return Call(lambda: start().wait(), start)
+
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object] | None:
+        if self.label != "nccl" or case.algorithm != "native" or case.collective not in FUSED:
+            return None
+        group, runs = self._at.group, [call.run for call in calls]
+
+        def run_fused() -> None:
+            with _coalescing_manager(group):
+                for run in runs:
+                    run()
+
+        return run_fused
 
     def align(self) -> None:
         if self.stream:

@@ -48,7 +48,7 @@ class TorchSymmetric(TorchDistributed):
         super().open(rank, n, local_rank)
         self._ranks = Control(rank, n)
         with self._ranks.refusing_alike():
-            if self._multicast and not _has_multicast(self.device):
+            if self._multicast and not _cuda.has_multicast(self.device):
                 name = torch.cuda.get_device_name(self.device)
                 raise CannotRun(
                     f"{self.label} needs NVLink multicast, which {name} does not have here",
@@ -94,13 +94,6 @@ class TorchSymmetric(TorchDistributed):
             run()
 
         return Call(copy_and_run if way.copies else run, None)
-
-
-def _has_multicast(device: torch.device) -> bool:
-    from torch._C._autograd import DeviceType
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-    return _SymmetricMemory.has_multicast_support(DeviceType.CUDA, device.index)
 
 
 def create(name: str) -> TorchSymmetric:

@@ -10,7 +10,6 @@ away, all ranks are killed.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
 import os
 import select
@@ -28,9 +27,8 @@ import msgspec
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS, Board
+from collbench.run.launch.children import die_with_parent
 from collbench.run.launch.world import Channel
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,30 +45,6 @@ class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     n: int
     told: bool = False
-
-
-# Becomes a command, to which the kernel sends a signal when its parent ends: from its first moment,
-# not from when it has loaded its modules.
-_BECOME = """
-import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
-if os.getppid() == int(sys.argv[2]) or sys.argv[2] == "0":
-    os.execvp(sys.argv[3], [str(os.getpid()) if a == "{pid}" else a for a in sys.argv[3:]])
-"""
-
-
-def bound(python: str, number: signal.Signals, parent: int, *command: str) -> list[str]:
-    """A command to which the kernel sends a signal when the process that starts it ends, which has
-    the pid ``parent`` (0: it may be any). ``{pid}`` in it is the command's own."""
-    return [python, "-I", "-S", "-c", _BECOME, str(int(number)), str(parent), *command]
-
-
-def die_with_parent(made_by: int | None = None) -> None:
-    """Have the kernel kill this process when the one that made it ends, however it ends (Linux):
-    now, if that is known and has ended already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if made_by not in (None, os.getppid()):
-        os._exit(1)
 
 
 def leave(status: int, unwatched: str = "") -> NoReturn:

@@ -46,10 +46,8 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def live(channel: Channel) -> int:
-    """A rank's life, from what it is told first to the status to exit with. Libraries get standard
-    error where they write to standard output."""
+    """A rank's life, from what it is told first to the status to exit with."""
     told = msgspec.json.decode(channel.source.readline(), type=Told)
-    os.dup2(2, 1)
     try:
         _take_part(told, channel)
     except Exception as e:

@@ -7,7 +7,6 @@ plan it sends.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import threading
@@ -38,7 +37,8 @@ from collbench.run.launch import environments, folders, rendezvous
 from collbench.run.launch.board import LEAVE_SECONDS, Board
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
-from collbench.run.launch.meeting import Host, listener, who
+from collbench.run.launch.host import Host
+from collbench.run.launch.meeting import listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _refuse_strangers() -> None:
 
 
 class Meeting(NamedTuple):
-    """Ranks that have come together: this one's connection to rank 0, and at rank 0 who keeps them
-    all."""
+    """Ranks that have come together: this one's connection, and at rank 0 the process that it is
+    to."""
 
     connection: Connection
     host: Host | None
@@ -132,11 +132,18 @@ class Meeting(NamedTuple):
 
         def waited(job: int) -> None:
             assert self.host
-            self.host.woke = math.inf
+            self.host.rest()
             turn(job)
-            self.host.woke = time.monotonic()
+            self.host.resume()
 
         return waited
+
+
+def divert_stdout() -> None:
+    """Send what libraries write to standard output to standard error from now on. The command
+    itself prints at a descriptor of its own (cli.main)."""
+    if sys.__stdout__ and sys.__stderr__:  # else these descriptors are other files'
+        os.dup2(2, 1)
 
 
 def met(member: Membership, seconds: float) -> Meeting:
@@ -270,6 +277,7 @@ class Joined(World):
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.
         Ranks that agree that a world does not open go on with the next."""
+        divert_stdout()
         from collbench.run.plan import Plan
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store
@@ -377,4 +385,6 @@ def _blame(error: Exception, meeting: Meeting) -> str:
     until = time.monotonic() + _MOMENT
     while meeting.host and not meeting.host.gone and time.monotonic() < until:
         time.sleep(0.001)
+    if meeting.host and meeting.host.ended:
+        return f"lost {meeting.host.ended}"
     return f"lost {meeting.gone() or 'another rank'} (the launcher says why)"

@@ -28,7 +28,8 @@ from collbench.machine import environment
 from collbench.run import memory, variants
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board, doing
-from collbench.run.launch.forkserver import bound, leave
+from collbench.run.launch.children import bound
+from collbench.run.launch.forkserver import leave
 from collbench.run.launch.fresh import Side, Told, live
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said

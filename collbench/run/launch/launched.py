@@ -159,6 +159,7 @@ class Launched(Places):
 def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterator[Launched]:
     """At rank 0: the places of all, which have ``timeout`` seconds to come, and to say that they
     are there. They end once this process has, with the code of what is raised within."""
+    join.divert_stdout()
     meeting = join.met(member, timeout or join.SECONDS)
     places, code = Launched(member, meeting, folder, timeout or PRESENT_SECONDS), int(Exit.OK)
     try:
@@ -174,6 +175,7 @@ def gathered(member: Membership, timeout: float | None, folder: Path) -> Iterato
 def serve(member: Membership, timeout: float | None, sides: Sides) -> int:
     """At all ranks but 0: keep a place for ranks of ``sides``, and return the code to exit with,
     which is rank 0's. Where that is lost, one rank a host says so."""
+    join.divert_stdout()
     connection = join.met(member, timeout or join.SECONDS).connection
     with folders.private() as folder:
         try:

@@ -19,13 +19,15 @@ import msgspec
 import psutil
 
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
+from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
-from collbench.core.text import printable, tell
+from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.forkserver import Note, Parent, Spawn, bound
+from collbench.run.launch.children import bound
+from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
     LINE_LIMIT,
@@ -70,6 +72,7 @@ class ForkServer(Parent):
             pass_fds=[theirs.fileno()],
             env=dict(env),
             stdin=subprocess.DEVNULL,
+            stdout=sys.__stderr__,  # also what libraries print in ranks
         )
         theirs.close()
         self._up = False
@@ -355,9 +358,8 @@ class Watch(RankWatch):
             self.errors.items(),
             key=lambda at: (says_peer_is_gone(at[1].message), not at[1].traceback),
         )
-        for line in error.traceback.splitlines():
-            print(printable(line), file=sys.stderr)
-        return self.broken(rank, f"raised {error.message}")
+        hint = keep_traceback(error.traceback) if error.traceback else ""
+        return self.broken(rank, f"raised {error.message}", hint)
 
     def broken(self, rank: int, what: str, hint: str = "") -> RunBroken:
         return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)

@@ -1,10 +1,17 @@
-"""Where ranks meet: rank 0 listens at one place until all have come, then keeps what they tell each
-other.
+"""The process in which ranks meet, which rank 0 starts (host.py): it listens at one place until all
+have come, then keeps what they tell each other.
 
-Lines of JSON, each behind its HMAC-SHA256. Who connects is greeted with a nonce, and has
-HELLO_SECONDS and HELLO_LIMIT bytes to say who it is and prove that it has the launch's key; rank 0
-proves it likewise. Both nonces make the key of that connection, and lines are numbered, so that
-nothing recorded is of use again. Nobody is listened to once all ranks have come. Lines are not
+No rank waits for another's Python. A library's call may hold Python's lock while it waits for other
+ranks, as that of torch's symmetric memory does which exchanges addresses, and no thread of its
+rank could answer them meanwhile. So every answer comes from this process, which loads no library
+that is measured, and a rank needs no lock but its own. Rank 0 is a guest like any other; besides,
+it gives orders and gets news (Order, News) by a socket of its own. When that closes, however rank
+0's process has ended, this one ends.
+
+Ranks speak lines of JSON, each behind its HMAC-SHA256. Who connects is greeted with a nonce, and
+has HELLO_SECONDS and HELLO_LIMIT bytes to say who it is and prove that it has the launch's key; the
+meeting proves it likewise. Both nonces make the key of that connection, and lines are numbered, so
+that nothing recorded is of use again. Nobody is listened to once all ranks have come. Lines are not
 encrypted, and the key is as secret as the launcher keeps it (rendezvous.py).
 """
 
@@ -18,18 +25,15 @@ import secrets
 import signal
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from collbench.core.errors import CannotRun
-from collbench.core.text import tell
 from collbench.run.launch.board import doing
 
 HELLO_SECONDS = 5.0
@@ -120,6 +124,40 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int = 0
 
 
+class Terms(msgspec.Struct, frozen=True):
+    """The first line that rank 0 writes, with the listener's descriptor: for how many ranks to
+    wait, with which key, and for how many seconds."""
+
+    n: int
+    key: bytes
+    seconds: float
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of rank 0's that only it may write. The answer is News of the same ``number``, which
+    is above 0."""
+
+    number: int
+    op: Literal["tell", "rest", "resume", "awake", "lost", "end_stopped", "see_off"]
+    rank: int = -1  # to tell something
+    value: bytes = b""  # to tell it
+    seconds: float = 0.0
+
+
+class News(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line to rank 0: an answer, or what a rank says or how it leaves. The very first says that
+    this process is up."""
+
+    number: int = 0  # of the order that is answered
+    seconds: float = 0.0
+    names: list[str] = []  # of ranks and their hosts
+    words: str = ""
+    rank: int = -1  # that says or leaves
+    value: bytes | None = None  # what it says; None where it leaves
+    gone: Hello | None = None  # the rank, where it leaves without a word
+    trouble: str = ""  # a fault of this process
+
+
 class Seal:
     """Signs and checks the lines of one connection, in both directions."""
 
@@ -184,15 +222,13 @@ def shown(doors: Sequence[Door]) -> str:
     )
 
 
-class Host(threading.Thread):
-    """Rank 0's side, in a thread. ``gone`` are those that left without saying so; others say now
-    and then that they are there (beat). ``hear`` gets, in this thread, what ranks say unasked; None
-    from one that leaves. ``woke`` is when a world that takes turns had its last, infinity while
-    it waits for one."""
+class MeetingServer:
+    """The meeting of one launch, as its process keeps it. Ranks say now and then that they are
+    there (beat)."""
 
-    def __init__(self, listener: socket.socket, n: int, key: bytes, seconds: float) -> None:
-        super().__init__(daemon=True, name="collbench-meeting")
-        self._listener, self._n, self._key, self._seconds = listener, n, key, seconds
+    def __init__(self, listener: socket.socket, terms: Terms, news: asyncio.StreamWriter) -> None:
+        self._listener, self._news = listener, news
+        self._n, self._key, self._seconds = terms.n, terms.key, terms.seconds
         self._pending: dict[asyncio.StreamWriter, None] = {}
         self._strays = 0
         self._came: dict[int, Hello] = {}
@@ -204,77 +240,105 @@ class Host(threading.Thread):
         ] = {}  # when from each rank; infinity while it waits for an answer
         self._pids: dict[int, int] = {}  # of those that came by a socket of this host
         self._lines: dict[int, tuple[asyncio.StreamWriter, Seal]] = {}
-        self.gone: list[Hello] = []
-        self.hear: Callable[[int, bytes | None], None] = lambda rank, said: None
-        self.woke = -math.inf
-        self._loop = asyncio.new_event_loop()
-        self._decided, self._closed = asyncio.Event(), asyncio.Event()
-        self.start()
+        self._gone: set[int] = set()
+        # when a world that takes turns had its last, infinity while it waits for one
+        self._woke = -math.inf
+        self._decided = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+    async def keep(self, orders: asyncio.StreamReader) -> None:
+        """Admit ranks and carry out rank 0's orders until these end."""
+        asyncio.get_running_loop().set_exception_handler(self._report)
+        self._tell_news(News())
+        self._start(self._admit_ranks())
+        with suppress(OSError):
+            while line := await orders.readline():
+                self._start(self._answer(msgspec.json.decode(line, type=Order)))
 
-    def close(self) -> None:
-        with suppress(RuntimeError):  # closed already
-            self._loop.call_soon_threadsafe(self._closed.set)
-        self.join(5)
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(task := asyncio.create_task(work))  # asyncio alone would forget it
+        task.add_done_callback(self._tasks.discard)
 
-    def tell(self, rank: int, value: bytes) -> Future[None]:
+    def _tell_news(self, news: News) -> None:
+        self._news.write(msgspec.json.encode(news) + b"\n")
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Tell rank 0 of an error that nobody has foreseen."""
+        error = context.get("exception")
+        self._tell_news(News(trouble=f"{context['message']}: {error!r}"))
+
+    async def _answer(self, order: Order) -> None:
+        try:
+            news = await self._carry_out(order)
+        except (OSError, ValueError) as e:
+            news = News(trouble=str(e))
+        self._tell_news(msgspec.structs.replace(news, number=order.number))
+
+    async def _carry_out(self, order: Order) -> News:
+        match order.op:
+            case "tell":
+                await self._tell_rank(order.rank, order.value)
+            case "rest":
+                self._woke = math.inf
+            case "resume":
+                self._woke = time.monotonic()
+            case "awake":
+                return News(seconds=self._awake())
+            case "lost":
+                return News(words=self._lost(order.seconds))
+            case "end_stopped":
+                for rank in self._stopped():
+                    os.kill(self._pids[rank], signal.SIGKILL)
+            case "see_off":
+                return News(names=await self._see_off(order.seconds))
+        return News()
+
+    async def _tell_rank(self, rank: int, value: bytes) -> None:
         """Tell a rank what it has not asked for; done once it is sent."""
-        return asyncio.run_coroutine_threadsafe(self._told(rank, value), self._loop)
-
-    async def _told(self, rank: int, value: bytes) -> None:
         while rank not in self._lines:  # it is about to be let in
             await asyncio.sleep(0.01)
         writer, seal = self._lines[rank]
         writer.write(seal.line(Answer(value)))
         await writer.drain()
 
-    def awake(self) -> float:
-        """Seconds that the world has had its turn."""
-        return time.monotonic() - self.woke
+    def _awake(self) -> float:
+        """Seconds that the world has had its turn, at most LONGEST."""
+        return min(max(time.monotonic() - self._woke, 0.0), LONGEST)
 
-    def silent(self, seconds: float) -> list[Hello]:
+    def _names(self, ranks: Iterable[int]) -> list[str]:
+        return [who(self._came[rank]) for rank in ranks]
+
+    def _silent(self, seconds: float) -> list[int]:
         """Ranks that have said nothing for so long, though they have not left."""
-        before, left = time.monotonic() - seconds, {hello.rank for hello in self.gone}
-        late = [
-            rank for rank, at in sorted(self._heard.items()) if at < before and rank not in left
-        ]
-        return [self._came[rank] for rank in late]
+        before = time.monotonic() - seconds
+        late = (rank for rank, at in self._heard.items() if at < before)
+        return sorted(set(late) - self._gone)
 
-    def stopped(self) -> list[Hello]:
+    def _stopped(self) -> list[int]:
         """Ranks on this host whose processes are stopped."""
-        known = sorted(self._pids.items())
-        return [self._came[rank] for rank, pid in known if doing(pid) == "stopped"]
+        return [rank for rank, pid in sorted(self._pids.items()) if doing(pid) == "stopped"]
 
-    def lost(self, seconds: float) -> str:
+    def _lost(self, seconds: float) -> str:
         """The ranks that are stopped, else those that have been silent for so long where not all
         are surely on this host, and in words what is wrong with them; "" where nothing is."""
-        if stopped := self.stopped():
-            return f"{', '.join(map(who, stopped))} is stopped (SIGSTOP)"
-        silent = self.silent(seconds) if len(self._pids) < self._n else []
-        return f"nothing is heard of {', '.join(map(who, silent))}" if silent else ""
+        if stopped := self._names(self._stopped()):
+            return f"{', '.join(stopped)} is stopped (SIGSTOP)"
+        silent = self._names(self._silent(seconds)) if len(self._pids) < self._n else []
+        return f"nothing is heard of {', '.join(silent)}" if silent else ""
 
-    def end_stopped(self) -> None:
-        """Kill whom a launcher would wait for: SIGTERM does nothing to them."""
-        for hello in self.stopped():
-            os.kill(self._pids[hello.rank], signal.SIGKILL)
-
-    def see_off(self, seconds: float) -> None:
-        """Wait for all to leave. Who does not is named, and killed where it is surely a process of
-        this host."""
+    async def _see_off(self, seconds: float) -> list[str]:
+        """Wait for all to leave. Those that do not are returned, and killed where they are surely
+        processes of this host, but for rank 0's."""
         until = time.monotonic() + seconds
         while self._heard and time.monotonic() < until:
-            time.sleep(0.005)
-        left = {hello.rank for hello in self.gone}
-        for rank in sorted(set(self._heard) - left):
-            words = f"did not leave within {seconds:g} s of the last case"
-            tell(f"{who(self._came[rank])} {words}")
-            if self._pids.get(rank, os.getpid()) != os.getpid():
+            await asyncio.sleep(0.005)
+        late = sorted(set(self._heard) - self._gone)
+        for rank in late:
+            if self._pids.get(rank, os.getppid()) != os.getppid():
                 os.kill(self._pids[rank], signal.SIGKILL)
+        return self._names(late)
 
-    async def _serve(self) -> None:
+    async def _admit_ranks(self) -> None:
         server = await asyncio.start_server(
             self._door, sock=self._listener, limit=LINE_LIMIT, backlog=PENDING + self._n
         )
@@ -288,7 +352,6 @@ class Host(threading.Thread):
             server.close()
             for writer in list(self._pending):
                 writer.transport.abort()
-        await self._closed.wait()
 
     def _decide(self, refused: str, late: bool = False) -> None:
         if not self._decided.is_set():
@@ -355,19 +418,20 @@ class Host(threading.Thread):
                 request = seal.opened(await reader.readuntil(b"\n"), Request)
                 if request.op == "bye":
                     self._heard.pop(hello.rank, None)
-                    self.hear(hello.rank, None)
+                    self._tell_news(News(rank=hello.rank))
                     return
                 self._heard[hello.rank] = math.inf
                 if request.op == "say":
-                    self.hear(hello.rank, request.value)
+                    self._tell_news(News(rank=hello.rank, value=request.value))
+                    await self._news.drain()
                 if request.op != "beat":
                     writer.write(seal.line(await self._done(request)))
                     await writer.drain()
                 self._heard[hello.rank] = time.monotonic()
         except _STRANGE:
             if not self._verdict.refused:
-                self.gone.append(hello)
-                self.hear(hello.rank, None)
+                self._gone.add(hello.rank)
+                self._tell_news(News(rank=hello.rank, gone=hello))
 
     def _note_pid(self, rank: int, at: socket.socket) -> None:
         if at.family == socket.AF_UNIX:
@@ -410,9 +474,9 @@ class Host(threading.Thread):
             case "check":
                 number = int(all(key in values for key in keys))
             case "lost":
-                return Answer(value=self.lost(request.number / 1000).encode())
+                return Answer(value=self._lost(request.number / 1000).encode())
             case "awake":
-                number = int(1000 * min(max(self.awake(), 0.0), LONGEST))
+                number = int(1000 * self._awake())
             case "delete":
                 number = int(values.pop(keys[0], None) is not None)
         return Answer(number=number)
@@ -466,3 +530,26 @@ def who(hello: Hello) -> str:
 
 def _from(hello: Hello) -> str:
     return f"from {hello.host} (pid {hello.pid}, {hello.launcher})"
+
+
+async def serve(control: socket.socket) -> None:
+    """Keep a meeting as rank 0 says first at the other end of ``control``, with the listener that
+    ranks come to, until that end is closed."""
+    line, (descriptor,), _, _ = socket.recv_fds(control, LINE_LIMIT, 1)
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    orders, news = await asyncio.open_connection(sock=control, limit=2 * LINE_LIMIT)
+    await MeetingServer(listener, msgspec.json.decode(line, type=Terms), news).keep(orders)
+
+
+def main() -> None:
+    """The process, whose standard input is its end of the socket between it and rank 0. That
+    decides when it ends, and so signals that a terminal or a launcher sends to all processes are
+    ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(serve(socket.socket(fileno=0)))
+
+
+if __name__ == "__main__":
+    main()

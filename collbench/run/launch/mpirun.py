@@ -25,7 +25,8 @@ from collbench.core.errors import CannotRun
 from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.forkserver import Note, Parent, bound, die_with_parent, leave
+from collbench.run.launch.children import bound, die_with_parent
+from collbench.run.launch.forkserver import Note, Parent, leave
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
 

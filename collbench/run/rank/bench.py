@@ -13,7 +13,7 @@ from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import Planted
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import Control
-from collbench.run.rank.gpu import Watch
+from collbench.run.rank.gpu import Streak, Watch
 from collbench.suite.faults import faults
 from collbench.suite.policy import Policy
 
@@ -22,8 +22,8 @@ class Bench(NamedTuple):
     """What all cases of a world share on this rank: a resolved policy, and a scheme of Sync's.
     ``held`` are the ranks whose buffers are in this process: its own, none if it is in no group, or
     all virtual ones. ``common`` is the clock that ranks agree on, None where they read the same one
-    anyway. ``watch`` is of this rank's GPU, if it has one; ``in_turns`` as in Plan; the
-    ``calibrator`` is Protocol's.
+    anyway. ``watch`` is of this rank's GPU, if it has one, and ``streak`` its guards'; ``in_turns``
+    as in Plan; the ``calibrator`` is Protocol's.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class Bench(NamedTuple):
     watch: Watch | None = None
     in_turns: bool = False
     calibrator: Calibrator | None = None
+    streak: Streak | None = None
 
     def meet(self) -> None:
         """Bring all ranks' devices to the same point, and wait for this one's."""

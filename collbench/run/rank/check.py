@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from collbench.core.collectives import OPS
+from collbench.core.collectives import DTYPES, OPS
 from collbench.run.rank import payload
+from collbench.run.rank.calls import flip
 from collbench.run.rank.payload import WINDOW, Piece
 from collbench.suite.case import Case
 
@@ -114,6 +115,14 @@ class Checker:
             -1 if self.case.type.kind == "float" else torch.iinfo(self.bits).min
         )
 
+    def fill_recv(self, buffer: torch.Tensor, slot: int = 0) -> None:
+        """Writes what this rank must receive."""
+        pieces = self.receives or ()
+        view = self._view(buffer, pieces)
+        for span in _spans(pieces):
+            out = view[span.start : span.start + span.high - span.low]
+            self._play(span, slot, self._expected[span.piece.ranks], out)
+
     def check_recv(self, buffer: torch.Tensor, slot: int = 0) -> Checked:
         """Compares with what this rank must have received, where that is defined; (0, 0, None)
         elsewhere."""
@@ -166,6 +175,35 @@ class Checker:
 
     def _on(self, device: torch.device | str, table: payload.Array) -> torch.Tensor:
         return torch.from_numpy(table.view(f"i{self.case.type.size}").copy()).to(device)
+
+
+PROBED = 1000  # elements, of which one is then wrong
+
+
+def why_blind(dtype: str, device: torch.device | str) -> str:
+    """Why the comparison shows nothing on this device, where a bit is flipped in data that are
+    right; else an empty string."""
+    probes = [("broadcast", "none", 1)]
+    if DTYPES[dtype].kind == "float":
+        probes.append(("all_reduce", "avg", 3))  # whose results are compared with a tolerance
+    for collective, op, n in probes:
+        size = PROBED * DTYPES[dtype].size
+        case = Case(collective=collective, backend="", n=n, nbytes=size, dtype=dtype, op=op)
+        if why := _why_blind(Checker(case, 1, 0, device, premultiplies=True), device):
+            return f"{why} ({PROBED} elements of {dtype})"
+    return ""
+
+
+def _why_blind(checker: Checker, device: torch.device | str) -> str:
+    buffer = torch.empty(PROBED, dtype=getattr(torch, checker.case.type.torch), device=device)
+    checker.fill_recv(buffer)
+    if wrong := checker.check_recv(buffer).wrong:
+        return f"{wrong} elements that are right were found wrong"
+    flip(buffer)
+    found = checker.check_recv(buffer)
+    if found.first is None:
+        return "a flipped bit was not found"
+    return "" if (found.wrong, found.first.at) == (1, 0) else "a flipped bit was found elsewhere"
 
 
 TABLE = 1 << 16  # numbers, which then repeat

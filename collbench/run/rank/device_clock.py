@@ -31,7 +31,7 @@ SHORT_NS, SPAN_NS = (
 LEAST_NS = 1_000  # of any call: two marks alone are as far apart
 
 
-ALONE, ALONE_NS = 20, 1e9  # calls for the host's clock, and what they may take together
+ALONE = 20  # calls for the host's clock
 
 
 class DeviceSampler(Sampler):
@@ -108,8 +108,11 @@ class DeviceSampler(Sampler):
     def idle(self) -> Sampler:
         return DeviceSampler(self._stream, [(nothing, ())], 1, self._control, nothing)
 
-    def alone(self, call_ns: float) -> list[int]:
-        (count,) = self._control.decide([max(1, min(ALONE, int(ALONE_NS / max(call_ns, 1))))])
+    def alone(self, call_ns: float, seconds: float) -> list[int]:
+        fits = int(1e9 * seconds / max(call_ns, 1))
+        (count,) = self._control.decide([max(1, min(ALONE, fits)) if seconds else 0])
+        if not count:
+            return []
         host = Sampler(self.calls, 1, self._control, self._beat, self._freshen, self._finish)
         host.dirty = self.dirty
         samples = host.take(count, Sync("barrier", self._control, None))

@@ -15,9 +15,10 @@ import msgspec
 import torch
 
 from collbench.core.errors import CannotRun
-from collbench.machine import amd
+from collbench.machine import amd, topology
+from collbench.machine import gpu as machine_gpu
 from collbench.machine.gpu import GRAPHICS, MEMORY, SM, ask, fields, load, xid_events
-from collbench.records.types import GpuState
+from collbench.records.types import UNEXPLAINED_THROTTLE, GpuState
 from collbench.run.rank.control import Control
 
 if TYPE_CHECKING:
@@ -157,10 +158,19 @@ def assert_ordered(
         )
 
 
-SLOW = 0.75  # of the default clock: below, samples are discarded (nvbench's --throttle-threshold)
+SLOW = 0.75  # of the default or locked clock: below, samples are discarded (as nvbench does)
+
+
+LOCKED = 0.90  # of the default clock: a busy GPU below that nothing holds back has a locked clock
+
+
+LOOKS, LOOK_NS = 25, 20_000_000  # for that: an idle GPU takes a while to raise its clock
 
 
 PAUSE_S, MOST_PAUSE_S = 0.05, 0.5
+
+
+HOPELESS = 2  # cases in a row without a valid sample, after which one block of the next is tried
 
 
 IDLE, SET_CLOCKS, POWER_CAP = 0x1, 0x2, 0x4
@@ -174,13 +184,6 @@ HOLDING_BACK = {
     0x40: "hw_thermal_slowdown",
     0x80: "hw_power_brake_slowdown",
 }
-
-
-UNEXPLAINED = "throttled"  # what AMD's GPUs before MI300 say, of a power cap, too
-
-
-# these alone spoil no samples
-ALLOWED = frozenset({"sw_power_cap", "package_power_limit", UNEXPLAINED})
 
 
 MOST_LINKS = 36  # NVML_NVLINK_MAX_LINKS of the newest NVML known
@@ -229,6 +232,11 @@ class Watch(Protocol):
         """The state now; ``throttle`` is what held its clocks back, now or since the reading
         before."""
 
+    def find_lock(self, stream: Stream) -> str:
+        """Have later readings compare the clock with that at which somebody has locked it, as found
+        while ``stream`` keeps the GPU busy: "clocks locked at 1410 of 1980 MHz". An empty string
+        where none is known."""
+
     def close(self) -> None:
         """Let go of the library that was asked."""
 
@@ -247,23 +255,46 @@ class NvmlWatch:
             _answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
         )
         self._events = xid_events(nvml, gpu)
+        self._locked: int | None = None
+
+    def find_lock(self, stream: Stream) -> str:
+        """NVML has no question for it, and which reason it gives for such a clock is not relied
+        upon."""
+        busiest = 0
+        for _ in range(LOOKS):
+            stream.hold(LOOK_NS)
+            sm, reasons = self._ask("ClockInfo", SM), self._reasons()
+            stream.drain()
+            if not sm or not self._default or any(reasons & bit for bit in HOLDING_BACK):
+                return ""
+            busiest = max(busiest, sm)
+            if busiest >= LOCKED * self._default:
+                return ""
+        self._locked = busiest
+        return f"clocks locked at {busiest} of {self._default} MHz"
+
+    def _reasons(self) -> int:
+        """Bits of what limits the clocks now."""
+        reasons = self._ask("CurrentClocksEventReasons")
+        if reasons is None:  # as drivers before 535 call it
+            reasons = self._ask("CurrentClocksThrottleReasons")
+        return int(reasons or 0)
 
     def _ask(self, what: str, *arguments: Any) -> Any:
         return ask(self._nvml, f"DeviceGet{what}", self._gpu, *arguments)
 
     def read(self) -> GpuState:
         """The state now. ``throttle`` has NVML's reasons that are no setting, and low_sm_clock
-        where a GPU that is neither idle nor at its power cap nor has clocks that somebody set runs
-        below 75 % of its default; ``nvlink_kib`` is sent and received data; ``xid`` is the last
-        since the reading before, 0 for none."""
-        reasons = self._ask("CurrentClocksEventReasons")
-        if reasons is None:  # as drivers before 535 call it
-            reasons = self._ask("CurrentClocksThrottleReasons") or 0
+        where a GPU that is neither idle nor at its power cap runs below 75 % of its locked clock,
+        or of its default if nobody has set clocks since; ``nvlink_kib`` is sent and received data;
+        ``xid`` is the last since the reading before, 0 for none."""
+        reasons = self._reasons()
         sm, milliwatts = self._ask("ClockInfo", SM), self._ask("PowerUsage")
         values = fields(self._nvml, self._gpu, (*self._traffic, *self._errors))
-        lawful = reasons & (IDLE | SET_CLOCKS | POWER_CAP)
+        usual = self._locked or self._default
+        lawful = reasons & (IDLE | POWER_CAP | (0 if self._locked else SET_CLOCKS))
         celsius = self._ask("Temperature", 0)  # gone with CUDA 14
-        slow = sm is not None and self._default and sm < SLOW * self._default and not lawful
+        slow = sm is not None and usual and sm < SLOW * usual and not lawful
         return GpuState(
             index=self._index,
             name=self._name,
@@ -310,6 +341,10 @@ class AmdWatch:
         self._default = amd.number(clock, "max_clk")
         self._before = amd.read(smi, gpu).held
 
+    def find_lock(self, stream: Stream) -> str:
+        """None is looked for: no reading is judged by its clock."""
+        return ""
+
     def read(self) -> GpuState:
         now = amd.read(self._smi, self._gpu)
         rising = [name for name, by in now.held.items() if by > self._before.get(name, by)]
@@ -322,7 +357,7 @@ class AmdWatch:
             memory_mhz=now.memory_mhz,
             celsius=now.celsius,
             watts=now.watts,
-            throttle=(*rising, *[UNEXPLAINED] * now.throttled),
+            throttle=(*rising, *[UNEXPLAINED_THROTTLE] * now.throttled),
             ecc=now.ecc,
             nvlink_errors=now.xgmi_errors,
             pcie_replays=now.pcie_replays,
@@ -332,19 +367,40 @@ class AmdWatch:
         """Nothing: AMD SMI is torch's, too."""
 
 
+class Streak:
+    """Cases in a row, of all those that ranks take in a world, in which this rank's GPU was held
+    back and no sample was valid."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Guard:
     """Judges a case's blocks of samples by the GPU's state, as nvbench does: a block during which
     it was held back is discarded, and the next one waits, 50 ms at first and twice as long each
     time in a row, up to 0.5 s.
 
     Every rank asks ``bad`` after each block; if any rank's says so, all discard the block and
-    ``pause``. Without a watch nothing is bad, so that all ranks ask alike.
+    ``pause`` before another. Without a watch nothing is bad, so that all ranks ask alike. The
+    ``streak`` goes on from case to case.
     """
 
-    def __init__(self, watch: Watch | None, sleep: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        watch: Watch | None,
+        sleep: Callable[[float], object] = time.sleep,
+        streak: Streak | None = None,
+    ) -> None:
         self._watch, self._sleep = watch, sleep
         self._first = self._worst = watch.read() if watch else None
-        self._wait, self._paused = PAUSE_S, False
+        self._wait, self._paused, self._held_back = PAUSE_S, False, False
+        self._streak = streak or Streak()
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many cases before had no valid sample for this GPU that another will hardly
+        have any."""
+        return self._streak.count >= HOPELESS
 
     def bad(self) -> bool:
         """Whether the GPU is held back now, at the end of a block."""
@@ -354,11 +410,17 @@ class Guard:
             return False
         now = self._watch.read()
         self._worst = worst(self._worst, now)
-        return throttled(now)
+        self._held_back = self._held_back or now.is_held_back
+        return now.is_held_back
 
-    def pause(self) -> None:
-        self._sleep(self._wait)
+    def pause(self, longest: float = MOST_PAUSE_S) -> None:
+        """Wait before the next block, ``longest`` seconds at most."""
+        self._sleep(min(self._wait, longest))
         self._wait, self._paused = min(2 * self._wait, MOST_PAUSE_S), True
+
+    def end(self, valid: bool) -> None:
+        """The case has had its samples, of which some are ``valid``."""
+        self._streak.count = self._streak.count + 1 if self._held_back and not valid else 0
 
     @property
     def state(self) -> GpuState | None:
@@ -375,6 +437,11 @@ def watch(device: torch.device) -> Watch | None:
     library, gpu = known(device)
     about = torch.cuda.get_device_properties(device) if gpu is not None else None
     return kind(library, gpu, device.index or 0, about.name) if about else None
+
+
+def is_fake(device: torch.device) -> bool:
+    """Whether a device is a fake GPU, by the name that torch has for it."""
+    return device.type == "cuda" and machine_gpu.is_fake(torch.cuda.get_device_name(device))
 
 
 def unwatched(device: torch.device | None = None) -> str:
@@ -395,8 +462,8 @@ def unwatched(device: torch.device | None = None) -> str:
 
 
 def address(device: torch.device) -> str | None:
-    """The PCI address of the GPU that torch calls ``device``; None where neither torch (older
-    ones do not) nor NVML tells it."""
+    """The PCI address of the GPU that torch calls ``device``, 0000:0f:00.0; None where neither
+    torch (older ones do not) nor NVML tells it."""
     about: Any = torch.cuda.get_device_properties(device)
     if hasattr(about, "pci_bus_id"):
         return f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
@@ -404,14 +471,16 @@ def address(device: torch.device) -> str | None:
     pci = gpu is not None and ask(nvml, "DeviceGetPciInfo", gpu)
     if nvml:
         ask(nvml, "Shutdown")
-    return str(pci.busId) if pci else None
+    return topology.address(str(pci.busId)) if pci else None
 
 
-def throttled(state: GpuState) -> bool:
-    """Whether samples taken meanwhile are to be discarded: for a cause, never for their values. A
-    power cap alone is none: it may be how the machine is set up, and what it costs shows in the
-    clock."""
-    return any(reason not in ALLOWED for reason in state.throttle)
+def describe(device: torch.device) -> str:
+    """A rank's device as records have it: "cpu", or "cuda:3 [0000:0f:00] NVIDIA H200" with as much
+    of its address as nccl-tests prints, and none where nothing tells it."""
+    if device.type != "cuda":
+        return str(device)
+    pci, name = address(device), torch.cuda.get_device_properties(device).name
+    return f"{device} [{pci.rpartition('.')[0]}] {name}" if pci else f"{device} {name}"
 
 
 def worst(seen: GpuState, now: GpuState) -> GpuState:
@@ -431,6 +500,21 @@ def since(first: GpuState, last: GpuState) -> GpuState:
     pairs = {name: (getattr(first, name), getattr(last, name)) for name in COUNTERS}
     risen = {name: None if None in pair else pair[1] - pair[0] for name, pair in pairs.items()}
     return msgspec.structs.replace(last, **risen)
+
+
+def merge_by_rank(control: Control, text: str) -> str:
+    """The texts of all ranks in one, at every rank: each once, with its ranks unless it is all of
+    them."""
+    ranks: dict[str, list[str]] = {}
+    for rank, other in enumerate(control.collect(text)):
+        ranks.setdefault(other, []).append(str(rank))
+    if len(ranks) == 1:
+        return text
+    return ", ".join(
+        f"{other} on rank{'s' * (len(of) > 1)} {' '.join(of)}"
+        for other, of in ranks.items()
+        if other
+    )
 
 
 def everyones(control: Control, state: GpuState | None) -> list[GpuState]:

@@ -31,6 +31,11 @@ WARM_SHARE = 0.25  # of the time a case may be measured
 MAX_LATE = 0.25
 SETTLED = 10  # samples of a new length that are not counted
 BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
+MAX_LOST = (
+    1.5  # times a case's time, spent on samples that are thrown away and on pauses after them
+)
+PAUSE_SHARE = 0.25  # of a case's time: no pause is longer
+ALONE_SHARE = 0.5  # of a case's time, for calls by the host's clock beside a device's
 TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first
 # calls, which are not counted: they find what the others left in the caches
 MOST_SETTLE = 3  # such calls
@@ -64,6 +69,13 @@ def bare_ns(call: Action, inner: int) -> int:
 def outlasts(policy: Policy, ns: float) -> bool:
     """Whether what took so long took more than the time of its case."""
     return ns > 1e9 * (policy.max_seconds or math.inf)
+
+
+def has_lost(elapsed: float, valid: int, tried: int, most: float) -> bool:
+    """Whether samples that are thrown away have cost ``most`` seconds of those elapsed, where so
+    many of those tried are valid; or have come so near to it that another would end farther beyond.
+    """
+    return valid < tried and elapsed * (1 - valid / tried) * (1 + 0.5 / tried) >= most
 
 
 def preemptions() -> int:
@@ -272,9 +284,9 @@ class Sampler:
             [(nothing, ())], self.inner, self._control, nothing, None, self._finish, self._marks
         )
 
-    def alone(self, call_ns: float) -> list[int]:
+    def alone(self, call_ns: float, seconds: float) -> list[int]:
         """Times of some single calls by the host's clock, where samples are by the device's; at
-        rank 0."""
+        rank 0. They take about so many seconds at most, and there are none in 0 seconds."""
         return []
 
 
@@ -300,6 +312,15 @@ class Measured(NamedTuple):
     call_path_ns: int | None
     calibration: Calibration | None = None
     waited: float | None = None
+    hopeless: Sequence[int] = ()  # ranks for whose GPUs only one block was tried
+
+
+class _Pace(NamedTuple):
+    """What a sample has taken in warm-up, in ns: the median of its own time, and with all that is
+    done around it."""
+
+    sample: float
+    whole: float
 
 
 class Protocol:
@@ -309,6 +330,9 @@ class Protocol:
     number of these. On GPUs every rank has a ``guard``: samples that it finds spoiled are replaced.
     ``times`` says what samples took, if not Samples.times; ``bare`` is Call's. ``in_turns``: others
     have the machine between blocks, which are short then, and have a ``calibrator`` on CPUs.
+
+    Samples that are replaced, whatever for, and the pauses after them take at most MAX_LOST times
+    the policy's max_seconds, or the time of ``iters`` samples if that is longer.
     """
 
     def __init__(
@@ -345,7 +369,8 @@ class Protocol:
         """Warm up, choose how many calls make a sample, measure, with a pause before each block.
         ``first_ns`` is what this rank's first call took."""
         sampler = self._make(self._first)
-        warmed, typical, steady, late = self._warm(sampler, first_ns * sampler.inner)
+        warmed, pace, steady, late = self._warm(sampler, first_ns * sampler.inner)
+        typical, around = pace.sample, pace.whole - pace.sample
         repeats = self._inner or sampler.repeats(typical / sampler.inner)
         refused = self._sync.refuse(late, typical / sampler.inner * max(repeats, sampler.inner))
         repeats, swap = self._control.decide([repeats, int(refused)])
@@ -358,9 +383,11 @@ class Protocol:
             typical *= sampler.inner
             sampler.take(SETTLED, self._sync)
         on_measure()
-        samples, stop = yield from self._measure(sampler, typical)
+        pace = _Pace(typical, typical + around)
+        samples, stop, valid_any, hopeless = yield from self._measure(sampler, pace)
         overhead = overhead_ns(sampler, self._control)
-        alone = sampler.alone(typical / sampler.inner)
+        aside = ALONE_SHARE * self._most_seconds if valid_any else 0.0
+        alone = sampler.alone(pace.whole / sampler.inner, aside)
         waited = sampler.waited()
         if samples is None:
             return None, sampler
@@ -372,19 +399,23 @@ class Protocol:
         bare = bare_ns(self._bare, sampler.inner) if self._bare else None
         how = sampler.inner, warmed, steady, stop, self._sync.scheme, invalid, overhead
         return (
-            Measured(kept, *how, sampler.timed_by, alone, bare, self._blocks.told, waited),
+            Measured(
+                kept, *how, sampler.timed_by, alone, bare, self._blocks.told, waited, hopeless
+            ),
             sampler,
         )
 
-    def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, float, bool, float]:
-        """Samples taken, a typical one's time in ns (at rank 0), whether times had settled, the
-        share of late ones."""
-        fixed = self._policy.warmup
-        block = max(1, min(10, int(WARM_CAP_S / 2 * 1e9 / max(first_ns, 1))))
+    def _warm(self, sampler: Sampler, first_ns: float) -> tuple[int, _Pace, bool, float]:
+        """Samples taken, what one takes (at rank 0), whether times had settled, the share of late
+        ones."""
+        fixed, most = self._policy.warmup, self._most_seconds
+        longest = min(WARM_CAP_S, most / 2, max(WARM_MIN_S, WARM_SHARE * most))
+        block = max(1, min(10, int(longest / 2 * 1e9 / max(first_ns, 1))))
         if outlasts(self._policy, first_ns):
             block = 0  # the first call has touched all there is, and took more time than there is
         (block,) = self._control.decide([block if fixed is None else fixed])
         begun, done, seen, steady, late = time.perf_counter(), 0, np.zeros(0), True, 0
+        elapsed = 0.0
         while block:
             samples = sampler.take(block, self._sync)
             done += block
@@ -394,23 +425,32 @@ class Protocol:
                 elapsed = time.perf_counter() - begun
                 steady = stats.steady(seen)
                 enough = steady and done >= WARM_MIN_N and elapsed >= WARM_MIN_S
-                spent = done >= WARM_CAP_N or elapsed >= max(
-                    WARM_MIN_S, min(WARM_CAP_S, WARM_SHARE * self._most_seconds)
-                )
+                spent = done >= WARM_CAP_N or elapsed >= longest
+                fits = int((longest - elapsed) / max(elapsed, 1e-9) * done)
+                block = max(1, min(10, fits))
                 block = 0 if enough or spent or fixed is not None else block
             (block,) = self._control.decide([block])
         typical = float(np.median(seen[-10:])) if len(seen) else first_ns
-        return done, typical, steady or fixed is not None, late / max(1, done)
+        pace = _Pace(typical, max(typical, 1e9 * elapsed / done) if len(seen) else first_ns)
+        return done, pace, steady or fixed is not None, late / max(1, done)
 
-    def _measure(self, sampler: Sampler, typical_ns: float) -> Steps[tuple[Samples | None, Stop]]:
+    def _measure(
+        self, sampler: Sampler, pace: _Pace
+    ) -> Steps[tuple[Samples | None, Stop, bool, list[int]]]:
+        """The samples of all ranks, at rank 0; why they ended, whether any is valid, and the ranks
+        for whose GPUs only one block was tried."""
         begun = time.perf_counter()
+        hopeless = self._hopeless()
         taken: list[Samples] = []
         kept: Samples | None = None  # all of them
-        long, between = (TURN_S, WINDOW_NS) if self._in_turns else (BLOCK_S, 0)
-        most = max(1, int(1e9 * long / max(typical_ns + between, 1)))
-        settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(typical_ns, 1))) * self._in_turns
-        block = self.iters or min(10, most)
-        stop = 0
+        longest = min(BLOCK_S, self._most_seconds)
+        long, between = (TURN_S, WINDOW_NS) if self._in_turns else (longest, 0)
+        most = max(1, int(1e9 * long / max(pace.sample + between, 1)))
+        settle = min(MOST_SETTLE, int(1e9 * SETTLE_S / max(pace.sample, 1))) * self._in_turns
+        block = self.iters or max(1, min(10, int(1e9 * longest / max(pace.whole, 1))))
+        all_of_them = (self.iters or 0) * pace.whole / 1e9
+        patience = MAX_LOST * max(self._most_seconds, all_of_them)
+        stop = valid = 0
         block, settle = self._control.decide([min(block, most), settle])
         self._blocks.planned = (self.iters or self._policy.max_iters) // most
         while True:
@@ -427,27 +467,40 @@ class Protocol:
                     self._disturbed += len(taken[place].late)
                     taken[place] = taken[place].none
                 kept = Samples.joined(taken)
-                block, stop = self._next_block(kept, time.perf_counter() - begun, most)
-            block, stop = self._control.decide([block, stop])
+                elapsed, valid = time.perf_counter() - begun, int(not kept.late.all())
+                left = 0.0 if hopeless and not valid else patience
+                block, stop = self._next_block(kept, elapsed, most, left)
+            block, stop, valid = self._control.decide([block, stop, valid])
             if block == 0:
-                return kept, STOPS[stop]
+                if self._guard:
+                    self._guard.end(bool(valid))
+                return kept, STOPS[stop], bool(valid), hopeless
+            if held_back and self._guard:
+                self._guard.pause(PAUSE_SHARE * self._most_seconds)
+
+    def _hopeless(self) -> list[int]:
+        """Ranks whose GPUs have been held back so long that one more block tells."""
+        if self._guard is None:
+            return []
+        everyone = self._control.collect(self._guard.is_hopeless)
+        return [rank for rank, hopeless in enumerate(everyone) if hopeless]
 
     def _held_back(self) -> bool:
-        """Whether some rank's GPU was, in the block that has just been taken; then all wait a
-        little."""
-        if self._guard is None or not any(self._control.collect(self._guard.bad())):
-            return False
-        self._guard.pause()
-        return True
+        """Whether some rank's GPU was, in the block that has just been taken."""
+        return self._guard is not None and any(self._control.collect(self._guard.bad()))
 
-    def _next_block(self, kept: Samples, elapsed: float, most: int) -> tuple[int, int]:
-        """Size of the next block, or 0 and the reason to stop."""
+    def _next_block(
+        self, kept: Samples, elapsed: float, most: int, patience: float
+    ) -> tuple[int, int]:
+        """Size of the next block, or 0 and the reason to stop; ``patience`` is how many seconds
+        may be lost."""
         policy = self._policy
         times = self._times(kept)[~kept.late.astype(bool)]
         n, tried = len(times), len(kept.late) + self._throttled + self._disturbed
+        lost = has_lost(elapsed, n, tried, patience)
         if self.iters is not None:
             missing = self.iters - n
-            exhausted = tried >= 3 * self.iters
+            exhausted = tried >= 3 * self.iters or lost
             if missing <= 0 or exhausted:
                 return 0, STOPS.index("max_n" if missing > 0 else "fixed")
             return min(missing, most), 0
@@ -458,7 +511,9 @@ class Protocol:
         if tried >= policy.max_iters:  # very short samples may take less than min_seconds
             narrow = n and stats.converged(times, self._precision, policy.min_iters, 0.0, 0.0)
             return 0, STOPS.index("converged" if narrow else "max_n")
-        if elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least:
-            return 0, STOPS.index("budget")  # another would end farther beyond than this is before
+        # another would end farther beyond than this is before
+        spent = elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least
+        if spent or lost:
+            return 0, STOPS.index("budget")
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0

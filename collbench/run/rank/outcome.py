@@ -11,6 +11,7 @@ from collbench.records.derive import NO_SAMPLE
 from collbench.records.types import PER_RANK_SAMPLES, FirstWrong
 from collbench.run.rank.aside import Aside
 from collbench.run.rank.clocks import GlobalClock
+from collbench.run.rank.gpu import HOPELESS
 from collbench.run.rank.measure import Measured, Samples
 from collbench.run.rank.payload import show
 from collbench.suite.case import Case
@@ -95,11 +96,19 @@ def measured_well(
     return fields
 
 
-def nothing_valid(invalid: dict[str, int], remedy: str) -> Fields:
-    """Those of a record where every sample had to be replaced, by cause."""
+def nothing_valid(invalid: dict[str, int], remedy: str, hopeless: Sequence[int] = ()) -> Fields:
+    """Those of a record where every sample had to be replaced, by cause; ``hopeless`` are
+    Measured's."""
     counts = ", ".join(f"{count} x {cause}" for cause, count in invalid.items())
-    remedy = THROTTLED if "throttled" in invalid else f"try {remedy}"
-    return {"status": "failed", "note": f"{NO_SAMPLE} ({counts}); {remedy}", "invalid": invalid}
+    parts = [f"{NO_SAMPLE} ({counts})"]
+    if hopeless:
+        ranks = ", ".join(map(str, hopeless))
+        parts += [
+            f"only one block was tried: the {HOPELESS} cases before had none either, held back on"
+            f" rank{'s' * (len(hopeless) > 1)} {ranks}"
+        ]
+    parts += [THROTTLED if "throttled" in invalid else f"try {remedy}"]
+    return {"status": "failed", "note": "; ".join(parts), "invalid": invalid}
 
 
 def wrong_somewhere(case: Case, findings: Sequence[Sequence[Any]], when: str) -> list[Fields]:

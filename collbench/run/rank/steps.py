@@ -26,6 +26,7 @@ from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import Buffers, allocate
 from collbench.run.rank.check import Checker
 from collbench.run.rank.measure import (
+    MAX_LOST,
     STOPS,
     Measured,
     Sampler,
@@ -34,6 +35,7 @@ from collbench.run.rank.measure import (
     Stop,
     Sync,
     clock,
+    has_lost,
     nothing,
     overhead_ns,
 )
@@ -236,6 +238,9 @@ class StepTrial:
         kept = [each for each in rounds if not any(one.late.any() for one in each)]
         policy, number = self._policy, len(kept)
         wanted = self._job.samples or policy.iters
+        each = max(most_seconds(self._job, policy, LEAST), (wanted or 0) * seconds / len(rounds))
+        if has_lost(seconds, number, len(rounds), MAX_LOST * each):
+            return STOPS.index("budget")
         if len(rounds) > 3 * max(FEWEST, number, wanted or 0):
             return STOPS.index("max_n")
         if wanted is not None or not kept:

@@ -51,7 +51,9 @@ from collbench.run.rank.outcome import (
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
 FAST = 64 << 10  # bytes of a call up to which a stream may show how fast its host issues calls
-UNFUSED = "-m: each call is a launch of its own; nccl-tests has NCCL fuse them"
+UNFUSED = (
+    "-m: calls are launched one after the other, as {} fuses no {} (nccl-tests has NCCL fuse them)"
+)
 
 
 class Seen(NamedTuple):
@@ -143,10 +145,13 @@ class Trial:
         self._beat()
         chose = self._bench.backend.overheard(self._once)
         if self._grows or slow:
-            self._fill(0)
+            for slot in range(self._policy.agg_iters):
+                self._fill(slot)
         self._kept = self._copies()
         self._enter(Phase.WARMING)
-        guard = Guard(self._bench.watch) if self._bench.backend.stream else None
+        guard = None
+        if self._bench.backend.stream:
+            guard = Guard(self._bench.watch, streak=self._bench.streak)
         protocol = self._protocol(sync, guard)
         measured, sampler = yield from self._along(protocol.run(setup, self._measuring))
         if self._common:
@@ -210,12 +215,12 @@ class Trial:
         case, measured, gpus = self._case, seen.measured, [seen.states[rank] for rank in ranks]
         fields: Fields = {"gpus": [msgspec.convert(state, GpuState) for state in gpus if state]}
         if not measured.samples.durations.size:
-            return fields | nothing_valid(measured.invalid, seen.remedy)
+            return fields | nothing_valid(measured.invalid, seen.remedy, measured.hopeless)
         chose = None if number else seen.chose
         beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
         notes = [
             seen.notes[0],
-            UNFUSED if self._bench.backend.stream and self._policy.agg_iters > 1 else "",
+            self._unfused(),
             without_effect(case.env, case.collective, chose),
             *seen.notes[1:],
         ]
@@ -239,10 +244,19 @@ class Trial:
         ran = self._calls[0].ran
         return "" if ran in ("", self._case.algorithm) else f"ran {ran}"
 
+    def _unfused(self) -> str:
+        """What is not done of -m on GPUs."""
+        backend, case, together = self._bench.backend, self._case, self._policy.agg_iters
+        if not backend.stream or together == 1 or backend.fuse_calls(case, ()):
+            return ""
+        by_torch = case.backend == "nccl" and case.algorithm == "native"
+        return UNFUSED.format("torch" if by_torch else case.label, case.collective)
+
     def _once(self) -> None:
-        """The first call as its mode makes it: a library may choose otherwise for what is
-        captured."""
-        run, stream = self._calls[0].run, self._bench.backend.stream
+        """The first calls as they are timed: a library may choose otherwise for what is captured,
+        or fused."""
+        stream = self._bench.backend.stream
+        run = self._issue(self._calls[: self._policy.agg_iters])
         if stream and self._case.mode == "graph":
             run = stream.capture(run)
         run()
@@ -266,6 +280,21 @@ class Trial:
         return [(self._action([self._calls[s] for s in slots]), slots) for slots in groups]
 
     def _action(self, calls: Sequence[Call]) -> Callable[[], object]:
+        run = self._issue(calls)
+
+        def fenced() -> None:
+            run()
+            self._bench.backend.finish()
+            self._own.barrier()
+
+        return fenced if self._policy.blocking == 1 else run
+
+    def _issue(self, calls: Sequence[Call]) -> Callable[[], object]:
+        """What issues the calls together: as one where the library can."""
+        if len(calls) == 1:
+            return calls[0].run
+        if fused := self._bench.backend.fuse_calls(self._case, calls):
+            return fused
         submits = [call.submit for call in calls if call.submit]
 
         def together() -> None:
@@ -276,14 +305,7 @@ class Trial:
             for call in calls:
                 call.run()
 
-        run = calls[0].run if len(calls) == 1 else together if submits else in_turn
-
-        def fenced() -> None:
-            run()
-            self._bench.backend.finish()
-            self._own.barrier()
-
-        return fenced if self._policy.blocking == 1 else run
+        return together if submits else in_turn
 
     def _enter(self, phase: Phase) -> None:
         self._bench.board.enter(self._rank, phase)

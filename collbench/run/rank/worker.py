@@ -38,6 +38,7 @@ from collbench.run.rank.background import background
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
+from collbench.run.rank.check import why_blind
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle
@@ -78,11 +79,15 @@ def connect(place: Place, store: Any) -> Control:
     """Join the control group, on Gloo. ``store`` must live as long as any process group. Gloo's
     thread for this group (none of what is measured) no longer pushes this one off a core they
     share, to spin for a lock that it holds.
+
+    torch's monitor of NCCL stays off unless the user has set it: every second it would ask the
+    store, under a launcher by this rank's Python, and -T limits how long ranks may stand still.
     """
     torch.set_num_threads(1)
     # sums that several calls of a sample make in place may outgrow their type
     np.seterr(over="ignore", invalid="ignore")
     warnings.filterwarnings("ignore", module=r"torch\.distributed")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.n, timeout=LONG)
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # it has ended, or may not be told
@@ -113,6 +118,8 @@ class Worker:
         self._backend.policy = plan.policy
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
+        self._clocks = ""  # that somebody has locked, in words
+        self._blind: dict[str, str] = {}  # why data cannot be verified, by element type
 
     def run(self) -> None:
         """Run the whole plan. Raises CannotRun where the world cannot be opened, RunBroken where it
@@ -196,6 +203,7 @@ class Worker:
             watch,
             in_turns,
             calibrator,
+            gpu.Streak(),
         )
 
     def _goes_on(self) -> bool:
@@ -248,10 +256,13 @@ class Worker:
             raise RunBroken(f"rank {rank} on {host}, unlike others: {message}", hint)
 
     def _watch(self) -> tuple[gpu.Watch | None, list[GpuState]]:
-        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs."""
-        if not self._backend.stream:
+        """What watches this rank's GPU, and all ranks' GPUs now; nothing on CPUs. Where clocks are
+        locked, the world's library says so."""
+        stream = self._backend.stream
+        if not stream:
             return None, []
         watch = gpu.watch(self._backend.device)
+        self._clocks = gpu.merge_by_rank(self._control, watch.find_lock(stream) if watch else "")
         return watch, gpu.everyones(self._control, watch.read() if watch else None)
 
     def _common(self) -> GlobalClock | None:
@@ -270,7 +281,7 @@ class Worker:
         common: GlobalClock | None,
     ) -> World:
         place = self.place
-        host, device = socket.gethostname(), str(self._backend.device)
+        host, device = socket.gethostname(), gpu.describe(self._backend.device)
         cpus = sorted(os.sched_getaffinity(0))  # a GPU's rank was bound while it was opened
         whole = self._own.members if self._plan.groups else range(self._plan.n)
         mine = [
@@ -285,8 +296,9 @@ class Worker:
             for rank in self._held
         ]
         counters = topology.counters(environment.ROOT) if place.local_rank == 0 else {}
-        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters])
-        inits, infos, hosts, counted = zip(*everyone, strict=True)
+        fake = gpu.is_fake(self._backend.device)
+        everyone = self._control.collect([init_ns, msgspec.to_builtins(mine), host, counters, fake])
+        inits, infos, hosts, counted, fakes = zip(*everyone, strict=True)
         ranks = [msgspec.convert(info, RankInfo) for of_rank in infos for info in of_rank]
         return World(
             index=self._plan.index,
@@ -298,11 +310,12 @@ class Worker:
             oversubscribed=cores.oversubscribed,
             cramped=cores.cramped and self._plan.backend not in ON_GPUS,
             same_clock=common is None or common.exact,
-            library=self._backend.library,
+            library=", ".join(filter(None, (self._backend.library, self._clocks))),
             init_ns=max(inits),
             virtual=self._policy.virtual,
             shared_gpu=self._backend.shared,
             interpreted=self._backend.interpreted,
+            fake=any(fakes),
             gpus=states,
             counters={name: of for name, of in zip(hosts, counted, strict=True) if of},
             clock_error_ns=common.error_ns if common else 0,
@@ -357,9 +370,13 @@ class Worker:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         bench = self._place(case)
+        found: list[Fields] = []
         try:
             reason = self._why_not(job, bench)
-            found = [] if reason else (yield from self._measured(job, bench, started))
+            if not reason and (blind := self._why_unverified(job)):
+                found = [{"status": "failed", "note": blind}] * len(case.siblings)
+            elif not reason:
+                found = yield from self._measured(job, bench, started)
         except CannotRun as e:  # raised by all ranks alike, as Backend has it
             reason = e.reason
         if reason:
@@ -413,6 +430,28 @@ class Worker:
             for each in steps.kinds(job.step, case):
                 reason = reason or self._probe(each, bench.held)
         return reason
+
+    def _why_unverified(self, job: Job) -> str:
+        """Why no result of the job could be verified, as a rank's check has missed an error that
+        was made on purpose, once for each element type; else an empty string."""
+        if not self._policy.check:
+            return ""
+        case = job.case
+        moves_data = case.size or backgrounds.beside(case)
+        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(moves_data)
+        for dtype in dtypes:
+            if dtype not in self._blind:
+                mine = why_blind(dtype, self._backend.device)
+                reasons = self._control.collect([mine, str(self._backend.device)])
+                self._blind[dtype] = next(
+                    (
+                        f"rank {rank} cannot verify data on {device}: {why}; -c 0 measures without"
+                        for rank, (why, device) in enumerate(reasons)
+                        if why
+                    ),
+                    "",
+                )
+        return next(filter(None, (self._blind[dtype] for dtype in dtypes)), "")
 
     def _probe(self, case: Case, held: Sequence[int]) -> str:
         """The library's reason for refusing this (collective, datatype, reduction), tried once on a

@@ -15,6 +15,7 @@ from collbench.core.version import __version__
 from collbench.judge.busy import sentence
 from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT, Derived
+from collbench.records.origins import FAKE
 from collbench.records.store import Outline
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
@@ -29,18 +30,19 @@ from collbench.show.words import (
     along,
     axes,
     by_mode,
+    caveats,
     cells,
     clock,
     columns,
     interval,
     movements,
+    notes,
     reasons,
     story,
     two_modes,
     worded,
 )
 from collbench.suite.case import Case
-from collbench.suite.faults import planted
 
 HEADS = {
     "collective": "",
@@ -102,8 +104,7 @@ def header(run: Run, cases: Sequence[Case], worlds: Mapping[int, World]) -> list
         toned(where, "quiet"),
         toned(plain(" · ".join(how)), "quiet"),
     ]
-    fault = planted(run.policy.inject)
-    return [*lines, toned(fault, "bad")] if fault else lines
+    return [*lines, *(toned(text, "bad") for text in caveats(run, worlds.values()))]
 
 
 def _machine(run: Run, worlds: Mapping[int, World]) -> list[str]:
@@ -184,10 +185,11 @@ def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
         ended = _ended(file.end)
         arguments = plain(" ".join(file.run.command[1:]))
         names = [plain(text) for text in (name, file.run.id, file.run.tag)]
-        values = (*names, file.cases, ended, arguments, file.run.started)
-        rows.append(dict(zip((*heads, "started"), values, strict=True)))
+        values = (*names, file.cases, ended, arguments, file.run.started, file.fake)
+        rows.append(dict(zip((*heads, "started", FAKE), values, strict=True)))
         tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
-        cells: list[Cell] = [*names, str(file.cases), toned(ended, tone), arguments]
+        fake = toned(", fake GPU" if file.fake else "", "bad")
+        cells: list[Cell] = [*names, str(file.cases), toned(ended, tone) + fake, arguments]
         lines.append(Line(cells, single=True))
     whole = ("name", "id", "cases", "ended")
     more = f"{len(files):,} of {of:,} runs; --last {of} shows all" if of > len(files) else ""
@@ -253,13 +255,15 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
 
 def summary(told: Gathered) -> list[Words]:
     """What went wrong, how busy others kept the machine, floor and peak of each collective and
-    mode, rows with two modes, who came late, what the flags that occurred mean, what was left out
-    and why, what was verified, and where it is kept."""
-    fault = planted(told.run.policy.inject)
-    lines = [toned(fault, "bad")] if fault else []
-    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told)]
-    lines += [*map(noticed, _modal(told)), *_late(told), *arrivals(told.outcomes, told.worlds)]
+    mode, rows with two modes, who came late, what the flags that occurred mean, what is noted of
+    cases, what was left out and why, what was verified, and where it is kept."""
+    lines = [toned(text, "bad") for text in caveats(told.run, told.worlds.values())]
+    counting = [(record, row) for record, row in told.outcomes if not (row and FAKE in row.flags)]
+    lines += [*_trouble(told), *map(noticed, filter(None, [busy(told)])), *_best(told, counting)]
+    lines += [*map(noticed, _modal(counting)), *_late(told, counting)]
+    lines += arrivals(counting, told.worlds)
     lines += map(noticed, (*explained(told), *movements(told.outcomes)))
+    lines += [toned(f"note: {line}", "quiet") for line in notes(told.outcomes)]
     lines += [
         toned(f"{number} skipped: {reason}", "quiet")
         for reason, number in reasons(told.skips, told.arrived)
@@ -302,8 +306,8 @@ def explained(told: Gathered) -> list[str]:
     return legend(told.outcomes, told.run.policy, crowded, told.run.command)
 
 
-def _modal(told: Gathered) -> list[str]:
-    return two_modes((record.case, row, record.inner) for record, row in told.outcomes if row)
+def _modal(outcomes: Sequence[Outcome]) -> list[str]:
+    return two_modes((record.case, row, record.inner) for record, row in outcomes if row)
 
 
 def dropped(told: Gathered) -> list[str]:
@@ -335,10 +339,10 @@ def _trouble(told: Gathered) -> Iterable[Words]:
         )
 
 
-def _best(told: Gathered) -> Iterable[Words]:
+def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     good = [
         (record.case, row)
-        for record, row in told.outcomes
+        for record, row in outcomes
         if row and record.status in ("ok", "predicted") and not record.case.step
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
@@ -395,10 +399,10 @@ def _point(case: Case, varying: Sequence[str]) -> str:
     return size(case.size) + (f" ({named})" if named else "")
 
 
-def _late(told: Gathered) -> Iterable[Words]:
+def _late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     late = Counter(
         (record.world, row.late_rank)
-        for record, row in told.arrived
+        for record, row in outcomes
         if row and row.late_rank is not None
     )
     for (index, rank), times in late.most_common():

@@ -448,6 +448,11 @@ def gauges(verdict: Verdict) -> list[Gauge]:
             [({"fault": verdict.injected}, bool(verdict.injected))],
         ),
         Gauge(
+            "collbench_health_fake",
+            "1 where a run was measured on a fake GPU.",
+            [({}, verdict.fake)],
+        ),
+        Gauge(
             "collbench_health_run_end_timestamp_seconds",
             "When the last run ended.",
             [({}, _seconds(verdict.ended))] if verdict.ended else [],

@@ -211,7 +211,7 @@ def _hosts(world: World) -> str:
             else ""
         )
         hosts.setdefault(plain(info.host), []).append(
-            cpus if info.device == "cpu" else plain(info.device)
+            cpus if info.device == "cpu" else plain(info.gpu or info.device)
         )
     told = [
         f"{host}: {counted(len(on), 'rank')} ({', '.join(dict.fromkeys(filter(None, on[:8])))})"

@@ -11,7 +11,8 @@ from functools import partial
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
-from collbench.records.derive import INVALID
+from collbench.records.derive import EXCLUDED
+from collbench.records.rows import MEASURED
 from collbench.records.types import Record
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
@@ -245,7 +246,7 @@ def pairs(view: View) -> Section | None:
     for run, file in enumerate(view.files):
         for record, row in zip(file.records, view.derived[run], strict=True):
             pair, case = pair_of(record), record.case
-            if record.status not in ("ok", "predicted") or (row and INVALID in row.flags):
+            if record.status not in MEASURED or (row and EXCLUDED.keys() & row.flags):
                 continue
             if pair and row and row.busbw is not None:
                 best = grouped[run, case.collective, case.mode, case.backend]

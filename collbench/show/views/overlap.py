@@ -15,9 +15,9 @@ from collbench.records.paired import Shift
 from collbench.records.types import RunFile
 from collbench.show.document import Block, Document, Line, Section, Table
 from collbench.show.views.series import View
+from collbench.show.words import caveats
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
-from collbench.suite.faults import planted
 
 HEADS = ("collective", "size", "background", "slower by it", "itself slower", "both", "")
 LEGEND = (
@@ -31,7 +31,7 @@ LEGEND = (
 
 def document(file: RunFile, found: Sequence[Overlapped]) -> Document:
     """The rows of a run for every medium."""
-    head = [*filter(None, [planted(file.run.policy.inject)])]
+    head = caveats(file.run, file.worlds)
     rounds = min((one.rounds for one in found), default=0)
     head += [f"{counted(rounds, 'round')}, the collective alone and with each in every one"]
     if any(world.cramped for world in file.worlds):

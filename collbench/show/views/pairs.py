@@ -15,7 +15,7 @@ from collbench.judge.health.findings import Finding
 from collbench.judge.pairs import WORDS, Matrix
 from collbench.records.types import RunFile
 from collbench.show.document import Block, Document, Line, Table
-from collbench.suite.faults import planted
+from collbench.show.words import caveats
 
 SHOWN = 16  # ranks up to which the matrix is shown
 
@@ -102,7 +102,7 @@ def document(measured: Pairs) -> Document:
     """The pairs for every medium: a matrix of few ranks, the slowest pairs, what each reaches."""
     run = measured.file.run
     head = [
-        *filter(None, [planted(run.policy.inject)]),
+        *caveats(run, measured.file.worlds),
         *pairs.summary(measured.matrix, measured.racks),
     ]
     tables = [_square(measured.matrix)] if len(measured.matrix.hosts) <= SHOWN else []

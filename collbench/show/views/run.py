@@ -13,20 +13,17 @@ from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
 from collbench.records import columns
-from collbench.records.derive import INVALID, told_over
+from collbench.records.derive import EXCLUDED, INVALID, told_over
+from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.types import Record, RunFile
-from collbench.show.document import Document, Line, Section, Weight
+from collbench.show.document import Document, Line, Section, Table, Weight
 from collbench.show.figures import finite, thinned
 from collbench.show.views import arrival, best, efficiency, machines, measured, overlap, steps
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
 from collbench.show.views.series import View, meta, table
 from collbench.show.views.verdicts import Readable, headline, weight
-from collbench.show.words import COLUMNS, PLACES, along, axes, flat, story
-from collbench.suite.faults import planted
-
-REPEATED = "more than a quarter of the samples had to be repeated"
-
+from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, notes_of, story
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
 
@@ -52,8 +49,8 @@ MEANINGS = {column.name: column.told for column in columns.COLUMNS} | {
 
 
 def summary(view: View) -> Section:
-    """What was left out or went wrong, what was verified, each collective's floor and peak, and the
-    meaning of flags."""
+    """What was left out or went wrong, what was verified, each collective's floor and peak, the
+    meaning of flags, and what is noted of cases."""
     counts = _statuses(view)
     told = [f"{counts[name]:,} {name}" for name in ("skipped", "wrong", "failed") if counts[name]]
     words = []
@@ -61,9 +58,9 @@ def summary(view: View) -> Section:
         made = _made(counts["ok"] + counts["wrong"], counts["predicted"], "record")
         words = [f"{', '.join([made, *told])}, in {counted(len(view.files), 'run')}."]
     words[:0] = [
-        view.titled(run, planted(f.run.policy.inject))
-        for run, f in enumerate(view.files)
-        if f.run.policy.inject
+        view.titled(run, text)
+        for run, file in enumerate(view.files)
+        for text in caveats(file.run, file.worlds)
     ]
     words += [_story(view, other.run, other.record) for other in _troubles(view)[:TROUBLES]]
     more = len(_troubles(view)) - TROUBLES
@@ -79,16 +76,30 @@ def summary(view: View) -> Section:
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
     floors, title = summing.floors(view), "Floor and peak of each collective"
     peaks = table("best-of", title, heads, floors, align="llrrlrrl", common=2)
-    tables = [one for one in (peaks, summing.meanings(view)) if one.lines]
+    tables = [one for one in (peaks, summing.meanings(view), _notes(view)) if one.lines]
     return Section(name="summary", title="Summary", words=words, tables=tables)
+
+
+def _notes(view: View) -> Table:
+    """What is noted of cases that went well, most frequent first."""
+    noted: dict[tuple[int, str], list[Record]] = {}
+    for run, file in enumerate(view.files):
+        for record in file.records:
+            for note in notes_of(record):
+                noted.setdefault((run, note), []).append(record)
+    lines = [
+        Line((view.titled(run, note), _cases(members), f"{len(members):,}"))
+        for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
+    ]
+    return table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
 
 
 def left_out(view: View) -> Section | None:
     """Cases that did not run or went wrong, by reason, trouble first; None where there are none."""
-    order = {"wrong": 0, "failed": 1, INVALID: 2, "skipped": 3}
+    order = {"wrong": 0, "failed": 1, FAKE: 2, INVALID: 2, "skipped": 3}
     found: dict[tuple[int, str, str], list[Record]] = {}
     for other in view.others:
-        reason = REPEATED if other.why == INVALID else plain(other.record.note)
+        reason = EXCLUDED.get(other.why) or plain(other.record.note)
         key = other.run, other.why, reason or "no reason given"
         found.setdefault(key, []).append(other.record)
     if not found:
@@ -188,6 +199,11 @@ def _verdict(view: View) -> tuple[str, Weight]:
         return f"{' and '.join(parts)}.", "bad"
     if view.comparison is not None:
         return f"{headline(view.comparison)}.", weight(view.comparison.comparison)
+    if fake := sum(other.why == FAKE for other in view.others):
+        return (
+            f"{counted(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
+            "notice",
+        )
     if not view.points:
         return (
             "No case was measured: all were skipped."

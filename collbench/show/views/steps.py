@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.records.derive import derive
+from collbench.records.origins import FAKE, counting, is_fake
 from collbench.records.paired import Shift
 from collbench.records.stats import median
 from collbench.records.steps import (
@@ -38,6 +39,7 @@ from collbench.show.document import (
 )
 from collbench.show.figures import safe, thinned
 from collbench.show.views.series import View
+from collbench.show.words import caveats
 from collbench.suite.case import Case
 from collbench.workload.step import Program, Recorded, Step
 
@@ -54,8 +56,8 @@ CLOSE = 0.8, 1.25  # of what was expected
 
 def document(file: RunFile) -> Document:
     """What came of each step of a run."""
-    found = overlaps(file.records)
-    brief: list[Block] = []
+    found = overlaps(counting(file))
+    brief: list[Block] = [toned(text, "bad") for text in caveats(file.run, file.worlds)]
     rows: list[dict[str, Any]] = []
     for one in found:
         case = one.whole.case
@@ -81,9 +83,14 @@ def document(file: RunFile) -> Document:
         if step and step.recorded:
             told["recorded"] = recorded_values(step.recorded)
         rows.append({**values(one), **told})
-    if not found:
-        brief = ["no step was measured to its end"]
-    return Document(title="Steps", brief=brief, rows=rows, values={"steps": rows})
+    if not (found or is_fake(file)):
+        brief += ["no step was measured to its end"]
+    return Document(
+        title="Steps",
+        brief=brief,
+        rows=rows,
+        values={"steps": rows, **({FAKE: True} if is_fake(file) else {})},
+    )
 
 
 def _cut(one: Overlap) -> str:
@@ -313,7 +320,7 @@ def section(view: View) -> Section | None:
     tables: list[Table] = []
     drawn: list[Figure] = []
     for number, file in enumerate(view.files):
-        for one in overlaps(file.records):
+        for one in overlaps(counting(file)):
             case = one.whole.case
             title = view.titled(number, f"{named(case)} on {case.label}, {counted(case.n, 'rank')}")
             tables.append(_parts(title, one))

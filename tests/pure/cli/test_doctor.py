@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,12 +47,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
         count: int = 0,
         nccl: tuple[int, ...] | None = None,
         cuda: str | None = None,
+        names: Sequence[str] = ("GPU number 0", "GPU number 1"),
     ) -> Told:
         monkeypatch.setattr(environment, "gpu_count", lambda: count)
         monkeypatch.setattr(torch.version, "cuda", cuda)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: f"GPU number {index}")
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
         monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl is not None)
         monkeypatch.setattr(_cuda, "nccl_version", lambda: nccl)
         return {what: (state, detail) for what, state, detail in doctor.gpu_findings(found)}
@@ -221,6 +222,36 @@ def test_torch_must_be_built_for_a_cuda_the_driver_has(
     assert told(found, 0, None, built)["torch for CUDA"][0] == state
 
 
+def test_a_torch_too_new_for_the_driver_is_told_with_one_that_is_not(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the driver's own library, where NVML is not there."""
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.4")
+    assert told(NOTHING, 0, None, "13.0")["torch for CUDA"] == (
+        "no",
+        "built for CUDA 13.0, the driver runs 12.4:"
+        " update the driver, or pip install 'torch==2.8.*'",
+    )
+
+
+def test_a_driver_without_nvml_is_there_where_torch_uses_its_gpus(
+    two: fake_nvml.Nvml, told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(doctor, "driver_cuda", lambda: "12.8")
+    assert told(NOTHING, 2, (2, 30, 7), "12.6")["gpu driver"] == (
+        "yes",
+        "version unknown, CUDA up to 12.8, 2 GPUs usable",
+    )
+
+
+def test_gpus_that_only_torch_sees_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpu_count", lambda: 0)
+    assert not doctor._gpus(NOTHING)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor._gpus(NOTHING)
+
+
 def test_a_driver_without_a_gpu_to_use(told: Callable[..., Told]) -> None:
     state, detail = told(NOTHING | {"gpus": TWO["gpus"]})["gpu driver"]
     assert state == "no" and "CUDA_VISIBLE_DEVICES" in detail
@@ -341,3 +372,19 @@ def test_libraries_of_gpus_are_told_of_only_where_there_is_one(
 )
 def test_the_last_line_says_what_is_ready(found: dict[str, str], gpus: int, says: str) -> None:
     assert doctor.ready(found, 2, gpus) == says
+
+
+@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.usefixtures("two")
+def test_a_fake_gpu_is_told_as_one(
+    told: Callable[..., Told], monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    names = ["Fake H100 80GB", "NVIDIA H100 80GB HBM3"]
+    about = [SimpleNamespace(uuid=fake_nvml.UUID.format(i), name=names[i]) for i in range(2)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about[device.index])
+    if not watched:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = told(TWO, 2, (2, 30, 7), "12.6", names)
+    meaning = "a fake GPU: what it measures means nothing"
+    assert found["gpu 0"][0] == "no" and meaning in found["gpu 0"][1]
+    assert meaning not in found["gpu 1"][1]

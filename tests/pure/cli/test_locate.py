@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import factories
 import pytest
 
 from collbench.cli import locate
-from collbench.core.errors import Exit
+from collbench.core.errors import Exit, NoVerdict
 from collbench.judge.health.locate import Culprit, Located, Rules, findings
+from collbench.run import session
 
 CASE = factories.case(collective="sendrecv", n=4)
 
@@ -44,3 +47,28 @@ def test_where_nothing_is_slow_no_direction_is_asked_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert printed([], capsys) == ["words"]
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_nobody_is_named_by_the_times_of_fake_gpus(
+    monkeypatch: pytest.MonkeyPatch, fake: bool
+) -> None:
+    located = Located([Culprit((1,), 0.5, 3)], [], 4, 8, 5, 0.01, 0.01, 1.0)
+    ranks = factories.hosted(4)
+
+    def execute(order: Any, make: Callable[[], Any]) -> Exit:
+        reporter = make()
+        reporter.begin(factories.run(), [CASE], [])
+        reporter.world(factories.world(ranks=ranks, fake=fake))
+        order.further.__self__.located = located
+        reporter.end(factories.ENDED, None)
+        return Exit.OK
+
+    monkeypatch.setattr(session, "execute", execute)
+    order = session.Order(suite=factories.SUITE, command=[])
+    if fake:
+        with pytest.raises(NoVerdict, match="measured on a fake GPU"):
+            locate.run(order, Rules())
+    else:
+        found = locate.run(order, Rules())
+        assert found and found.exit == Exit.BAD

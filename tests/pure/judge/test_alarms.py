@@ -112,3 +112,10 @@ def test_what_matters_is_what_matters_to_the_comparison(home: Path) -> None:
 @pytest.mark.parametrize("fields", [{"environment": {}}, {"imported": "nccl-tests"}])
 def test_of_an_unknown_machine_nothing_is_known(fields: dict[str, Any]) -> None:
     assert alarms.stored(judged(Rules(across_machines=True), **fields)) is None
+
+
+def test_experiments_on_fake_gpus_are_not_counted(home: Path) -> None:
+    for file in factories.experiment({ROW: QUIET}, aa=True):
+        worlds = [replace(world, fake=True) for world in file.worlds]
+        factories.saved(replace(file, worlds=worlds), home)
+    assert alarms.stored(judged()) == Alarms()

@@ -471,6 +471,18 @@ def test_launches_that_started_differently_form_no_pair() -> None:
             ),
             "algorithm: ",
         ),
+        (changed("head", note="no window: 31% of starts came late"), ""),
+        (
+            lambda s, w, r: msgspec.structs.replace(
+                r,
+                note="ran ring:segments=4" + "; no window: 31% of starts came late" * (s == "base"),
+            ),
+            "",
+        ),
+        (
+            changed("head", note="-m: calls are launched one after the other"),
+            "launches of -m: one on base, one a call on head",
+        ),
         (changed("head", cache="hot"), "cache: cold on base, hot on head"),
         (changed("head", cache="shrunk"), ""),
         (changed("head", sync="barrier"), "start: window on base, barrier on head"),

@@ -129,3 +129,9 @@ def test_the_table_says_what_each_makes_of_the_other() -> None:
         pytest.approx(1.25, rel=0.01),
     )
     assert row["verdict"] == "shares"
+
+
+def test_nothing_is_judged_of_a_fake_gpu() -> None:
+    records = [replace(one, world=0) for one in rows(1.5, 1.5)]
+    assert judge(run_file(records, [world()]))
+    assert judge(run_file(records, [world(fake=True)])) == []

@@ -18,7 +18,7 @@ import collbench
 from collbench.core.errors import UsageError
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.types import End, Record, Run
+from collbench.records.types import End, GpuState, Record, Run
 from collbench.show.flags import FLAGS, explained
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
@@ -176,6 +176,10 @@ def test_nothing_is_derived_of_what_was_not_measured() -> None:
     assert derive.derive(Record(case=CASE, status="wrong", wrong=3)) is None
 
 
+def held_back(*reasons: str) -> list[GpuState]:
+    return [GpuState(index=0, name="x", throttle=reasons)]
+
+
 STEADY = [10_000 + 10 * (i % 7) for i in range(100)]
 BUSY, QUIET = {"h": Load(1.0, 2)}, {"h": Load(0.1, 2)}
 LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
@@ -199,6 +203,7 @@ LATE = [[10_000] * 100, [5_000] * 100, *[[10_000] * 100] * 2]
         ({"times": [t * (1 + (i % 10 < 3)) for i, t in enumerate(STEADY)]}, "bimodal", True),
         ({"times": STEADY[:4]}, "n<6", False),
         ({"per_rank": LATE}, "late:1", True),
+        ({"gpus": held_back("sw_power_cap", "hw_slowdown")}, "throttled", True),
     ],
 )
 def test_flags(fields: dict[str, object], flag: str, gateable: bool) -> None:
@@ -255,6 +260,8 @@ TWO = [t * (1 + 0.06 * (i % 10 < 4)) for i, t in enumerate(STEADY)]
         {"preempted": 500, "load": QUIET},  # by the library's own threads
         {"preempted": 500},  # by whom, an older version did not look
         {"preempted": 5, "load": BUSY},  # of a hundred samples
+        {"gpus": held_back("sw_power_cap")},  # for which no sample is replaced
+        {"gpus": held_back("package_power_limit")},
     ],
 )
 def test_what_does_not_matter_is_no_flag(fields: dict[str, object]) -> None:

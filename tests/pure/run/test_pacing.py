@@ -10,7 +10,7 @@ import pytest
 from factories import case, record, world
 
 from collbench.records.derive import FEWEST_SAMPLES
-from collbench.records.types import Record
+from collbench.records.types import GpuState, Record
 from collbench.run import pacing, plan
 from collbench.run.pacing import Budget, Passes
 from collbench.run.plan import Job, Plan
@@ -84,6 +84,23 @@ def test_the_record_of_both_visits_has_the_samples_of_both(passes: Passes) -> No
     assert both.control_ns == [5, 6] and both.invalid == {"late start": 2}
 
 
+HOT, CAPPED, WELL = (
+    [GpuState(index=0, name="x", throttle=reasons)]
+    for reasons in (("hw_thermal_slowdown",), ("sw_power_cap",), ())
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [(HOT, CAPPED, HOT), (CAPPED, HOT, HOT), (WELL, CAPPED, CAPPED), (CAPPED, WELL, CAPPED)],
+)
+def test_the_state_of_gpus_is_that_of_the_worse_visit(
+    first: list[GpuState], second: list[GpuState], kept: list[GpuState]
+) -> None:
+    visits = (scattered(SMALL[0], 0.5, gpus=gpus) for gpus in (first, second))
+    assert pacing.together(*visits, 0.02).gpus == kept
+
+
 def test_samples_before_times_had_settled_only_warmed_up(passes: Passes) -> None:
     passes.first(planned(SMALL[0]))
     passes.heard(scattered(SMALL[0], 0.5, steady=False))
@@ -107,6 +124,32 @@ def test_a_second_visit_loses_no_finished_case_and_hides_no_wrong_data(passes: P
     assert passes.heard(Record(case=SMALL[0], status="failed", note="rank 1 was killed")) is None
     wrong = passes.heard(Record(case=SMALL[1], status="wrong", wrong=3))
     assert wrong is not None and wrong.again and wrong.status == "wrong"
+
+
+NONE = {"status": "failed", "note": "no valid sample (9 x throttled); x", "invalid": {"x": 9}}
+
+
+def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> None:
+    passes.first(planned(*SMALL))
+    passes.heard(scattered(SMALL[0], 0.5))
+    passes.heard(Record(case=SMALL[1], **NONE))  # type: ignore[arg-type]
+    passes.heard(Record(case=SMALL[2], status="failed", note="rank 1 was killed"))
+    again = passes.further()
+    assert [(job.case, job.inner, job.control) for job in again] == [
+        (SMALL[1], None, True),
+        (SMALL[0], 1, False),
+    ]
+    found = passes.heard(scattered(SMALL[1], 0.5, control_ns=[5, 6]))
+    assert found is not None and found.again
+    assert (len(found.times_ns), found.control_ns) == (60, [5, 6])
+
+
+def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: Passes) -> None:
+    passes.first(planned(SMALL[0]))
+    assert passes.heard(Record(case=SMALL[0], **NONE)) is not None  # type: ignore[arg-type]
+    passes.further()
+    assert passes.heard(Record(case=SMALL[0], **NONE)) is None  # type: ignore[arg-type]
+    assert passes.further() == []
 
 
 class Clock:

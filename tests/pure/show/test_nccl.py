@@ -16,7 +16,7 @@ from collbench import __version__
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
-from collbench.records.types import End, RankInfo, Record, Run, World
+from collbench.records.types import End, RankInfo, Record, Run, ToolTime, World
 from collbench.run.reporter import Several
 from collbench.show import nccl, nccl_json, nccl_settings
 from collbench.show.nccl import Options, Text
@@ -198,6 +198,15 @@ def test_the_sample_is_reproduced_to_the_letter() -> None:
     assert text.startswith(f"# collbench version {__version__} nccl-headers=0 nccl-library=23004\n")
     assert "# nccl-tests version" not in text
     assert len(comments(text, "#  Rank")) == 8
+
+
+def test_the_first_line_has_the_nccl_that_torch_was_built_with_where_the_run_tells_it() -> None:
+    library = "NCCL 2.30.7 (torch 2.14.1+cu130, built with 2.28.3)"
+    outcome = measured(a_case(), 10_000)
+    text = written([outcome], worlds=[a_world(a_case(), library=library)])
+    assert text.startswith(
+        f"# collbench version {__version__} nccl-headers=22803 nccl-library=23007\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -738,6 +747,33 @@ def alone(case: Case) -> tuple[Record, Derived]:
     """With what its calls take in the other cadence."""
     record, row = measured(case)
     return record, msgspec.structs.replace(row, control=5210.0)
+
+
+UNFUSED = "-m: calls are launched one after the other"
+
+
+def test_what_is_noted_of_good_lines_stands_below_their_table_once() -> None:
+    cases = [a_case(nbytes=size, in_place=place) for size in (8, 64) for place in (False, True)]
+    found = [measured(case, 10_000, note=f"{UNFUSED}; no window: late") for case in cases]
+    text = written([*found[:3], measured(cases[3], 10_000, note=UNFUSED)])
+    assert comments(text, "# note:") == [
+        f"# note: {UNFUSED} (4 cases)",
+        "# note: no window: late (3 cases)",
+    ]
+    assert text.index("# Avg bus bandwidth") < text.index("# note:") < text.index("concluded")
+
+
+def test_notes_of_what_went_wrong_or_was_imported_are_no_notes_of_good_lines() -> None:
+    bad = measured(a_case(nbytes=8), 10_000, status="wrong", wrong=1, note="1 wrong element")
+    imported = measured(a_case(nbytes=64), 10_000, told=ToolTime(time=1.0), note="0 to 1")
+    assert not comments(written([bad, imported]), "# note:")
+
+
+def test_many_notes_are_counted() -> None:
+    cases = [a_case(nbytes=8 << number) for number in range(10)]
+    text = written([measured(c, 10_000, note=f"note {c.nbytes}") for c in cases])
+    assert len(comments(text, "# note:")) == 9
+    assert "# note: 2 notes more, which --format csv shows" in text
 
 
 def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:

@@ -693,6 +693,13 @@ def test_summary_is_loud_about_wrong_data_and_tells_the_first() -> None:
     assert not any("none wrong" in line for line in found)
 
 
+def test_summary_has_what_is_noted_of_good_cases_once() -> None:
+    note = "-m: calls are launched one after the other"
+    found = [measured(case, note=note) for case in SWEEP]
+    assert shown(found, width=200).count(note) == 1
+    assert f"note: {note} ({len(SWEEP)} cases)" in shown(found, width=200)
+
+
 def test_summary_counts_what_was_verified_skipped_failed_and_left() -> None:
     cases = [a_case(nbytes=8 * (i + 1)) for i in range(9)]
     outcomes = [

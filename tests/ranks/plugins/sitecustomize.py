@@ -1,7 +1,8 @@
 """On a test's PYTHONPATH: collbench finds this folder's backends and algorithms.
 
 SABOTAGE=slow-start:RANK:0 delays a rank; SABOTAGE=straggle:RANK:0 has it come 2 ms late to every
-call, outside the clock; never-in-time voids every sample. never-leave:RANK:0 stops a forked rank
+call, outside the clock; never-in-time voids every sample; blind:RANK:0 has a rank's check find
+nothing. never-leave:RANK:0 stops a forked rank
 that has said that it is done, killed-leaving:RANK:0 kills one once all have measured everything;
 linger:RANK:0 keeps a rank of MPI's from its end. kill-start:RANK:0, stop-start:RANK:0 and
 starve:RANK:0 end a rank of MPI's while it is young, stop it, or leave it no memory for torch.
@@ -92,6 +93,12 @@ def starve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
 
 
+def blind() -> None:
+    from collbench.run.rank.check import Checker
+
+    Checker._wrong = lambda self, span, slot, view: view != view  # type: ignore[method-assign]
+
+
 if what == "signalled":
 
     class Early:
@@ -100,6 +107,8 @@ if what == "signalled":
                 os.kill(os.getpid(), int(at))
 
     sys.meta_path.insert(0, Early())  # type: ignore[arg-type]
+if what == "blind":
+    in_nth_fork(blind)
 if what == "slow-start":
     in_nth_fork(lambda: time.sleep(3600))
 if what == "never-leave":

@@ -69,6 +69,14 @@ def test_wrong_data_on_a_gpu_names_the_gpu() -> None:
     ]
 
 
+def test_a_gpu_keeps_its_name_where_the_record_tells_its_address_and_product() -> None:
+    """Nights before and after are of the same subjects."""
+    ranks = [replace(r, device=f"{r.device} [0000:0f:00] Fast GPU") for r in GPUS["ranks"]]
+    assert blamed(judged(in_row(**WRONG), worlds={"ranks": ranks}), "data") == [
+        ("critical", "gpu", "node1:cuda:0 (rank 2)")
+    ]
+
+
 def test_unchecked_data_is_no_pass() -> None:
     verdict = judged(lambda made: replace(made, checked=0))
     assert outcome(verdict, "data") == "no data" and verdict.state == "no verdict"
@@ -214,6 +222,7 @@ def watched(**fault: Any) -> Callable[[Record], Record]:
             "hw_slowdown in 3 readings, at most 91 °C",
         ),
         ({"throttle": ("sw_power_cap",)}, "hint", "sw_power_cap"),
+        ({"throttle": ("package_power_limit",)}, "hint", "package_power_limit"),
     ],
 )
 def test_a_gpus_trouble_is_told(fault: dict[str, Any], severity: str, words: str) -> None:
@@ -346,7 +355,7 @@ def again(**fields: Any) -> RunFile:
             [NIGHT, replace(again(), worlds=night(worlds={"ranks": hosted(4, 2)}).worlds)],
             "different hosts",
         ),
-        ([night(rows=ROWS, change=lambda made: replace(made, status="predicted"))], "prediction"),
+        ([night(rows=ROWS, change=lambda made: replace(made, status="predicted"))], "predicted"),
         ([stored({ROW: 1e6}, imported="nccl-tests")], "imported"),
         ([], "no runs"),
     ],

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
 from collbench.machine import environment
+from collbench.machine import gpu as nvml
+from collbench.run import backends
 from collbench.run.backends import _cuda, torchdist
 from collbench.run.rank.control import Control
 from collbench.suite.policy import Policy
@@ -60,7 +62,10 @@ def beside(
     ``mine``."""
     others = range(count) if host else [rank for rank in range(count + 1) if rank != mine]
     where = host or environment.host()
-    return Told([[where, f"gpu {rank % gpus}" if gpus else "", list(version)] for rank in others])
+    missing = ["", ""] if gpus else ["there is no GPU here", "buy one"]
+    return Told(
+        [[where, f"gpu {rank % gpus}" if gpus else "", list(version), *missing] for rank in others]
+    )
 
 
 def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
@@ -78,7 +83,9 @@ def test_every_rank_has_a_gpu_where_there_are_enough(gpus: Any) -> None:
 
 def test_ranks_that_see_only_their_own_gpu_do_not_share_it(gpus: Any) -> None:
     gpus(1)
-    neighbours = Told([[environment.host(), f"gpu of rank {rank}", [2, 28, 9]] for rank in (1, 2)])
+    neighbours = Told(
+        [[environment.host(), f"gpu of rank {rank}", [2, 28, 9], "", ""] for rank in (1, 2)]
+    )
     assert _cuda.seat(neighbours, 2, False, "nccl") == (torch.device("cuda", 0), False, "")
 
 
@@ -147,12 +154,10 @@ def test_symm_shares_a_gpu_whatever_nccl_there_is(
         _cuda.seat(beside(1, 1), 0, False, "symm", of_nccl=False)
 
 
-def test_torch_is_told_that_gpus_were_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES", "TORCH_SYMMMEM_IMPLICIT_POOL"):
-        monkeypatch.delenv(name, raising=False)
+def test_torch_gives_back_what_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_SYMMMEM_IMPLICIT_POOL", raising=False)
     monkeypatch.setattr(_cuda, "require_nvml", lambda: None)
     assert hasattr(_cuda.symmetric_memory(), "rendezvous")
-    assert os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] == "1"
     assert os.environ["TORCH_SYMMMEM_IMPLICIT_POOL"] == "0"
 
 
@@ -169,18 +174,21 @@ def test_symmetric_memory_needs_nvml_on_nvidias_gpus(monkeypatch: pytest.MonkeyP
     assert hasattr(_cuda.symmetric_memory(), "rendezvous")
 
 
+NAMES = tuple(_cuda.WITHOUT_MULTICAST)
+
+
 class Mapped:
-    """torch's symmetric memory, which keeps what it is told of multicast at each rendezvous."""
+    """torch's symmetric memory, which keeps its two settings as they are at each rendezvous."""
 
     def __init__(self, trouble: str = "") -> None:
         self._trouble = trouble
-        self.multicast: list[str | None] = []
+        self.settings: list[tuple[str | None, ...]] = []
 
     def empty(self, nbytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(nbytes, dtype=dtype)
 
     def rendezvous(self, memory: torch.Tensor, group: str) -> str:
-        self.multicast.append(os.environ.get(_cuda.NO_MULTICAST))
+        self.settings.append(tuple(map(os.environ.get, NAMES)))
         if self._trouble:
             raise RuntimeError(self._trouble)
         return "a handle"
@@ -193,23 +201,25 @@ def mapped(memory: Mapped, monkeypatch: pytest.MonkeyPatch, multicast: bool) -> 
 
 
 def test_only_what_needs_multicast_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whatever order worlds of one process come."""
-    monkeypatch.delenv(_cuda.NO_MULTICAST, raising=False)
+    """In whatever order worlds of one process come. torch sets none up where GPUs' numbers may be
+    alike, so that is not said either then."""
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
     memory = Mapped()
     for multicast in (False, True, False):
         mapped(memory, monkeypatch, multicast)
-        assert _cuda.NO_MULTICAST not in os.environ
-    assert memory.multicast == ["1", None, "1"]
+        assert not set(NAMES) & set(os.environ)
+    assert memory.settings == [("1", "1"), (None, None), ("1", "1")]
 
 
 @pytest.mark.parametrize("multicast", [True, False])
-def test_what_the_user_says_of_multicast_holds(
-    multicast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(_cuda.NO_MULTICAST, "0")
+def test_what_the_user_has_set_holds(multicast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "0")
     memory = Mapped()
     mapped(memory, monkeypatch, multicast)
-    assert memory.multicast == [os.environ[_cuda.NO_MULTICAST]] == ["0"]
+    assert memory.settings == [("0", "0")]
+    assert [os.environ[name] for name in NAMES] == ["0", "0"]
 
 
 def test_a_fabric_that_is_not_up_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +256,12 @@ def test_rocms_library_has_its_own_name(gpus: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("hip", "missing", "library"),
     [
-        (None, "", "NCCL 2.30.4 (torch {})"),
-        ("6.4", "", "RCCL 2.30.4 (torch {})"),
+        (None, "", "NCCL 2.30.4 (torch {}, built with 2.30.4)"),
+        ("6.4", "", "RCCL 2.30.4 (torch {}, built with 2.30.4)"),
         (
             "6.4",
             "AMD SMI: nothing (pip)",
-            "RCCL 2.30.4 (torch {}), GPUs not watched: AMD SMI: nothing (pip)",
+            "RCCL 2.30.4 (torch {}, built with 2.30.4), GPUs not watched: AMD SMI: nothing (pip)",
         ),
     ],
 )
@@ -271,11 +281,84 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
     assert backend.library == library.format(torch.__version__)
 
 
-@pytest.mark.parametrize("mine", [0, 1])
-def test_a_host_without_a_gpu_stops_all_ranks(gpus: Any, mine: int) -> None:
+@pytest.mark.parametrize(
+    ("mine", "reason"),
+    [
+        (0, f"{environment.host()} torch {torch.__version__} is built for CUDA 13.0, the driver"),
+        (1, "elsewhere there is no GPU here"),
+    ],
+)
+def test_a_host_without_a_gpu_stops_all_ranks(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch, mine: int, reason: str
+) -> None:
     gpus(mine)
-    with pytest.raises(CannotRun, match="backend nccl needs a GPU"):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(environment, "gpu_count", lambda: 1)
+    monkeypatch.setattr(nvml, "driver_cuda", lambda: "12.4")
+    with pytest.raises(CannotRun) as caught:
         _cuda.seat(beside(1, 1 - mine, host="elsewhere"), 0, True, "nccl")
+    needs = "backend nccl needs a GPU that torch can use; on "
+    assert caught.value.message.startswith(needs + reason)
+    assert "--backend gloo runs on CPUs" in caught.value.hint
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``blind(built, driver, gpus)``: a torch for that CUDA finds none of so many GPUs."""
+
+    def finds_none(built: str | None, driver: str | None, gpus: int = 2) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.version, "cuda", built)
+        monkeypatch.setattr(environment, "gpu_count", lambda: gpus)
+        monkeypatch.setattr(nvml, "driver_cuda", lambda: driver)
+
+    return finds_none
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason", "hint"),
+    [
+        ((None, "12.4"), "is built without CUDA or ROCm", "pytorch.org/get-started"),
+        (("13.0", None, 0), "there is no GPU here", "CUDA_VISIBLE_DEVICES"),
+        (
+            ("13.0", "12.4"),
+            "is built for CUDA 13.0, the driver runs 12.4",
+            "update the driver, or pip install 'torch==2.8.*'",
+        ),
+        (("12.8", "11.8"), "is built for CUDA 12.8, the driver runs 11.8", "update the driver"),
+        (("12.8", "12.4"), "finds no GPU that it can use", "nvidia-smi shows"),
+        (("12.8", None), "finds no GPU that it can use", "nvidia-smi shows"),
+    ],
+)
+def test_why_torch_can_use_no_gpu(
+    blind: Any, facts: tuple[Any, ...], reason: str, hint: str
+) -> None:
+    blind(*facts)
+    found = backends.missing_gpu()
+    assert reason in found[0] and hint in found[1]
+
+
+def test_nothing_is_missing_where_torch_uses_a_gpu(gpus: Any) -> None:
+    gpus(1)
+    assert backends.missing_gpu() == ("", "")
+
+
+def test_the_drivers_cuda_is_asked_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(at: Any) -> int:
+        at._obj.value = 12040
+        return 0
+
+    library = SimpleNamespace(cuDriverGetVersion=version)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    assert nvml.driver_cuda() == "12.4"
+
+
+def test_without_a_driver_its_cuda_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    assert nvml.driver_cuda() is None
 
 
 class Nccl:
@@ -368,8 +451,43 @@ def test_a_torch_or_nccl_that_cannot_register_says_which_can(
     with pytest.raises(CannotRun, match="no memory for registered buffers"):
         _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
     monkeypatch.setattr(Nccl, "register_mem_pool", refuse)
-    with pytest.raises(CannotRun, match=r"NCCL refuses .*: NCCL error: unhandled system error$"):
+    monkeypatch.setattr(_cuda, "nccl_version", lambda: (2, 18, 3))
+    with pytest.raises(
+        CannotRun, match=r"NCCL 2.18.3 refuses .*: NCCL error: unhandled system error$"
+    ):
         _cuda.Registered(group(Nccl(notes)), ALONE, CPU, 1)
+
+
+class WithoutAllocator(Nccl):
+    @property
+    def mem_allocator(self) -> str:  # type: ignore[override]
+        raise RuntimeError("NCCL mem allocator is not supported in this NCCL version")
+
+
+@pytest.mark.parametrize(
+    ("multicast", "message"),
+    [
+        (
+            False,
+            "torch registers memory only where GPUs have NVLink multicast (NVSwitch);"
+            " Fast GPU has none here",
+        ),
+        (
+            True,
+            "NCCL 2.18.3 refuses ncclCommRegister (-R 1): NCCL mem allocator is not supported in"
+            " this NCCL version",
+        ),
+    ],
+)
+def test_gpus_without_multicast_are_not_taken_for_an_old_nccl(
+    notes: list[str], monkeypatch: pytest.MonkeyPatch, multicast: bool, message: str
+) -> None:
+    monkeypatch.setattr(_cuda, "nccl_version", lambda: (2, 18, 3))
+    monkeypatch.setattr(_cuda, "has_multicast", lambda device: multicast)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fast GPU")
+    with pytest.raises(CannotRun) as caught:
+        _cuda.Registered(group(WithoutAllocator(notes)), ALONE, CPU, 1)
+    assert caught.value.message == message
 
 
 def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(

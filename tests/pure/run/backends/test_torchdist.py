@@ -3,14 +3,20 @@ for its backends, by what torch says of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
-from collbench.run.backends import _wire, torchdist
+from collbench.run.backends import Call, _wire, torchdist
 from collbench.run.backends._compiled import Compiled
 from collbench.run.backends.torchdist import place
+from collbench.run.backends.torchsymm import TorchSymmetric
+from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
 
@@ -60,6 +66,55 @@ def test_a_gibibyte_over_nccl_takes_so_few_steps_that_they_can_be_issued_ahead(
     assert max(map(len, compiled.program.ranks)) < most
 
 
+class Grouped:
+    """Notes what is handed over between the beginning and the end of a group."""
+
+    def __init__(self) -> None:
+        self.log: list[object] = []
+
+    @contextmanager
+    def __call__(self, group: object) -> Iterator[None]:
+        self.log.append(("begin", group))
+        yield
+        self.log.append("end")
+
+
+@pytest.fixture
+def grouped(monkeypatch: pytest.MonkeyPatch) -> Grouped:
+    noted = Grouped()
+    monkeypatch.setattr(torchdist, "_coalescing_manager", noted)
+    return noted
+
+
+def nccl(collective: str, **fields: object) -> Case:
+    return Case(collective=collective, backend="nccl", n=2, nbytes=8, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_calls_together_are_a_group_of_nccls(grouped: Grouped, collective: str) -> None:
+    backend = torchdist.TorchDistributed("nccl")
+    backend._at = torchdist._Site(0, 2, "group")
+    calls = [Call(partial(grouped.log.append, number), None) for number in range(3)]
+    fused = backend.fuse_calls(nccl(collective), calls)
+    assert fused is not None and not grouped.log
+    fused()
+    assert grouped.log == [("begin", "group"), 0, 1, 2, "end"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        (torchdist.TorchDistributed("nccl"), nccl("broadcast")),
+        (torchdist.TorchDistributed("nccl"), nccl("all_reduce", op="sum", algorithm="ring")),
+        (torchdist.TorchDistributed("gloo"), nccl("all_reduce", op="sum")),
+        (TorchSymmetric("torch_one_shot"), nccl("all_reduce", op="sum")),
+    ],
+)
+def test_no_other_calls_are_fused(backend: torchdist.TorchDistributed, case: Case) -> None:
+    backend._at = torchdist._Site(0, 2, "group")
+    assert backend.fuse_calls(case, [Call(lambda: None, None)] * 2) is None
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch):
     """A machine with so many accelerators of a kind, and a backend ``vendor`` for some devices."""
@@ -104,3 +159,16 @@ def test_a_backend_for_other_devices_is_refused_with_the_reason(
     machine("cuda", count, ["hpu"])
     with pytest.raises(CannotRun, match=f"vendor is for tensors on hpu, and {why}"):
         place("vendor")
+
+
+@pytest.mark.parametrize("name", ["set_device_index", "set_device_idx"])
+def test_an_accelerator_is_made_current_by_whatever_name_torch_has(
+    machine, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    machine("xpu", 4, ["xpu"])
+    current: list[int] = []
+    for other in ("set_device_index", "set_device_idx"):
+        monkeypatch.delattr(torch.accelerator, other, raising=False)
+    monkeypatch.setattr(torch.accelerator, name, current.append, raising=False)
+    torchdist.TorchDistributed("vendor")._take_place(Control(0, 1), 3)
+    assert current == [3]

@@ -238,7 +238,7 @@ def test_gpus_may_be_shared_and_are_refused_where_they_lack_multicast(
         self.device, self.shared = torch.device("cuda", local_rank), n > 2
 
     monkeypatch.setattr(TorchDistributed, "open", opened)
-    monkeypatch.setattr(torchsymm, "_has_multicast", lambda device: False)
+    monkeypatch.setattr(torchsymm._cuda, "has_multicast", lambda device: False)
     monkeypatch.setattr(torchsymm, "Control", lambda rank, n: Control(0, 1))
     monkeypatch.setattr(TorchSymmetric, "_symmetric", lambda self, nbytes: memory(nbytes))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Imagined 9000")

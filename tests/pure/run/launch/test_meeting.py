@@ -3,10 +3,12 @@ to it."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import socket
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from collbench import __version__
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
-from collbench.run.launch import meeting, rendezvous
+from collbench.run.launch import host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.rank.control import Store
@@ -28,13 +31,33 @@ KEY = b"one launch's"
 SECONDS = 20.0
 
 
+class InThread:
+    """The process in which ranks meet, as a thread of this one."""
+
+    pid = os.getpid()
+
+    def __init__(self, command: list[str], stdin: int, **_: object) -> None:
+        control = socket.socket(fileno=os.dup(stdin))
+        self._thread = threading.Thread(target=asyncio.run, args=[meeting.serve(control)])
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+
+@pytest.fixture(autouse=True)
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    instead = SimpleNamespace(Popen=InThread, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(host, "subprocess", instead)
+
+
 class Launch:
     """Ranks as threads of this process, and rank 0's port."""
 
     def __init__(self, n: int, seconds: float = SECONDS) -> None:
-        self.listener = meeting.listener([("127.0.0.1", 0)])
-        self.door: meeting.Door = self.listener.getsockname()
-        self.host = meeting.Host(self.listener, n, KEY, seconds)
+        listener = meeting.listener([("127.0.0.1", 0)])
+        self.door: meeting.Door = listener.getsockname()
+        self.host = host.Host(listener, n, KEY, seconds)
         self.n, self._seconds = n, seconds
         self._threads = ThreadPoolExecutor()
 
@@ -112,15 +135,33 @@ def test_a_rank_says_and_is_told_what_nobody_asked_for(launch: Launch) -> None:
 
 def test_all_know_how_long_their_world_has_had_its_turn(launch: Launch) -> None:
     _, second = met(launch.come(0, 1))
-    for woke, least, most in (
-        (math.inf, 0, 0),
-        (time.monotonic() - 5, 5, 60),
-        (-math.inf, 1e5, 1e7),
-    ):
-        launch.host.woke = woke
-        assert least <= second.awake(10) <= most
+    assert second.awake(10) == launch.host.awake() == meeting.LONGEST
+    launch.host.rest()
+    assert launch.host.awake() == second.awake(10) == 0
+    launch.host.resume()
+    assert launch.host.awake() <= second.awake(10) + 0.001 < meeting.LONGEST
     launch.host.close()
-    assert second.awake(1) == math.inf
+    assert second.awake(1) == launch.host.awake() == math.inf
+
+
+def test_orders_fail_once_the_process_has_ended(launch: Launch) -> None:
+    met(launch.come(0, 1))
+    assert (launch.host.ended, launch.host.lost(SECONDS)) == ("", "")
+    waiting = launch.host.tell(7, b"for a rank that never comes")
+    launch.host.close()
+    assert isinstance(waiting.exception(10), OSError)
+    assert isinstance(launch.host.tell(1, b"too late").exception(10), OSError)
+    assert launch.host.ended == f"the process in which ranks meet (pid {os.getpid()})"
+    assert launch.host.lost(SECONDS) == f"{launch.host.ended} does not answer"
+    launch.host.see_off(0.0)
+
+
+def test_a_process_that_does_not_come_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(wait=lambda: 3)
+    instead = SimpleNamespace(Popen=lambda *_, **__: ended, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(host, "subprocess", instead)
+    with pytest.raises(CannotRun, match="did not come up: it ended with 3"):
+        Launch(2)
 
 
 def test_torch_takes_the_store_apart_from_its_prefixes(launch: Launch) -> None:
@@ -177,9 +218,15 @@ def test_two_worlds_are_told_apart(launch: Launch) -> None:
 
 def test_another_version_is_refused(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor() as pool:
+        came, introduce = threading.Event(), Connection._introduce
+
+        def introduce_and_tell(self: Connection, at: socket.socket) -> None:
+            introduce(self, at)
+            came.set()
+
+        monkeypatch.setattr(Connection, "_introduce", introduce_and_tell)
         waiting = pool.submit(launch.come, 0)
-        while not launch.host._came:
-            time.sleep(0.01)
+        assert came.wait(SECONDS)
         monkeypatch.setattr("collbench.run.launch.connection.__version__", "0.0.9")
         found = [*launch.come(1), *waiting.result()]
     assert {str(one) for one in found} == {
@@ -332,16 +379,21 @@ def test_a_line_that_was_changed_under_way_ends_its_rank_only(launch: Launch) ->
     with pytest.raises((ConnectionError, OSError)):
         second.ask(meeting.Request("count"))
     assert Store(first).num_keys() == 0
-    assert [hello.rank for hello in launch.host.gone] == [1]
+    assert known_to_be_gone(launch) == [1]
+
+
+def known_to_be_gone(launch: Launch) -> list[int]:
+    """The ranks that rank 0 knows to be gone, once there are any."""
+    until = time.monotonic() + 10
+    while not launch.host.gone and time.monotonic() < until:
+        time.sleep(0.01)
+    return [hello.rank for hello in launch.host.gone]
 
 
 def test_a_rank_that_has_gone_is_known_and_one_that_takes_leave_is_not(launch: Launch) -> None:
     first, second = met(launch.come(0, 1))
     second._lines.close(), second._socket.close()
-    until = time.monotonic() + 10
-    while not launch.host.gone and time.monotonic() < until:
-        time.sleep(0.01)
-    assert [hello.rank for hello in launch.host.gone] == [1]
+    assert known_to_be_gone(launch) == [1]
     first.close()
     launch.host.close()
     assert len(launch.host.gone) == 1
@@ -373,7 +425,6 @@ def test_a_rank_0_that_does_not_answer_is_lost() -> None:
     _, other = deaf.come(0, 1)
     assert isinstance(other, Connection)
     deaf.end()
-    deaf.host.join()
     assert other.lost(SECONDS, 0.05) == f"nothing is heard of rank 0 on {other.hosts[0]}"
 
 
@@ -405,13 +456,13 @@ def test_one_host_meets_in_a_private_folder(
     monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(deep))
     alone = Membership("torchrun", 0, 1, 0, 1)
     with rendezvous.agreed(alone) as (places, key):
-        host = meeting.Host(meeting.listener(places), 1, key, SECONDS)
+        kept = host.Host(meeting.listener(places), 1, key, SECONDS)
         (folder,) = deep.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         connection = Connection(alone, places, key, SECONDS)
     assert connection.address == ""
     assert Store(connection).num_keys() == 0
-    host.close()
+    kept.close()
     assert list(deep.iterdir()) == []
     folder.mkdir()
     folder.chmod(0o755)

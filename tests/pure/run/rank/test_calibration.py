@@ -15,7 +15,7 @@ from collbench.run.launch.board import Board
 from collbench.run.rank import calibration
 from collbench.run.rank.calibration import CAUSES, FEWEST, MOST, Blocks, Calibrator, signs
 from collbench.run.rank.control import Control
-from collbench.run.rank.measure import Protocol, Samples, Sync
+from collbench.run.rank.measure import Protocol, Samples, Sync, _Pace
 from collbench.suite.policy import Policy
 
 USUAL = (0, 0, 0, 100_000, 20_000, 300)  # steal, delay, threads' work, ns of each kind
@@ -179,12 +179,12 @@ def measured(script: list[np.ndarray], taker: Taker) -> tuple[Samples, Protocol]
         in_turns=True,
         calibrator=calibrator,
     )
-    steps = protocol._measure(taker, 1.8e6)  # type: ignore[arg-type]
+    steps = protocol._measure(taker, _Pace(1.8e6, 1.8e6))  # type: ignore[arg-type]
     while True:
         try:
             next(steps)
         except StopIteration as end:
-            samples, _ = end.value
+            samples, *_ = end.value
             return samples, protocol
 
 

@@ -12,8 +12,8 @@ import torch
 
 from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, premul_factor
-from collbench.run.rank import payload
-from collbench.run.rank.check import Checker, Difference
+from collbench.run.rank import check, payload
+from collbench.run.rank.check import Checker, Difference, why_blind
 from collbench.run.rank.payload import WINDOW
 from collbench.suite.case import Case
 
@@ -41,6 +41,55 @@ def case_of(
 def buffer(case: Case, count: int, shift: int = 0) -> torch.Tensor:
     kind = getattr(torch, case.type.torch)
     return torch.zeros(count + shift, dtype=SIGNED[case.type.size])[shift:].view(kind)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_flipped_bit_is_found_in_any_type(dtype: str) -> None:
+    assert why_blind(dtype, "cpu") == ""
+
+
+def finds_nothing(self: Any, span: Any, slot: int, view: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(span.high - span.low, dtype=torch.bool)
+
+
+def finds_all(self: Any, span: Any, slot: int, view: torch.Tensor) -> torch.Tensor:
+    return torch.ones(span.high - span.low, dtype=torch.bool)
+
+
+compare = Checker._wrong
+
+
+def finds_the_next(self: Any, span: Any, slot: int, view: torch.Tensor) -> torch.Tensor:
+    return compare(self, span, slot, view).roll(1)
+
+
+def finds_nothing_within_a_tolerance(
+    self: Any, span: Any, slot: int, view: torch.Tensor
+) -> torch.Tensor:
+    return compare(self, span, slot, view) & (self.tolerance == 0)
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        (finds_nothing, "a flipped bit was not found"),
+        (finds_nothing_within_a_tolerance, "a flipped bit was not found"),
+        (finds_the_next, "a flipped bit was found elsewhere"),
+        (finds_all, "1000 elements that are right were found wrong"),
+    ],
+)
+def test_a_check_that_shows_nothing_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, planted: Any, words: str
+) -> None:
+    monkeypatch.setattr(Checker, "_wrong", planted)
+    assert why_blind("half", "cpu") == f"{words} (1000 elements of half)"
+
+
+def test_a_device_that_does_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither fills nor flips nor compares: whatever memory holds is what is expected."""
+    monkeypatch.setattr(Checker, "_play", lambda self, span, slot, table, out: out.zero_())
+    monkeypatch.setattr(check, "flip", lambda buffer: None)
+    assert "was not found" in why_blind("float", "cpu")
 
 
 def values(tensor: torch.Tensor, case: Case) -> np.ndarray:

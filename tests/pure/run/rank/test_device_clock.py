@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -315,13 +315,14 @@ def tried(
     env: tuple[tuple[str, str], ...] = (),
     takes: int = 60_000,
     case: Mapping[str, Any] = MappingProxyType({}),
+    kind: type[FakeGpu] = FakeGpu,
     **policy: Any,
 ) -> dict[str, Any]:
     op, nbytes = {"all_reduce": ("sum", 64), "barrier": ("none", 0)}[collective]
     axes = {"nbytes": nbytes, "op": op, "mode": mode, "env": env, **case}
-    wanted = Case(collective=collective, backend="fake", n=1, **axes)
+    wanted = Case(collective=collective, n=1, **{"backend": "fake", **axes})
     settled = Policy(warmup=2, batch=5, **{"iters": 4} | policy).resolved(False)
-    backend: Any = FakeGpu(stream)
+    backend: Any = kind(stream)
     backend.takes = takes
     bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
     (fields,) = without_pause(Trial(bench, Job(wanted, 3, "cold")).run())
@@ -392,8 +393,63 @@ def test_calls_that_wait_for_the_device_are_left_to_the_hosts_clock(
 def test_times_are_by_call_where_several_are_issued_together(stream: FakeStream) -> None:
     fields = tried(stream, "all_reduce", "isolated", agg_iters=3)
     assert (fields["inner"], set(fields["times_ns"])) == (3, {180_000})
-    assert "a launch of its own" in fields["note"]
+    assert "one after the other, as fake fuses no all_reduce" in fields["note"]
     assert set(fields["host_ns"]) == {(180_000 + LAUNCH) // 3}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({}, "as fake fuses no all_reduce"),
+        ({"backend": "nccl"}, "as torch fuses no all_reduce"),
+        ({"backend": "nccl", "algorithm": "ring"}, "as ring@nccl fuses no all_reduce"),
+    ],
+)
+def test_calls_that_are_not_fused_are_noted(
+    stream: FakeStream, case: dict[str, Any], words: str
+) -> None:
+    fields = tried(stream, "all_reduce", "isolated", agg_iters=3, case=case)
+    assert fields["note"] == (
+        f"-m: calls are launched one after the other, {words} (nccl-tests has NCCL fuse them)"
+    )
+
+
+def test_a_call_alone_leaves_nothing_to_fuse(stream: FakeStream) -> None:
+    assert tried(stream, "all_reduce", "isolated")["note"] == ""
+
+
+class FusingGpu(FakeGpu):
+    """A GPU whose library does several calls in one launch, and is heard on calls of their own."""
+
+    def fuse_calls(self, case: Case, calls: Sequence[Call]) -> Callable[[], object]:
+        pairs = [call.submit for call in calls]
+        return lambda: self.stream.issue(
+            f"{len(calls)} fused", self.takes, lambda: [copy() for copy in pairs if copy]
+        )
+
+    def prepare(self, case: Case, send: torch.Tensor, recv: torch.Tensor) -> Call:
+        call = super().prepare(case, send, recv)
+        return call._replace(submit=lambda: recv.copy_(send))
+
+    def overheard(self, call: Callable[[], object]) -> None:
+        self.stream.log.append("listen")
+        call()
+        self.stream.log.append("heard")
+
+
+@pytest.mark.parametrize("mode", ["isolated", "streaming"])
+def test_calls_that_the_library_fuses_are_one_launch(stream: FakeStream, mode: str) -> None:
+    fields = tried(stream, "all_reduce", mode, kind=FusingGpu, agg_iters=3, **UNTIL_KNOWN)
+    assert (fields["status"], fields["wrong"], fields["note"]) == ("ok", 0, "")
+    timed = stream.log[stream.log.index("heard") :]
+    assert "3 fused" in timed and "call" not in timed
+
+
+def test_what_a_library_fuses_is_overheard_as_it_is_timed(
+    stream: FakeStream,
+) -> None:
+    tried(stream, "all_reduce", "isolated", kind=FusingGpu, agg_iters=3)
+    assert "listen 3 fused heard" in " ".join(stream.log)
 
 
 def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
@@ -564,7 +620,7 @@ def test_blocks_at_whose_end_a_gpu_is_held_back_are_replaced(stream: FakeStream)
 def test_every_rank_discards_what_one_gpu_spoils(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neighbour = iter([True, False])
+    neighbour = iter([False, True, False])  # is it hopeless, and of each block
     monkeypatch.setattr(ALONE, "collect", lambda mine: [mine, next(neighbour)])
     pauses: list[float] = []
     assert guarded(stream, pauses, False, False).invalid == {"throttled": 20} and len(pauses) == 1

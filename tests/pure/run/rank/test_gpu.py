@@ -15,7 +15,10 @@ import torch
 
 from collbench.records.types import GpuState
 from collbench.run.rank import gpu
-from collbench.run.rank.gpu import Guard, NvmlWatch, since, throttled, worst
+from collbench.run.rank.control import Control
+from collbench.run.rank.cores import Cores
+from collbench.run.rank.gpu import Guard, NvmlWatch, since, worst
+from collbench.run.rank.worker import Worker
 
 ALL = 0xFFFFFFFF
 CUDA0 = torch.device("cuda", 0)
@@ -96,7 +99,7 @@ def test_old_drivers_call_reasons_otherwise() -> None:
 )
 def test_idleness_and_settings_spoil_nothing(reasons: int, named: tuple[str, ...]) -> None:
     state = watching(CurrentClocksEventReasons=reasons).read()
-    assert state.throttle == named and throttled(state) == bool({*named} - {"sw_power_cap"})
+    assert state.throttle == named and state.is_held_back == bool({*named} - {"sw_power_cap"})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,84 @@ def test_clocks_below_three_quarters_of_the_default_spoil_samples(
     sm: int, reasons: int, slow: bool
 ) -> None:
     state = watching(ClockInfo={1: sm, 2: 2600}.get, CurrentClocksEventReasons=reasons).read()
-    assert ("low_sm_clock" in state.throttle, throttled(state)) == (slow, slow)
+    assert ("low_sm_clock" in state.throttle, state.is_held_back) == (slow, slow)
+
+
+class Busy:
+    """A stream, and the clock of its GPU: at rest but while it is held, where it rises."""
+
+    def __init__(self, *rising: int) -> None:
+        self._rising, self._held = rising, 0
+        self._busy = False
+
+    def hold(self, ns: int) -> None:
+        assert ns >= 10_000_000  # longer than NVML takes to answer
+        self._busy, self._held = True, self._held + 1
+
+    def drain(self) -> None:
+        self._busy = False
+
+    def clock(self, kind: int) -> int:
+        steps = self._rising[: self._held] or (210,)
+        return steps[-1] if self._busy else 210
+
+
+def locked(stream: Any, **facts: Any) -> tuple[str, NvmlWatch, dict[str, Any]]:
+    """What is said of clocks, and a watch that has looked; of its answers one may change."""
+    answers = fake_nvml.gpu(0, ClockInfo=stream.clock, **facts)
+    watch = NvmlWatch(fake_nvml.Nvml(answers), 0, 0, "Fast GPU")
+    return watch.find_lock(stream), watch, answers
+
+
+@pytest.mark.parametrize("reasons", [0, 0x1, 0x2, 0x100])
+def test_clocks_that_somebody_locked_are_what_samples_are_held_against(reasons: int) -> None:
+    """Whatever reason NVML gives for them."""
+    text, watch, answers = locked(Busy(210, 900, 1410), CurrentClocksEventReasons=reasons)
+    assert text == "clocks locked at 1410 of 1980 MHz"
+    for mhz, slow in ((1410, False), (1058, False), (1057, True)):
+        answers |= {"ClockInfo": {1: mhz, 2: 2600}.get, "CurrentClocksEventReasons": reasons & ~1}
+        state = watch.read()
+        assert (state.is_held_back, "low_sm_clock" in state.throttle) == (slow, slow)
+    assert state.sm_mhz_default == 1980
+
+
+@pytest.mark.parametrize(
+    ("rising", "facts"),
+    [
+        ((210, 900, 1400, 1980), {}),
+        ((210, 900, 1400, 1790), {}),  # its own affair
+        ((1410,), {"CurrentClocksEventReasons": 0x40}),  # it is hot
+        ((1410,), {"CurrentClocksEventReasons": 0x4}),  # its power is limited
+        ((1410,), {"DefaultApplicationsClock": fake_nvml.REFUSED}),
+    ],
+)
+def test_what_else_keeps_a_clock_low_is_no_lock(rising: list[int], facts: dict[str, Any]) -> None:
+    text, watch, answers = locked(Busy(*rising), **facts)
+    assert text == ""
+    answers |= {"ClockInfo": {1: 1200, 2: 2600}.get, "CurrentClocksEventReasons": 0}
+    assert watch.read().is_held_back == ("DefaultApplicationsClock" not in facts)
+
+
+def test_looking_for_a_lock_loses_no_error() -> None:
+    nvml = fake_nvml.Nvml(fake_nvml.gpu(0))
+    nvml.xids[0] = [79]
+    watch = NvmlWatch(nvml, 0, 0, "Fast GPU")
+    assert watch.find_lock(Busy(1410)) == ""  # type: ignore[arg-type]
+    assert watch.read().xid == 79
+
+
+@pytest.mark.parametrize(
+    ("texts", "merged"),
+    [
+        (["a", "a"], "a"),
+        (["", ""], ""),
+        (["a", ""], "a on rank 0"),
+        (["a", "b", "a", ""], "a on ranks 0 2, b on rank 1"),
+    ],
+)
+def test_what_ranks_say_alike_is_said_once(texts: list[str], merged: str) -> None:
+    control: Any = SimpleNamespace(collect=lambda mine: texts)
+    assert gpu.merge_by_rank(control, texts[0]) == merged
 
 
 def test_newer_drivers_tell_the_temperature_by_another_name() -> None:
@@ -277,13 +357,34 @@ def test_the_address_of_a_gpu_is_torchs_where_torch_has_it(monkeypatch: pytest.M
 
 def test_the_address_of_a_gpu_is_nvmls_elsewhere(install: Any) -> None:
     nvml = install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
-    assert gpu.address(CUDA0) == "00000000:1B:00.0"
+    assert gpu.address(CUDA0) == "0000:1b:00.0"
     assert nvml.opened == 0
 
 
 def test_without_either_a_gpu_has_no_address(install: Any) -> None:
     install(None, fake_nvml.UUID.format(0))
     assert gpu.address(CUDA0) is None
+
+
+def test_a_gpu_is_described_by_its_number_address_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(name="Fast GPU", pci_domain_id=0, pci_bus_id=0xF, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: about)
+    assert gpu.describe(CUDA0) == "cuda:0 [0000:0f:00] Fast GPU"
+
+
+def test_a_gpu_is_described_by_the_address_that_nvml_tells(install: Any) -> None:
+    install(fake_nvml.Nvml(fake_nvml.gpu(0)), fake_nvml.UUID.format(0))
+    assert gpu.describe(CUDA0) == "cuda:0 [0000:1b:00] Fast GPU"
+
+
+def test_a_gpu_without_an_address_is_described_by_its_name(install: Any) -> None:
+    install(None, fake_nvml.UUID.format(0))
+    assert gpu.describe(CUDA0) == "cuda:0 Fast GPU"
+
+
+@pytest.mark.parametrize("device", ["cpu", "xpu:1"])
+def test_other_devices_are_described_as_torch_writes_them(device: str) -> None:
+    assert gpu.describe(torch.device(device)) == device
 
 
 # AMD
@@ -339,7 +440,7 @@ def test_what_held_an_amd_gpu_back_since_the_last_reading(
     assert watch is not None and watch.read().throttle == ()
     amds.gpus[1]["get_gpu_metrics_info"] = fake_amdsmi.metrics(**risen)
     state = watch.read()
-    assert (state.throttle, throttled(state)) == (named, spoils)
+    assert (state.throttle, state.is_held_back) == (named, spoils)
     assert watch.read().throttle == (named if "throttled" in named else ())
 
 
@@ -376,3 +477,34 @@ def test_without_amdsmi_nothing_is_watched_and_the_reason_says_what_to_install(
 def test_nvidias_gpus_need_no_amdsmi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     assert gpu.unwatched(CUDA0) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "fake"),
+    [
+        ("cuda:1", "Fake H100 80GB", True),
+        ("cuda:1", "NVIDIA H100 80GB HBM3", False),
+        ("cpu", "Fake H100 80GB", False),
+    ],
+)
+def test_a_world_on_fake_gpus_says_so(
+    monkeypatch: pytest.MonkeyPatch, device: str, name: str, fake: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(gpu, "describe", lambda device: f"{device} {name}")
+    plan = SimpleNamespace(index=0, backend="nccl", n=1, env=(), groups="")
+    backend = SimpleNamespace(
+        device=torch.device(device), library="NCCL", shared=False, interpreted=False
+    )
+    rank: Any = SimpleNamespace(
+        place=SimpleNamespace(local_rank=0, launcher="local"),
+        _backend=backend,
+        _plan=plan,
+        _own=SimpleNamespace(members=()),
+        _held=range(1),
+        _clocks="",
+        _policy=SimpleNamespace(virtual=False),
+        _control=Control(0, 1),
+    )
+    made = Worker._describe(rank, Cores(False, False), 1, [], None)
+    assert made.fake == fake

@@ -201,6 +201,28 @@ def test_barriers_wait_on_the_host_and_are_in_no_graph(nccl, log: Log) -> None:
     assert nccl.why_not(case("barrier")) is None
 
 
+@pytest.mark.parametrize(
+    ("fields", "runs"),
+    [
+        ({}, False),
+        ({"algorithm": "ring"}, False),
+        ({"collective": "all_gather", "op": "none"}, False),
+        ({"op": "avg", "dtype": "int32"}, False),
+        ({"in_place": False}, True),
+        ({"mode": "streaming"}, True),
+        ({"mode": "isolated"}, True),
+        ({"n": 2}, True),
+        ({"op": "avg"}, True),  # NCCL multiplies by 1/n
+        ({"op": "premul_sum"}, True),
+    ],
+)
+def test_no_graph_is_made_of_one_rank_in_place(fields: dict[str, Any], runs: bool) -> None:
+    usual = {"n": 1, "mode": "graph", "in_place": True, "op": "sum", "nbytes": 64}
+    wanted = Case(**{"collective": "all_reduce", "backend": "nccl"} | usual | fields)  # type: ignore[arg-type]
+    reason = None if runs else "one rank has nothing to do in place (an empty CUDA graph)"
+    assert torchdist.create("nccl").why_not(wanted) == reason
+
+
 def test_cpu_backends_have_no_stream_and_no_graphs() -> None:
     gloo = torchdist.create("gloo")
     assert gloo.stream is None

@@ -365,6 +365,38 @@ def test_gpus_are_described_with_their_topology_once() -> None:
     assert topologies[0].lines[2].cells == ("GPU 2", "SYS", "SYS", "X", "0-7", "0")
 
 
+def test_what_is_noted_of_good_cases_is_listed_with_the_cases() -> None:
+    note = "-m: calls are launched one after the other"
+    records = [
+        ok(case(nbytes=8 << k), note=note + "; no window: late" * (k == 2)) for k in range(3)
+    ]
+    document = sections.document([run(*records, ok(case(nbytes=8, mode="host")))])
+    (notes,) = (table for table in section(document, "summary").tables if table.name == "notes")
+    assert [(line.cells[0], line.cells[2]) for line in notes.lines] == [
+        (note, "3"),
+        ("no window: late", "1"),
+    ]
+    assert str(notes.lines[0].cells[1]).endswith("8 B to 32 B")
+
+
+def test_a_summary_without_notes_has_no_table_of_them() -> None:
+    document = sections.document([run(ok())])
+    assert "notes" not in [table.name for table in section(document, "summary").tables]
+
+
+@pytest.mark.parametrize("product", ["", " [0000:0f:00] Fast GPU"])
+def test_a_worlds_gpus_are_listed_by_their_numbers(product: str) -> None:
+    """Their product stands among the machine's facts, once."""
+    infos = [
+        msgspec.structs.replace(info, device=info.device + product)
+        for info in factories.ranks(["h"] * 2, "cuda")
+    ]
+    document = sections.document([run(ok(), worlds=[factories.world(ranks=infos)])])
+    assert "h: 2 ranks (cuda:0, cuda:1)" in texts(
+        msgspec.to_builtins(section(document, "environment"))
+    )
+
+
 def test_what_ranks_that_come_apart_cost_is_shown() -> None:
     apart = case(arrival="one-late:50us")
     fields = {"skew_ns": [50_000] * 8, "glob_ns": [30_000] * 8, "control_ns": [10_000] * 20}

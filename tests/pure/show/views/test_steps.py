@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from factories import run_file, world
+from msgspec.structs import replace
 
 from collbench.core.collectives import PARTS
 from collbench.records.steps import Overlap, Phase, overlaps
@@ -131,3 +132,14 @@ def test_computation_that_takes_cores_from_communication_is_told(
 @pytest.mark.parametrize(("stop", "told"), [("cut", True), ("budget", False)])
 def test_a_step_that_was_cut_short_is_told_so(stop: str, told: bool) -> None:
     assert ("cut short: of 8 rounds that were finished" in ran(stop=stop)) is told
+
+
+@pytest.mark.parametrize("fake", [True, False])
+def test_of_a_step_on_fake_gpus_no_time_is_shown(fake: bool) -> None:
+    one = overlap((11.0,) * 6, 10, 4)
+    records = [
+        replace(record, world=0) for record in (one.whole, one.computation, one.communication)
+    ]
+    made = steps.document(run_file(records, [world(n=2, fake=fake)]))
+    assert bool(made.values["steps"]) != fake and made.values.get("fake", False) == fake
+    assert ("measured on a fake GPU" in str(made.brief)) == fake

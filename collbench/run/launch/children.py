@@ -1,0 +1,36 @@
+"""Child processes that the kernel ends with their parent, however that ends (Linux).
+
+A parent is the thread that starts a child: where that ends first, the child ends with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+
+
+# Becomes a command, to which the kernel sends a signal when its parent ends: from its first moment,
+# not from when it has loaded its modules.
+_BECOME = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
+if os.getppid() == int(sys.argv[2]) or sys.argv[2] == "0":
+    os.execvp(sys.argv[3], [str(os.getpid()) if a == "{pid}" else a for a in sys.argv[3:]])
+"""
+
+
+def bound(python: str, number: signal.Signals, parent: int, *command: str) -> list[str]:
+    """A command to which the kernel sends a signal when the process that starts it ends, which has
+    the pid ``parent`` (0: it may be any). ``{pid}`` in it is the command's own."""
+    return [python, "-I", "-S", "-c", _BECOME, str(int(number)), str(parent), *command]
+
+
+def die_with_parent(made_by: int | None = None) -> None:
+    """Have the kernel kill this process when the one that made it ends, however it ends (Linux):
+    now, if that is known and has ended already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if made_by not in (None, os.getppid()):
+        os._exit(1)

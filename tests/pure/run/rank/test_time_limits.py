@@ -1,0 +1,329 @@
+"""How long a case takes whose samples are replaced, on clocks that are made up: calls, pauses and
+readings move them, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from collbench.core.collectives import PARTS
+from collbench.records.types import GpuState
+from collbench.run.plan import Job
+from collbench.run.rank import device_clock, measure, steps
+from collbench.run.rank.control import Control
+from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
+from collbench.run.rank.gpu import Guard, Streak
+from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, nothing
+from collbench.run.rank.outcome import nothing_valid
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from tests.helpers.steps import without_pause
+
+ALONE = Control(0, 1)
+MS = 1_000_000
+WATCHED_NS = 2 * MS  # what reading a GPU's state takes
+
+
+class Clock:
+    """The time in ns, of a host and of a device that does what it is given at once."""
+
+    def __init__(self) -> None:
+        self.now, self.free = 0, 0
+
+    def spend(self, ns: int) -> None:
+        self.now += ns
+
+    def sleep(self, seconds: float) -> None:
+        self.now += int(1e9 * seconds)
+
+    # the stream of the device
+
+    def mark(self) -> int:
+        return max(self.now, self.free)
+
+    def hold(self, ns: int) -> None:
+        self.free = max(self.free, self.now) + ns
+
+    def reached(self, mark: int) -> bool:
+        return mark <= self.now
+
+    def elapsed(self, start: int, end: int) -> int:
+        return max(5 * MS, end - start)
+
+    def drain(self) -> None:
+        self.now = max(self.now, self.free)
+
+    def capture(self, action: Callable[[], object]) -> Callable[[], object]:
+        return action
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    timers = SimpleNamespace(
+        perf_counter=lambda: made.now / 1e9, perf_counter_ns=lambda: made.now, sleep=made.sleep
+    )
+    for module in (measure, device_clock):
+        monkeypatch.setattr(module, "clock", lambda: made.now)
+    monkeypatch.setattr(measure, "time", timers)
+    monkeypatch.setattr(steps, "time", timers)
+    return made
+
+
+class Watched:
+    """A GPU that is held back in some of the readings: by default in all."""
+
+    def __init__(self, clock: Clock, reads_well: Callable[[int], bool] = lambda number: False):
+        self._clock, self._reads_well, self._readings = clock, reads_well, 0
+
+    def read(self) -> GpuState:
+        self._clock.spend(WATCHED_NS)
+        self._readings += 1
+        well = self._reads_well(self._readings)
+        return GpuState(index=0, name="x", throttle=() if well else ("hw_thermal_slowdown",))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Late(Sync):
+    """A start for which this rank is late, every time."""
+
+    def __call__(self) -> bool:
+        return True
+
+
+class HalfLate(Sync):
+    """A start for which this rank is late every other time."""
+
+    late = False
+
+    def __call__(self) -> bool:
+        self.late = not self.late
+        return self.late
+
+
+class Result(NamedTuple):
+    measured: Measured
+    seconds: float
+
+
+def protocol(
+    clock: Clock,
+    policy: Policy,
+    mode: str = "isolated",
+    call_ns: int = MS,
+    guard: Guard | None = None,
+    sync: type[Sync] = Sync,
+    job: Job | None = None,
+    device: bool = False,
+    first_ns: int | None = None,
+) -> Result:
+    def make(inner: int) -> Sampler:
+        calls = [(lambda: clock.spend(call_ns), (0,))]
+        stream: Any = clock
+        if device and mode == "graph":
+            return GraphSampler(stream, calls, inner, ALONE, nothing)
+        if device:
+            return DeviceSampler(stream, calls, inner, ALONE, nothing)
+        return Sampler(calls, inner, ALONE, nothing)
+
+    started = sync("none", ALONE, None)
+    steps = Protocol(policy, ALONE, started, make, mode, job, guard)
+    began = clock.now
+    found, _ = without_pause(steps.run(call_ns if first_ns is None else first_ns, nothing))
+    assert found is not None
+    return Result(found, (clock.now - began) / 1e9)
+
+
+def limited(seconds: float, **more: Any) -> Policy:
+    return Policy(max_seconds=seconds, **more).resolved(False)
+
+
+MODES = pytest.mark.parametrize("mode", ["isolated", "streaming", "host"])
+LIMITS = pytest.mark.parametrize("limit", [0.05, 0.2, 2.0, 10.0])
+CALLS = pytest.mark.parametrize("call_ns", [10_000, MS, 60 * MS, 700 * MS])
+
+
+def longest(limit: float, call_ns: int, mode: str) -> float:
+    """Three times the time of a case, and one call: in a stream a sample of 20, and of a graph
+    that which goes before all samples, too."""
+    calls = {"streaming": 20, "graph": 2}.get(mode, 1)
+    return 3 * limit + calls * call_ns / 1e9
+
+
+@MODES
+@LIMITS
+@CALLS
+def test_a_gpu_that_is_held_back_for_good_ends_a_case_in_time(
+    clock: Clock, mode: str, limit: float, call_ns: int
+) -> None:
+    guard = Guard(Watched(clock), clock.sleep)
+    found, seconds = protocol(clock, limited(limit), mode, call_ns, guard)
+    assert found.samples.durations.size == 0
+    assert seconds <= longest(limit, call_ns, mode)
+
+
+@MODES
+@LIMITS
+@CALLS
+def test_ranks_that_are_never_in_time_end_a_case_in_time(
+    clock: Clock, mode: str, limit: float, call_ns: int
+) -> None:
+    found, seconds = protocol(clock, limited(limit), mode, call_ns, sync=Late)
+    assert found.samples.durations.size == 0 and list(found.invalid) == ["late start"]
+    assert seconds <= longest(limit, call_ns, mode)
+
+
+@LIMITS
+@pytest.mark.parametrize("call_ns", [20 * MS, 60 * MS, 300 * MS])
+@pytest.mark.parametrize("mode", ["isolated", "graph"])
+def test_calls_that_cannot_be_launched_ahead_end_a_case_in_time(
+    clock: Clock, mode: str, limit: float, call_ns: int
+) -> None:
+    """They take the host as long as the stream is held, at least."""
+    found, seconds = protocol(clock, limited(limit), mode, call_ns, device=True)
+    assert seconds <= longest(limit, call_ns, mode)
+    if call_ns > device_clock.HOLD_MOST_NS:
+        assert list(found.invalid) == ["launch-limited"] and not found.samples.durations.size
+
+
+def test_warming_up_takes_a_quarter_of_the_time_though_its_first_call_was_quick(
+    clock: Clock,
+) -> None:
+    """Thirty samples would show that times have settled."""
+    calls = [(lambda: clock.spend(30 * MS), (0,))]
+    policy, sync = limited(2.0), Sync("none", ALONE, None)
+    steps = Protocol(policy, ALONE, sync, lambda inner: Sampler(calls, 1, ALONE, nothing), "host")
+    number, *_ = steps._warm(steps._make(1), MS)
+    assert number == 17  # 0.51 s
+
+
+def test_the_first_block_is_as_long_as_warming_up_says(clock: Clock) -> None:
+    """Of samples that the device says are short, and the host took long to issue."""
+    clock.elapsed = lambda start, end: 5 * MS  # type: ignore[method-assign]
+    found, seconds = protocol(clock, limited(0.8), call_ns=140 * MS, device=True)
+    assert found.invalid["launch-limited"] < 10 and seconds <= 3 * 0.8
+
+
+@LIMITS
+@pytest.mark.parametrize("least", [1, 6])
+def test_one_valid_block_in_ten_ends_a_case_in_time(clock: Clock, limit: float, least: int) -> None:
+    guard = Guard(Watched(clock, lambda number: number % 10 == 0), clock.sleep)
+    job = Job(Case(collective="barrier", backend="gloo", n=1, nbytes=0), 1, "cold", least=least)
+    policy, call_ns = limited(limit), int(limit * 1e9 / 4)
+    assert protocol(clock, policy, call_ns=call_ns, guard=guard, job=job).seconds <= longest(
+        limit, call_ns, "isolated"
+    )
+
+
+def test_so_many_samples_as_asked_for_may_take_three_times_their_time_with_pauses(
+    clock: Clock,
+) -> None:
+    """Where -n fixes their number, that is the limit, not --max-time."""
+    policy = limited(0.2, iters=50, warmup=1)
+    found, seconds = protocol(
+        clock, policy, call_ns=60 * MS, guard=Guard(Watched(clock), clock.sleep)
+    )
+    assert found.samples.durations.size == 0
+    assert 0.2 * 3 < seconds <= 3 * 50 * 0.060
+
+
+def test_so_many_samples_as_asked_for_are_taken_though_they_take_long(clock: Clock) -> None:
+    policy = limited(0.2, iters=50, warmup=1)
+    found, _ = protocol(clock, policy, call_ns=60 * MS)
+    assert found.samples.durations.shape == (1, 50) and found.stop == "fixed"
+
+
+def test_a_case_that_had_to_wait_for_its_gpu_has_the_samples_of_any_other(clock: Clock) -> None:
+    guard = Guard(Watched(clock, lambda number: number > 4), clock.sleep)
+    found, seconds = protocol(clock, limited(2.0), guard=guard)
+    assert found.stop == "converged" and found.invalid.keys() == {"throttled"}
+    assert found.samples.durations.size >= 20 and seconds < 2
+
+
+def test_after_two_cases_without_a_valid_sample_one_block_tells(clock: Clock) -> None:
+    streak = Streak()
+    tried = []
+    for _ in range(4):
+        guard = Guard(Watched(clock), clock.sleep, streak)
+        found, seconds = protocol(clock, limited(2.0), guard=guard)
+        tried.append((seconds > 2, list(found.hopeless)))
+    assert tried == [(True, []), (True, []), (False, [0]), (False, [0])]
+    assert seconds < 1
+    note = nothing_valid(found.invalid, "", found.hopeless)["note"]
+    assert note == (
+        "no valid sample (10 x throttled); only one block was tried: the 2 cases before had none"
+        " either, held back on rank 0; nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
+    )
+
+
+def test_a_gpu_that_has_become_cool_is_measured_in_full(clock: Clock) -> None:
+    """Though half of the first block is late, as half of all samples are."""
+    streak = Streak()
+    streak.count = 2
+    guard = Guard(Watched(clock, lambda number: True), clock.sleep, streak)
+    found, _ = protocol(clock, limited(0.2), guard=guard, sync=HalfLate)
+    assert list(found.hopeless) == [0] and found.stop == "converged"
+
+
+def test_a_valid_sample_has_the_next_case_tried_for_longer_again(clock: Clock) -> None:
+    streak = Streak()
+    for _ in range(2):
+        protocol(clock, limited(0.2), guard=Guard(Watched(clock), clock.sleep, streak))
+    cool = Guard(Watched(clock, lambda number: True), clock.sleep, streak)
+    found, _ = protocol(clock, limited(0.2), guard=cool)
+    assert list(found.hopeless) == [0] and found.stop == "converged"
+    assert not Guard(None, streak=streak).is_hopeless
+
+
+def test_late_ranks_are_no_reason_to_give_up_the_next_case(clock: Clock) -> None:
+    streak = Streak()
+    for _ in range(3):
+        guard = Guard(Watched(clock, lambda number: True), clock.sleep, streak)
+        found, _ = protocol(clock, limited(0.2), guard=guard, sync=Late)
+        assert not found.samples.durations.size and not found.hopeless
+
+
+# Steps of training
+
+
+def rounds(
+    clock: Clock, policy: Policy, round_ns: int, late: Callable[[int], bool]
+) -> tuple[str, float]:
+    """Why rounds of a step ended, and after how many seconds, where the ``late`` ones are lost."""
+    trial = steps.StepTrial.__new__(steps.StepTrial)
+    trial._policy = policy
+    trial._job = SimpleNamespace(samples=None, seconds=None)  # type: ignore[assignment]
+    trial._look = 0
+    taken: list[list[Samples]] = []
+    stop = 0
+    while not stop:
+        number = len(taken)
+        clock.spend(round_ns)
+        ends = np.array([[round_ns // 3 + number % 7]])
+        none, mark = np.zeros((1, 1), int), np.array([late(number)])
+        part = Samples(none, ends, mark, np.zeros(1, int), none)
+        taken.append([part] * len(PARTS))
+        stop = trial._enough(taken, clock.now / 1e9)
+    return measure.STOPS[stop], clock.now / 1e9
+
+
+@LIMITS
+@pytest.mark.parametrize("round_ns", [10 * MS, 500 * MS, 5000 * MS])
+def test_a_step_whose_rounds_are_all_late_ends_in_time(
+    clock: Clock, limit: float, round_ns: int
+) -> None:
+    """Its parts are a case each."""
+    stop, seconds = rounds(clock, limited(limit), round_ns, lambda number: True)
+    assert stop in ("budget", "max_n")
+    assert seconds <= len(PARTS) * 3 * limit + round_ns / 1e9
+
+
+def test_a_step_with_some_late_rounds_has_enough_of_others(clock: Clock) -> None:
+    stop, _ = rounds(clock, limited(2.0), 100 * MS, lambda number: number % 3 == 0)
+    assert stop in ("converged", "budget")

@@ -1,0 +1,95 @@
+"""What a rank asks before it measures: whether its check of data finds anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from collbench.records.types import GpuState
+from collbench.run.plan import Job, Plan
+from collbench.run.rank import worker
+from collbench.run.rank.control import Control
+from collbench.run.rank.worker import Place, Worker
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+from collbench.workload.step import Op, Program, Step
+
+RIGHT = Case(collective="all_reduce", backend="gloo", n=2, nbytes=64, op="sum")
+BARRIER = Case(collective="barrier", backend="gloo", n=2, nbytes=0)
+STEP = Step(
+    name="two types",
+    world=2,
+    programs=(
+        Program(
+            ranks=(0, 1),
+            ops=(
+                Op(kind="all_reduce", nbytes=64, dtype="float"),
+                Op(kind="all_reduce", nbytes=64, dtype="half"),
+            ),
+        ),
+    ),
+)
+
+
+def asked(
+    monkeypatch: pytest.MonkeyPatch, jobs: Sequence[Job], check: int = 1
+) -> tuple[list[str], list[str]]:
+    """Why each job cannot be verified, where data of type half cannot; and the types tried."""
+    tried: list[str] = []
+
+    def why_blind(dtype: str, device: str) -> str:
+        tried.append(dtype)
+        return "nothing was found" if dtype == "half" else ""
+
+    monkeypatch.setattr(worker, "why_blind", why_blind)
+    made: Any = Worker.__new__(Worker)
+    made._policy, made._control, made._blind = Policy(check=check), Control(0, 1), {}
+    made._backend = SimpleNamespace(device="cuda:0")
+    return [made._why_unverified(job) for job in jobs], tried
+
+
+HALF = Case(collective="all_gather", backend="gloo", n=2, nbytes=64, dtype="half")
+BLIND = "rank 0 cannot verify data on cuda:0: nothing was found; -c 0 measures without"
+
+
+@pytest.mark.parametrize("text", ["clocks locked at 1410 of 1980 MHz", ""])
+def test_the_library_of_a_world_says_that_clocks_are_locked(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    watch = SimpleNamespace(find_lock=lambda stream: text, read=lambda: GpuState(index=0, name="x"))
+    monkeypatch.setattr(worker.gpu, "watch", lambda device: watch)
+    monkeypatch.setattr(worker.gpu, "describe", lambda device: f"{device} Fast GPU")
+    monkeypatch.setattr(worker.gpu, "is_fake", lambda device: False)
+    made: Any = Worker.__new__(Worker)
+    made._control = made._own = Control(0, 1)
+    made._backend = SimpleNamespace(
+        stream=object(), device="cuda:0", library="NCCL 2.30.7", shared=False, interpreted=False
+    )
+    made.place, made._held, made._policy = Place(0, 1, 0, 1, "local"), range(1), Policy()
+    made._plan = Plan(0, "nccl", 1, (), Policy(), [], 60.0)
+    _, states = made._watch()
+    world = made._describe(SimpleNamespace(oversubscribed=False, cramped=False), 0, states, None)
+    assert world.library == ", ".join(filter(None, ("NCCL 2.30.7", text)))
+
+
+def test_a_check_is_tried_once_for_each_element_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(case, 1, "cold") for case in (RIGHT, BARRIER, HALF, RIGHT, HALF)]
+    assert asked(monkeypatch, jobs) == (["", "", BLIND, "", BLIND], ["float", "half"])
+
+
+def test_a_step_is_verified_in_all_its_element_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job(RIGHT, 1, "cold", step=STEP)]
+    assert asked(monkeypatch, jobs) == ([BLIND], ["float", "half"])
+
+
+def test_what_runs_in_the_background_is_verified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = replace(BARRIER, dtype="half", background="all_gather:1M")
+    assert asked(monkeypatch, [Job(beside, 1, "cold")])[0] == [BLIND]
+
+
+def test_nothing_is_tried_where_nothing_is_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked(monkeypatch, [Job(HALF, 1, "cold")], check=0) == ([""], [])

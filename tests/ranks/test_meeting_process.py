@@ -1,0 +1,94 @@
+"""The process in which a launcher's ranks meet: who waits for whom, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+# Rank 0 holds Python's lock for 5 s, and has made the file before it lets go; nothing else of its
+# process can run meanwhile. Rank 1 asks in the middle of that.
+HOLDING = """
+import ctypes, sys, time
+from pathlib import Path
+from collbench.run.launch import join
+from collbench.run.rank import worker
+from collbench.run.rank.control import Store
+
+sys.setswitchinterval(1000)
+member, released = join.detect(), Path(sys.argv[1])
+with join.meet(member, 60) as meeting:
+    store = Store(meeting.connection)
+    control = worker.connect(worker.Place(*member[1:], launcher="environment"), store)
+    control.barrier()
+    if member.rank == 0:
+        libc = ctypes.PyDLL(None)
+        libc.usleep(5_000_000), libc.creat(str(released).encode(), 0o600)
+    else:
+        time.sleep(1)
+        store.set("asked", "1")
+        print(store.get("asked").decode(), "after" if released.exists() else "before")
+    control.barrier()
+"""
+
+MEETING = "collbench.run.launch.meeting"
+
+
+def start(rank: int, port: int, *command: str) -> subprocess.Popen[str]:
+    """A process for a rank of two."""
+    own = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    return subprocess.Popen(
+        [sys.executable, *command],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, **own, "MASTER_PORT": str(port)},
+    )
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        return int(at.getsockname()[1])
+
+
+def test_no_rank_waits_for_pythons_lock_of_another(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [start(rank, port, "-c", HOLDING, str(tmp_path / "released")) for rank in range(2)]
+    ends = [rank.communicate(timeout=100) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ends
+    assert ends[1][0] == "1 before\n"
+
+
+def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:
+    """The process in which the ranks of rank 0 meet, once it is there."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        for child in psutil.Process(rank.pid).children():
+            if child.cmdline()[1:3] == ["-m", MEETING] and child.net_connections():
+                return child
+        time.sleep(0.02)
+    raise AssertionError("ranks meet nowhere")
+
+
+def test_the_process_is_light_and_ends_with_rank_0(tmp_path: Path) -> None:
+    """Signals to all processes of a terminal or a launcher leave it to rank 0."""
+    rank = start(0, free_port(), "-m", "collbench", "all_reduce", "--no-save")
+    process = meeting_of(rank)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process.send_signal(number)
+    files = [str(path.readlink()) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
+    assert files.count(os.devnull) == 2
+    assert not [path for path in files if path.startswith("pipe:")]
+    assert not [each.path for each in process.memory_maps() if "torch" in each.path]
+    assert os.getsid(process.pid) == process.pid
+    assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    rank.kill()
+    rank.communicate()
+    psutil.wait_procs([process], 10)
+    assert not process.is_running()
