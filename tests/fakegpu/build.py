@@ -99,7 +99,7 @@ def create_environment(folder: Path, torch: str, extras: Sequence[str]) -> Path:
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     # "===" takes exactly this version: a CPU build of the same number has a longer one
     run_quietly(*pip, "--no-deps", f"torch==={torch}")
-    run_quietly(*pip, "--no-deps", f"triton=={find_triton(python)}")
+    run_quietly(*pip, "--no-deps", find_triton(python))
     pinned = ("--constraint", str(write_constraints(folder)))
     run_quietly(*pip, *pinned, *TORCH_NEEDS, *FOR_TESTS, *read_requirements(extras))
     run_quietly(*pip, "--no-deps", "--editable", str(ROOT))
@@ -123,13 +123,13 @@ def write_constraints(folder: Path) -> Path:
 
 
 def find_triton(python: Path) -> str:
-    """The version of Triton that torch's metadata asks for."""
+    """The Triton that torch's metadata asks for, as pip takes it."""
     code = "from importlib.metadata import requires; print(*requires('torch'), sep='\\n')"
     needs = run_quietly(str(python), "-c", code)
-    match = re.search(r"^triton\s*==\s*([\d.]+)", needs, re.MULTILINE)
+    match = re.search(r"^triton[^;\n]*", needs, re.MULTILINE)
     if match is None:
         raise SystemExit("this torch asks for no Triton: is it a build for CUDA on Linux?")
-    return match[1]
+    return match[0].strip()
 
 
 def collect_missing(torch_lib: Path) -> dict[str, dict[str, set[str]]]:

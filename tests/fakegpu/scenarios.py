@@ -19,6 +19,9 @@ TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
 
 
+AB_SUITE = """printf '[axes]\\ncollectives=["all_reduce"]\\nsizes=["64K"]\\n' > ab.toml;"""
+
+
 class Scenario(NamedTuple):
     """A command on ``gpus`` fake GPUs, with settings of the fake, and what comes of it."""
 
@@ -220,21 +223,20 @@ RUNS = (
         long=True,
         seconds=900,
     ),
-    Scenario(
-        "ab of two algorithms",
-        "collbench ab all_reduce --base 'algo=native' --head 'algo=ring' --sizes 64K -g 2"
-        " --rounds 2,0 --budget 0 --max-time 0.1s",
-        ("(?i)fake",),
-        exit=3,
-        long=True,
-    ),
-    Scenario(
-        "ab of a setting",
-        "collbench ab all_reduce --base 'env.NCCL_ALGO=Ring' --head 'env.NCCL_ALGO=Tree'"
-        " --sizes 64K -g 2 --rounds 2,0 --budget 0 --max-time 0.1s",
-        ("(?i)fake",),
-        exit=3,
-        long=True,
+    *(
+        Scenario(
+            f"ab of two {what}",
+            f"{AB_SUITE} collbench ab --suite ab.toml --base '{base}' --head '{head}' -g 2"
+            " --rounds 2,2 --budget 0 --max-time 0.1s",
+            (FAKE, "wrong|nothing to compare"),
+            exit=3,
+            long=what != "settings",
+        )
+        for what, base, head in (
+            ("algorithms", "", "algo:ring"),
+            ("settings", "NCCL_ALGO=Ring", "NCCL_ALGO=Tree"),
+            ("libraries", "backend:nccl", "backend:torch_two_shot"),
+        )
     ),
     *(
         Scenario(
@@ -250,20 +252,22 @@ RUNS = (
             ("ddp:toy", "1", ""),
             ("ddp:gpt2-124m", "1/64", "--compute copy"),
             ("fsdp2:toy", "1", ""),
-            ("megatron:toy", "1", "--layout tp=2"),
+            ("megatron:llama3-8b", "1/4096", "--layout tp=2"),
             ("deepep:normal", "1/256", "--layout dp=2"),
         )
     ),
     Scenario(
         "overlap",
         "collbench overlap all_reduce --sizes 64K -g 2 --with gemm,copy,sleep -n 3",
-        (FAKE,),
+        (FAKE, "gemm"),
+        exit=3,
         long=True,
     ),
     Scenario(
         "pairs",
-        "collbench pairs -g 3 --sizes 64K -n 3",
+        "collbench pairs -g 3 --size 64K -n 3",
         (FAKE,),
+        exit=3,
         gpus=3,
         long=True,
     ),
@@ -271,6 +275,7 @@ RUNS = (
         "locate",
         "collbench locate -g 4 --size 64K --tests 3",
         (FAKE,),
+        exit=3,
         gpus=4,
         long=True,
     ),
