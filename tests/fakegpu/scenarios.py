@@ -265,7 +265,7 @@ RUNS = (
     ),
     Scenario(
         "pairs",
-        "collbench pairs -g 3 --size 64K -n 3",
+        "collbench pairs -g 3 --large 64K -n 3",
         (FAKE,),
         exit=3,
         gpus=3,
