@@ -126,6 +126,24 @@ RUNS = (
         (r"ring@nccl,.*,ok", r"reduce_broadcast@nccl,.*,ok"),
         never=(TRACEBACK, FAILED),
     ),
+    Scenario(
+        "NCCL's own all_to_all",
+        f"collbench all_to_all --sizes 64 -g 2 {COUNTED}",
+        (r"fake NCCL\] AlltoAll", "Out of bounds values : 0 OK"),
+        settings={"FAKE_NCCL_TRACE": "1"},
+        long=True,
+    ),
+    *(
+        Scenario(
+            f"{name} by sends and receives",
+            f"collbench {name} --sizes 64 -g 2 {COUNTED}",
+            (r"fake NCCL\] Recv", f"does not call {function}"),
+            settings={"FAKE_NCCL_TRACE": "1"},
+            never=(TRACEBACK, rf"fake NCCL\] {function[4:]}"),
+            long=name == "scatter",
+        )
+        for name, function in (("gather", "ncclGather"), ("scatter", "ncclScatter"))
+    ),
     *(
         Scenario(
             f"registered buffers, -R {level}",

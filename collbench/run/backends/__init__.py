@@ -85,7 +85,8 @@ class Call(NamedTuple):
     (see finish); ``submit()`` returns a handle with ``wait()``, None where a call cannot be left to
     itself. ``ran`` names a reference algorithm with all its parameters. ``waits`` says that on a
     device, too, ``run()`` returns only when it is done. ``bare()`` is the same call with nothing to
-    do, by this rank alone: what is left of ``run()`` without its work.
+    do, by this rank alone: what is left of ``run()`` without its work. ``note`` is for the record:
+    what a reader of its times must know of the call.
     """
 
     run: Callable[[], object]
@@ -93,6 +94,7 @@ class Call(NamedTuple):
     ran: str = ""
     waits: bool = False
     bare: Callable[[], object] | None = None
+    note: str = ""
 
 
 class Backend(Protocol):

@@ -54,6 +54,10 @@ FUSED = frozenset(
 )  # collectives of which torch hands several to NCCL as one group
 
 
+# collectives that NCCL has since 2.28, for which torch 2.13 to 2.15 calls ncclSend and ncclRecv
+BY_MESSAGES = {"gather": "ncclGather", "scatter": "ncclScatter"}
+
+
 Tensor = torch.Tensor
 
 
@@ -290,7 +294,9 @@ class TorchDistributed(Base):
             return _after_copy(
                 send, recv, issue, submit
             )  # of a broadcast only the root's input counts
-        return Call(issue, submit, waits=case.collective in WAITING)
+        unused = BY_MESSAGES.get(case.collective) if self.name == "nccl" else None
+        note = f"torch sends and receives, and does not call {unused}" if unused else ""
+        return Call(issue, submit, waits=case.collective in WAITING, note=note)
 
     def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:
         way = dist.isend if sends else dist.irecv

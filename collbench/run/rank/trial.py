@@ -226,6 +226,7 @@ class Trial:
         notes = [
             seen.notes[0],
             self._unfused(),
+            self._calls[0].note,
             without_effect(case.env, case.collective, chose),
             *seen.notes[1:],
         ]
