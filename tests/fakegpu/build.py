@@ -37,7 +37,7 @@ TORCH_NEEDS = (
     "fsspec",
     "setuptools",
 )
-FOR_TESTS = ("pytest", "pytest-timeout")  # of tests/gpu
+FOR_TESTS = ("pytest", "pytest-timeout", "pytest-rerunfailures")  # of tests/gpu
 OURS = {  # sources of each library, beside the stubs for what torch needs and they lack
     "libcudart.so.13": ("runtime.cpp", "kernels.cpp"),
     "libcuda.so.1": ("driver.cpp", "walk.cpp"),

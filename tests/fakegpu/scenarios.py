@@ -298,6 +298,23 @@ RUNS = (
         long=True,
     ),
     Scenario(
+        "gpu-check, all slices",
+        f"GPU_CHECK_LARGEST=1048576 GPU_CHECK_SECONDS=150 python {ROOT}/tests/perf/gpu.py"
+        " --output out --slice quick --slice algorithms --slice nccl --slice shared; ls out",
+        ("gpu-check.md", "gpu-check-shared.json"),
+        never=(TRACEBACK, "wrong data"),
+        long=True,
+        seconds=900,
+    ),
+    Scenario(
+        "tests/gpu",
+        f"cd {ROOT} && python -m pytest -q -p no:cacheprovider tests/gpu",
+        (r"\d+ passed",),
+        never=(r"\d+ failed",),
+        long=True,
+        seconds=1500,
+    ),
+    Scenario(
         "recording of DDP, its trace, its replay",
         f"torchrun --standalone --nproc-per-node 2 {HERE / 'ddp_job.py'} job"
         " && collbench trace job* && collbench replay job* --backend nccl -n 2",

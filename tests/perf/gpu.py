@@ -38,11 +38,16 @@ from collbench.run.backends._compiled import Compiled
 from collbench.suite.case import Case
 
 HERE = Path(__file__).parent
-SECONDS = 470.0  # for a slice
+SECONDS = float(os.environ.get("GPU_CHECK_SECONDS", "470"))  # for a slice
+LARGEST = int(os.environ.get("GPU_CHECK_LARGEST") or 1 << 30)  # bytes: a fake GPU is slow
 ALGORITHMS = ("ring", "tree", "double_tree", "halving_doubling", "one_shot", "two_shot")
 RANKS = (2, 4, 8)
-LARGE = 256 << 20  # from here on an algorithm should move its bytes as fast as a copy does
-SIZES = (8, 512, 32 << 10, 2 << 20, 32 << 20, LARGE, 1 << 30)
+LARGE = min(
+    256 << 20, LARGEST
+)  # from here on an algorithm should move its bytes as fast as a copy does
+SIZES = sorted(
+    {min(size, LARGEST) for size in (8, 512, 32 << 10, 2 << 20, 32 << 20, LARGE, 1 << 30)}
+)
 FIRST = {"ranks": (2, 8), "algorithms": ("ring", "two_shot", "one_shot"), "sizes": (8, LARGE)}
 BRIEFLY = ("--max-time", "0.2s", "-w", "5")  # as a hundred cases need it
 ROUNDS = 3
@@ -258,7 +263,7 @@ def graphs(found: Mapping[str, Any]) -> Iterator[Figure]:
 def native(check: Check, most: int = max(RANKS)) -> Iterator[Figure]:
     """NCCL with a GPU for each rank, as far as there are."""
     ranks = [n for n in (1, *RANKS) if n <= min(check.gpus, most)]
-    sweep = ("-b", "8", "-e", "1G", "-f", "8", "--place", "out", *BRIEFLY)
+    sweep = ("-b", "8", "-e", str(LARGEST), "-f", "8", "--place", "out", *BRIEFLY)
     yield from swept(check, "nccl", ranks, "--backend", "nccl", *sweep)
 
 
@@ -272,7 +277,7 @@ def shared(check: Check) -> Iterator[Figure]:
     )
     own = ("--backend", "torch_one_shot,torch_two_shot", "--place", "out")
     yield from swept(check, "torch-shared", [2], *kernels, *own)
-    nccl = ("--backend", "nccl", "-b", "8", "-e", "64M", "-f", "8", *briefly)
+    nccl = ("--backend", "nccl", "-b", "8", "-e", str(min(64 << 20, LARGEST)), "-f", "8", *briefly)
     yield from swept(check, "nccl-shared", [2], *nccl)
 
 
@@ -303,9 +308,9 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     theirs: tuple[str, ...] = ()
 
 
-STREAMED = Beside(mode="streaming", least="1M", most="1G", in_place=True)
+STREAMED = Beside(mode="streaming", least="1M", most=str(LARGEST), in_place=True)
 CAPTURED = Beside(mode="graph", least="8", most="1M", in_place=True, theirs=("-G", "1"))
-ALONE = Beside(mode="streaming", least="1M", most="1G", in_place=False)
+ALONE = Beside(mode="streaming", least="1M", most=str(LARGEST), in_place=False)
 
 
 def beside_nccl_tests(check: Check) -> Iterator[Figure]:

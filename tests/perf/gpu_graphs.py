@@ -9,6 +9,7 @@ it.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +29,12 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
 N, SLOTS, ROUNDS, SAMPLES = 2, 2, 12, 20
+LARGEST = int(os.environ.get("GPU_CHECK_LARGEST") or 1 << 30)
 CASES = (
     (8, 400),
-    (64 << 20, 8),
+    (min(64 << 20, LARGEST), 8),
 )  # bytes, and so many calls in a graph that it takes over a millisecond
-COPIED, COPIES = 1 << 30, 10
+COPIED, COPIES = min(1 << 30, LARGEST), 10
 BUSY_CYCLES = 4_000_000  # about 2 ms, in which a graph is launched
 
 
