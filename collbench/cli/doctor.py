@@ -384,12 +384,12 @@ def _compiler() -> Finding:
     """The C compiler with which Triton builds what launches a kernel: that of CC, else gcc or
     clang."""
     about = partial(Finding, "c compiler")
-    needed = "Triton builds what launches symm's kernel with it"
+    needed = "Triton needs it to launch symm's kernel"
     named = os.environ.get("CC")
     found = next(filter(None, map(shutil.which, [named] if named else ["gcc", "clang"])), None)
     if found:
         return about("yes", f"{found}: {needed}")
-    missing = f"CC={named} is not there" if named else "apt-get install gcc"
+    missing = f"CC={named} is not found" if named else "no gcc or clang (apt-get install gcc)"
     return about("no", f"{missing}: {needed}")
 
 

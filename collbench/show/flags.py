@@ -132,8 +132,8 @@ FLAGS = {
         "measure what the device takes, too (--mode isolated,graph)",
     ),
     "throttled": Flag(
-        "a GPU was held back meanwhile (heat, power brake, low clock); samples at whose end it is"
-        " held back are replaced",
+        "a GPU was held back meanwhile (heat, power brake, low clock); samples that end so are"
+        " measured again",
         "nvidia-smi -q -d PERFORMANCE says why; look at cooling and power supply",
     ),
     "wire": Flag(

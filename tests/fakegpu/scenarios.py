@@ -137,7 +137,7 @@ RUNS = (
         Scenario(
             f"{name} by sends and receives",
             f"collbench {name} --sizes 64 -g 2 {COUNTED}",
-            (r"fake NCCL\] Recv", f"does not call {function}"),
+            (r"fake NCCL\] Recv", f"instead of {function}"),
             settings={"FAKE_NCCL_TRACE": "1"},
             never=(TRACEBACK, rf"fake NCCL\] {function[4:]}"),
             long=name == "scatter",
@@ -350,7 +350,7 @@ FAULTS = (
     faulty(
         "a GPU is held back for good",
         "collbench all_reduce --sizes 64K,128K,256K -g 2 --max-time 0.2s --format csv",
-        ("rank 1: GPU 1 is held back", "hw_thermal_slowdown", "failed"),
+        ("rank 1: GPU 1 was held back", "hw_thermal_slowdown", "failed"),
         exit=5,
         FAKE_REASONS="1:0x40",
     ),

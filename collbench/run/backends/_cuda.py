@@ -136,7 +136,7 @@ def require_nvml() -> None:
     except OSError as e:
         raise CannotRun(
             f"torch's symmetric memory needs NVML, and {NVML} cannot be loaded",
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility for containers",
+            "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ) from e
 
 
@@ -162,11 +162,11 @@ def _mapping() -> Iterator[None]:
     except RuntimeError as e:
         if NOT_READY in str(e):
             raise CannotRun(
-                "the NVSwitch fabric is not up", "systemctl status nvidia-fabricmanager"
+                "the NVSwitch fabric is not up", "systemctl status nvidia-fabricmanager says why"
             ) from e
         raise CannotRun(
             f"the GPUs do not map each other's memory: {first_line(e)}",
-            "--backend nccl needs no such reach; of symm --virtual-ranks needs one GPU only",
+            "use --backend nccl, or --backend symm --virtual-ranks, which needs one GPU only",
         ) from e
 
 

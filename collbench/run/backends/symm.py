@@ -252,7 +252,7 @@ class Symmetric(Base):
         except Exception as e:  # of Triton, a compiler that it calls, or the driver
             raise CannotRun(
                 f"Triton cannot compile here: {first_line(e)}",
-                "apt-get install gcc; collbench doctor",
+                "install gcc if it is missing; collbench doctor says what else is",
             ) from e
 
     def _on_device(self, words: _instructions.Words) -> Tensor:

@@ -295,7 +295,11 @@ class TorchDistributed(Base):
                 send, recv, issue, submit
             )  # of a broadcast only the root's input counts
         unused = BY_MESSAGES.get(case.collective) if self.name == "nccl" else None
-        note = f"torch sends and receives, and does not call {unused}" if unused else ""
+        note = (
+            f"{case.collective}: torch calls ncclSend and ncclRecv instead of {unused}"
+            if unused
+            else ""
+        )
         return Call(issue, submit, waits=case.collective in WAITING, note=note)
 
     def message(self, sends: bool, buffer: Tensor, peer: int, tag: int) -> Call:

@@ -109,15 +109,15 @@ def nothing_valid(
     parts = [f"{NO_SAMPLE} ({counts})"]
     if "throttled" in invalid:
         parts += [
-            f"rank {rank}: GPU {state.index} is held back ({', '.join(state.throttle)})"
+            f"rank {rank}: GPU {state.index} was held back ({', '.join(state.throttle)})"
             for rank, state in gpus.items()
             if state.is_held_back
         ]
     if hopeless:
         ranks = ", ".join(map(str, hopeless))
         parts += [
-            f"only one block was tried: the {HOPELESS} cases before had none either, held back on"
-            f" rank{'s' * (len(hopeless) > 1)} {ranks}"
+            f"only one block was tried: the {HOPELESS} cases before had no valid sample either, as"
+            f" GPUs of rank{'s' * (len(hopeless) > 1)} {ranks} were held back"
         ]
     parts += [THROTTLED if "throttled" in invalid else f"try {remedy}"]
     return {"status": "failed", "note": "; ".join(parts), "invalid": invalid}

@@ -176,7 +176,7 @@ def test_symmetric_memory_without_nvml_has_a_remedy(
     [
         ("gcc", "", "yes", "/gcc: "),
         ("clang", "", "yes", "/clang: "),
-        ("gcc", "icx", "no", "CC=icx is not there"),
+        ("gcc", "icx", "no", "CC=icx is not found"),
         ("icx", "icx", "yes", "/icx: "),
         ("", "", "no", "apt-get install gcc"),
     ],

@@ -226,7 +226,7 @@ def test_a_fabric_that_is_not_up_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     memory = Mapped("CUDA driver error: system not yet initialized\nwith a trace")
     with pytest.raises(CannotRun, match="the NVSwitch fabric is not up") as caught:
         mapped(memory, monkeypatch, True)
-    assert caught.value.hint == "systemctl status nvidia-fabricmanager"
+    assert caught.value.hint == "systemctl status nvidia-fabricmanager says why"
 
 
 def test_memory_that_another_rank_cannot_map_is_refused_on_this_one_too(

@@ -333,5 +333,5 @@ def test_a_case_without_a_valid_sample_names_the_gpu_that_was_held_back() -> Non
     calm = GpuState(index=3, name="x", throttle=("sw_power_cap",))
     hot = GpuState(index=5, name="x", throttle=("hw_thermal_slowdown",))
     note = nothing_valid({"throttled": 5}, "", gpus={0: calm, 1: hot})["note"]
-    assert "rank 1: GPU 5 is held back (hw_thermal_slowdown)" in note
+    assert "rank 1: GPU 5 was held back (hw_thermal_slowdown)" in note
     assert "rank 0" not in note
