@@ -61,6 +61,7 @@ NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all t
 )
 
 NO_TIME_LEFT = "dropped for --budget"  # how the note of a case begins that there was no time for
+NOT_OPENED = "not opened: "  # how the note of a case begins whose backend could not be opened
 
 SENSITIVE = "arrival-sensitive"
 

@@ -11,7 +11,7 @@ import msgspec
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.records import store
-from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import SCHEMA, Record, RunFile
 from collbench.run import plan
 from collbench.run.plan import Job, Plan
@@ -60,12 +60,12 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 
 
 def standing(resumed: RunFile | None) -> list[Record]:
-    """What need not be measured again: all but what failed or was cut short, and what a budget left
-    no time for. Wrong data stays: it is a finding."""
+    """What need not be measured again: all but what failed or was cut short, what a budget left no
+    time for, and what could not be opened. Wrong data stays: it is a finding."""
     return [
         record
         for record in (resumed.records if resumed else ())
-        if not store.unfinished(record) and not record.note.startswith(NO_TIME_LEFT)
+        if not store.unfinished(record) and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
     ]
 
 

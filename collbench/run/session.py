@@ -26,7 +26,7 @@ from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.derive import FEWEST_SAMPLES, NO_TIME_LEFT
+from collbench.records.derive import FEWEST_SAMPLES, NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume, steps
 from collbench.run.backends import (
@@ -320,9 +320,9 @@ class _Session:
                         self._ranks.close()
                     self._ranks.run(part, listener)
                 self._after = self._ranks.load()
-                if self._broken is not None:
+                if self._broken and "wrong" not in {status for status, _ in self._outcomes}:
                     raise self._broken
-                code, note = self.verdict(), ""
+                code, note = self.verdict(), self._broken.message if self._broken else ""
         except (Exception, KeyboardInterrupt) as e:
             if not self._begun:
                 raise
@@ -426,7 +426,7 @@ class _Session:
         if current.index in self._worlds:
             raise error
         status: Literal["failed", "skipped"] = "skipped"
-        note = error.reason
+        note = f"{NOT_OPENED}{error.reason}"
         if isinstance(error, RunBroken):
             self._broken = self._broken or error
             status, note = "failed", error.message

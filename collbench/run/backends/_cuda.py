@@ -160,6 +160,10 @@ def _mapping() -> Iterator[None]:
     try:
         yield
     except RuntimeError as e:
+        if "out of memory" in str(e):
+            raise CannotRun(
+                f"no memory for symmetric buffers: {first_line(e)}", "smaller sizes (-e)"
+            ) from e
         if NOT_READY in str(e):
             raise CannotRun(
                 "the NVSwitch fabric is not up", "systemctl status nvidia-fabricmanager says why"
@@ -224,6 +228,14 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
+def lacks_multicast(device: torch.device) -> bool:
+    """Whether no switch does that, or this torch knows of none."""
+    try:
+        return not has_multicast(device)
+    except (ImportError, RuntimeError):
+        return True
+
+
 class Registered:
     """Memory from NCCL's own allocator, registered with a group's communicator: one allocation at a
     time. ``level`` is nccl-tests' -R: 1 locally, 2 as a symmetric window (which NCCL may do without
@@ -266,7 +278,7 @@ class Registered:
                 f"no memory for registered buffers: {first_line(error)}",
                 "smaller sizes, or leave -R out",
             )
-        if NO_ALLOCATOR in str(error) and not has_multicast(self._device):
+        if NO_ALLOCATOR in str(error) and lacks_multicast(self._device):
             gpu_name = torch.cuda.get_device_name(self._device)
             return (
                 "torch registers memory only where GPUs have NVLink multicast (NVSwitch);"

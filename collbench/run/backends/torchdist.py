@@ -294,7 +294,8 @@ class TorchDistributed(Base):
             return _after_copy(
                 send, recv, issue, submit
             )  # of a broadcast only the root's input counts
-        unused = BY_MESSAGES.get(case.collective) if self.name == "nccl" else None
+        known = self.name == "nccl" and _cuda.nccl_version()[:2] >= (2, 28)
+        unused = BY_MESSAGES.get(case.collective) if known and not torch.version.hip else None
         note = (
             f"{case.collective}: torch calls ncclSend and ncclRecv instead of {unused}"
             if unused

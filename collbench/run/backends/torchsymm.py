@@ -48,7 +48,7 @@ class TorchSymmetric(TorchDistributed):
         super().open(rank, n, local_rank)
         self._ranks = Control(rank, n)
         with self._ranks.refusing_alike():
-            if self._multicast and not _cuda.has_multicast(self.device):
+            if self._multicast and _cuda.lacks_multicast(self.device):
                 name = torch.cuda.get_device_name(self.device)
                 raise CannotRun(
                     f"{self.label} needs NVLink multicast, which {name} does not have here",

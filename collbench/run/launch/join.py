@@ -298,11 +298,15 @@ class Joined(World):
                 os.environ.update(plan.env)
                 watchdog = Watchdog(board, member, meeting, plan, listener)
                 watchdog.start()
+                own: worker.Worker | None = None
                 try:
                     turn = meeting.turned(listener.turn)
-                    worker.Worker(place, plan, control, board, line, listener.further, turn).run()
-                except CollbenchError as e:  # of a world that did not open, raised by all ranks
-                    listener.unopened(plan, e)
+                    own = worker.Worker(place, plan, control, board, line, listener.further, turn)
+                    own.run()
+                except CollbenchError as e:
+                    if own is None or own.is_open:
+                        raise
+                    listener.unopened(plan, e)  # as all ranks do
                 except Exception as e:
                     what = f"{_who(member.rank)} {_blame(e, meeting)}"
                     error = StallWatch(board, plan).broken(what, member.rank)

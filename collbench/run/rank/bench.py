@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
+from collbench.core.errors import CannotRun
 from collbench.core.groups import Groups
 from collbench.run import backends
 from collbench.run.backends import Backend
@@ -67,8 +69,13 @@ class Sites:
             made = backends.find(self._name)
             made.policy, made.hosts = self._like.policy, self._like.hosts
             made.control = self._control.divided(whole)
-            with self._control.refusing_alike():
-                made.open(made.control.rank, made.control.n, self._local_rank)
+            try:
+                with self._control.refusing_alike():
+                    made.open(made.control.rank, made.control.n, self._local_rank)
+            except CannotRun:
+                with suppress(Exception):  # of a backend that is open in part
+                    made.close()
+                raise
             self._open[whole, lane] = made
         return self._open[whole, lane]
 

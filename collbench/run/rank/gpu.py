@@ -248,9 +248,9 @@ class NvmlWatch:
         self._nvml, self._gpu = nvml, gpu
         self._index, self._name = self._ask("Index"), name
         self._index = index if self._index is None else self._index
-        self._default = self._ask("DefaultApplicationsClock", GRAPHICS) or self._ask(
-            "MaxClockInfo", SM
-        )
+        application = self._ask("DefaultApplicationsClock", GRAPHICS)
+        self._default = application or self._ask("MaxClockInfo", SM)
+        self._knows_default = bool(application)  # no GPU stays at its highest clock for long
         self._traffic, self._errors = (
             _answered(nvml, gpu, choices) for choices in (TRAFFIC, ERRORS)
         )
@@ -265,7 +265,7 @@ class NvmlWatch:
             stream.hold(LOOK_NS)
             sm, reasons = self._ask("ClockInfo", SM), self._reasons()
             stream.drain()
-            if not sm or not self._default or any(reasons & bit for bit in HOLDING_BACK):
+            if not sm or not self._knows_default or any(reasons & bit for bit in HOLDING_BACK):
                 return ""
             busiest = max(busiest, sm)
             if busiest >= LOCKED * self._default:

@@ -253,8 +253,10 @@ class Trial:
     def _unfused(self) -> str:
         """What is not done of -m on GPUs."""
         backend, case, together = self._bench.backend, self._case, self._policy.agg_iters
-        if not backend.stream or together == 1 or backend.fuse_calls(case, ()):
+        if not backend.stream or together == 1:
             return ""
+        if backend.fuse_calls(case, ()):
+            return UNFUSED.format("--inject", case.collective) if self._policy.inject else ""
         by_torch = case.backend == "nccl" and case.algorithm == "native"
         return UNFUSED.format("torch" if by_torch else case.label, case.collective)
 
@@ -299,7 +301,9 @@ class Trial:
         """What issues the calls together: as one where the library can."""
         if len(calls) == 1:
             return calls[0].run
-        if fused := self._bench.backend.fuse_calls(self._case, calls):
+        if not self._policy.inject and (
+            fused := self._bench.backend.fuse_calls(self._case, calls)
+        ):  # a planted delay is a part of the time of a call that is issued by itself
             return fused
         submits = [call.submit for call in calls if call.submit]
 

@@ -119,6 +119,7 @@ class Worker:
         self._own = control  # this rank's group
         self._verdicts: dict[tuple[object, ...], str] = {}
         self._clocks = ""  # that somebody has locked, in words
+        self.is_open = False  # whether all ranks have opened the world
         self._blind: dict[str, str] = {}  # why data cannot be verified, by element type
 
     def run(self) -> None:
@@ -128,7 +129,7 @@ class Worker:
         opened, plan = ExitStack(), self._plan
         try:
             self._begin(opened)
-        except CannotRun:
+        except (CannotRun, RunBroken):
             with suppress(Exception):  # of a backend that is open in part
                 opened.close()
             raise
@@ -167,6 +168,7 @@ class Worker:
         self._bench = self._benched(world, common, watch)
         self._sites = Sites(self._backend, plan.backend, place.local_rank, self._control)
         opened.callback(self._sites.close)
+        self.is_open = True
         if place.rank == 0:
             self._emit(world)
 
