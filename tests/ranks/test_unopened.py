@@ -106,7 +106,7 @@ def test_a_case_that_cannot_be_prepared_is_skipped_alone(tmp_path: Path) -> None
 def test_what_could_not_open_is_tried_again_when_the_run_is_resumed(cli, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     measure(path, "saboteur,gloo", "refuse-all:0:0")
-    found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": ""}
+    found = {"PYTHONPATH": before(PLUGINS), "SABOTAGE": "corrupt:9:9"}
     done = cli("run", "--resume", str(path), **found)
     assert done.returncode == Exit.OK, done.stderr
     assert statuses(store.read(path)) == {"saboteur": {"ok"}, "gloo": {"ok"}}
