@@ -406,14 +406,18 @@ def unfinished(record: Record | _Brief) -> bool:
 
 
 def _standing(run: Run, records: list[R]) -> list[R]:
-    """All but unfinished records whose case was measured again, and those in whose place another
-    stands; of an interleaved comparison, where every launch counts, all."""
-    open_ = {record.case for record in records if unfinished(record) and run.pairing is None}
+    """All but unfinished and skipped records whose case was measured again, and those in whose
+    place another stands; of an interleaved comparison, where every launch counts, all."""
+
+    def gives_way(record: R) -> bool:
+        return unfinished(record) or record.status == "skipped"
+
+    open_ = {record.case for record in records if gives_way(record) and run.pairing is None}
     latest = {record.case: record for record in records if record.case in open_}
     instead = {(r.case, r.world): r for r in records if r.again}
     if instead:
         records = [r for r in records if instead.get((r.case, r.world), r) is r]
-    return [r for r in records if not unfinished(r) or latest.get(r.case, r) is r]
+    return [r for r in records if not gives_way(r) or latest.get(r.case, r) is r]
 
 
 def _lines(path: Path, part: _Part = WHOLE) -> Iterator[Line]:
