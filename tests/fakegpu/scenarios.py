@@ -69,12 +69,12 @@ RUNS = (
     ),
     Scenario(
         "as it is, 2 ranks",
-        "collbench all_reduce -b 8 -e 16M -f 8 -g 2",
+        "collbench all_reduce -b 8 -e 16M -f 8 -g 2 --sync barrier",
         (r"\n +16777216 +4194304 +float +sum +-1 .* 0\n", "Out of bounds values : 0 OK", FAKE),
     ),
     Scenario(
         "1 GiB",
-        "collbench all_reduce --sizes 1G -g 2 -w 1 --max-time 1s --place in",
+        "collbench all_reduce --sizes 1G -g 2 -w 1 --max-time 10s --place in --sync barrier",
         (r"\n +1073741824 .* 0\n", "Out of bounds values : 0 OK"),
         long=True,
     ),
@@ -91,7 +91,9 @@ RUNS = (
     ),
     Scenario(
         "datatypes and reductions",
-        f"collbench all_reduce -d all -o all --sizes 4K -g 2 {COUNTED} --format csv",
+        "collbench all_reduce -d all -o sum,prod,min,max,avg,band,bor,bxor --sizes 4K -g 2"
+        f" {COUNTED} --format csv && collbench all_reduce -d half,float,double -o premul_sum"
+        f" --sizes 4K -g 2 {COUNTED} --format csv",
         (RAN_RIGHT,),
         never=(TRACEBACK, FAILED),
         long=True,
