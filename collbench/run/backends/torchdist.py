@@ -209,6 +209,7 @@ class TorchDistributed(Base):
         self._everyone: Any = (
             None  # the process group of all ranks, where this rank's is but one of several
         )
+        self._nccl: tuple[int, ...] = ()  # its version, once opened; of RCCL none
         self._registered: _cuda.Registered | None = None
         self._listener: ncclog.Listener | None = None
 
@@ -250,7 +251,9 @@ class TorchDistributed(Base):
         )
         self.stream = _cuda.settle(self.device, control, self.policy.pin)
         self._token = torch.zeros(1, device=self.device)
-        version, built = map(_cuda.dotted, (_cuda.nccl_version(), _cuda.built_nccl_version()))
+        loaded = _cuda.nccl_version()
+        self._nccl = () if torch.version.hip else loaded
+        version, built = map(_cuda.dotted, (loaded, _cuda.built_nccl_version()))
         self.library = f"{_cuda.name()} {version} (torch {torch.__version__}, built with {built})"
         self.library += how
         self.library += f", GPUs not watched: {why}" if (why := unwatched(self.device)) else ""
@@ -294,8 +297,7 @@ class TorchDistributed(Base):
             return _after_copy(
                 send, recv, issue, submit
             )  # of a broadcast only the root's input counts
-        known = self.name == "nccl" and _cuda.nccl_version()[:2] >= (2, 28)
-        unused = BY_MESSAGES.get(case.collective) if known and not torch.version.hip else None
+        unused = BY_MESSAGES.get(case.collective) if self._nccl >= (2, 28) else None
         note = (
             f"{case.collective}: torch calls ncclSend and ncclRecv instead of {unused}"
             if unused

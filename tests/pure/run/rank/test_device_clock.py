@@ -633,7 +633,8 @@ def test_a_case_of_a_gpu_that_is_always_held_back_fails_with_its_state(
     fields = tried(stream, "all_reduce", "isolated", watch=Hot(*[True] * 4))
     assert (
         fields["note"]
-        == "no valid sample (12 x throttled); nvidia-smi -q -d PERFORMANCE says what holds the GPU"
+        == "no valid sample (12 x throttled); rank 0: GPU 0 was held back (hw_slowdown);"
+        " nvidia-smi -q -d PERFORMANCE says what holds the GPU"
         " back"
     )
     assert [state.throttle for state in fields["gpus"]] == [("hw_slowdown",)]

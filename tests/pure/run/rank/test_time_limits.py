@@ -257,8 +257,9 @@ def test_after_two_cases_without_a_valid_sample_one_block_tells(clock: Clock) ->
     assert seconds < 1
     note = nothing_valid(found.invalid, "", found.hopeless)["note"]
     assert note == (
-        "no valid sample (10 x throttled); only one block was tried: the 2 cases before had none"
-        " either, held back on rank 0; nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
+        "no valid sample (10 x throttled); only one block was tried: the 2 cases before had no"
+        " valid sample either, as GPUs of rank 0 were held back;"
+        " nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
     )
 
 
