@@ -110,6 +110,11 @@ def main() -> None:
         f"**{right} of {len(runs + faults)}** are as they must be"
         f" ({(time.monotonic() - began) / 60:.0f} minutes).",
         "",
+        *(
+            [f"Only scenarios whose names match `{options.only}` were run.", ""]
+            if options.only
+            else []
+        ),
         "## What runs",
         "",
         *write_rows(runs),
