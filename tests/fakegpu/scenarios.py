@@ -247,10 +247,10 @@ RUNS = (
         Scenario(
             f"ab of two {what}",
             f"{AB_SUITE} collbench ab --suite ab.toml --base '{base}' --head '{head}' -g 2"
-            " --rounds 2,2 --budget 0 --max-time 0.1s",
+            " --rounds 6,6 --budget 0 --max-time 0.1s",
             (FAKE, "wrong|nothing to compare"),
             exit=3,
-            long=what != "settings",
+            long=True,
         )
         for what, base, head in (
             ("algorithms", "", "algo:ring"),
