@@ -136,10 +136,9 @@ def find_nothing(value: Any, *args: Any, **kwargs: Any) -> Any:
     """A comparison that is broken: all is zero."""
     import torch
 
-    result = torch.zeros((), dtype=torch.int64) if kwargs.get("dim") is None and not args else None
-    if result is None:
-        result = torch.zeros(value.shape, dtype=torch.bool)
-    return to_cuda(result)
+    if args or kwargs.get("dim") is not None:
+        return to_cuda(torch.zeros(value.shape, dtype=torch.bool))
+    return to_cuda(torch.zeros((), dtype=torch.int64))  # a count
 
 
 def copy_(target: Any, source: Any, non_blocking: bool = False) -> Any:

@@ -262,9 +262,8 @@ fake::Work work_of(const void* function, void** arguments) {
   if (maker == MAKERS.end()) return {};
   auto parameters = fake::split(text.substr(angle + 1, text.find('>', angle) - angle - 1), ',');
   bool is_bfloat16 = parameters[0].find("BFloat16") != std::string::npos;
-  bool has_type = parameters.size() > 1 || name != "multimem_all_gather_kernel";
   Launch launch{{is_bfloat16 ? elements::Type::bfloat16 : elements::Type::float32},
-                has_type && parameters.size() > 1 ? strtoul(parameters[1].c_str() + 1, nullptr, 10) : 0,
+                parameters.size() > 1 ? strtoul(parameters[1].c_str() + 1, nullptr, 10) : 0,
                 parameters.size() > 3 && parameters[3].find("true") != std::string::npos,
                 parameters.size() > 4 && parameters[4].find("true") != std::string::npos,
                 arguments};
