@@ -181,8 +181,7 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
         # before anybody asks what GPUs there are
         os.environ.update(dict(order.suite.axes.envs[0]))
         if follows:
-            join.follow(member, order.join_seconds)
-            return Exit.OK
+            return join.follow(member, order.join_seconds)
     world = choose(order, member)
     before: dict[str, Load] = {}
     try:

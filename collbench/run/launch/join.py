@@ -270,6 +270,7 @@ class Joined(World):
 
     def __init__(self, member: Membership, seconds: float) -> None:
         self._member, self._seconds = member, seconds
+        self.opened = 0  # worlds so far
 
     def load(self) -> dict[str, Load]:
         return {}
@@ -303,6 +304,7 @@ class Joined(World):
                     turn = meeting.turned(listener.turn)
                     own = worker.Worker(place, plan, control, board, line, listener.further, turn)
                     own.run()
+                    self.opened += 1
                 except CollbenchError as e:
                     if own is None or own.is_open:
                         raise
@@ -334,9 +336,9 @@ class Joined(World):
             os._exit(Exit.TIMEOUT)
 
 
-def follow(member: Membership, seconds: float) -> None:
-    """The part of a rank that has nothing to plan, print or keep. Where Joined.run raises, so does
-    this."""
+def follow(member: Membership, seconds: float) -> Exit:
+    """Take part as a rank that has nothing to plan, print or keep. Returns the exit code, which
+    tells as rank 0's whether no world opened, or one broke. Raises as Joined.run."""
     interrupts.leave_to_the_system()
     first = f"rank {member.rank - member.local_rank} on "  # of this host, and its voice
 
@@ -344,13 +346,20 @@ def follow(member: Membership, seconds: float) -> None:
         if member.local_rank == 0 or first in error.message:
             tell(error.message)
 
-    told_of_nothing = Listener(lambda line: None, hung=hung, unopened=lambda plan, error: None)
+    unopened: list[CollbenchError] = []
+    listener = Listener(
+        lambda line: None, hung=hung, unopened=lambda plan, error: unopened.append(error)
+    )
+    joined = Joined(member, seconds)
     try:
-        Joined(member, seconds).run([], told_of_nothing)
+        joined.run([], listener)
     except KeyboardInterrupt:
         os._exit(
             Exit.INTERRUPTED
         )  # libraries under a collective abort when Python takes itself down around them
+    if any(isinstance(error, RunBroken) for error in unopened):
+        return Exit.TIMEOUT
+    return Exit.CANNOT_RUN if unopened and not joined.opened else Exit.OK
 
 
 def _hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:
