@@ -18,6 +18,7 @@ from running import Outcome, find_environment, run_scenario
 from scenarios import FAULTS, ROOT, RUNS, Scenario
 
 SHOWN = 150  # characters of a line that was seen
+ENDING = 4000  # characters of the output where something is not as it must be
 
 
 def read_versions(environment: Path) -> str:
@@ -77,6 +78,8 @@ def run_all(
             file=sys.stderr,
             flush=True,
         )
+        if outcome.faults:
+            print(outcome.output[-ENDING:], file=sys.stderr, flush=True)
         outcomes.append((scenario, outcome, seconds))
     return outcomes
 
