@@ -34,6 +34,7 @@ BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
 MAX_LOST = (
     1.5  # times a case's time, spent on samples that are thrown away and on pauses after them
 )
+MOST_OVER = 2.0  # times a case's time, in which it gets its fewest samples where some are thrown away
 PAUSE_SHARE = 0.25  # of a case's time: no pause is longer
 ALONE_SHARE = 0.5  # of a case's time, for calls by the host's clock beside a device's
 TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first
@@ -75,7 +76,13 @@ def has_lost(elapsed: float, valid: int, tried: int, most: float) -> bool:
     """Whether samples that are thrown away have cost ``most`` seconds of those elapsed, where so
     many of those tried are valid; or have come so near to it that another would end farther beyond.
     """
-    return valid < tried and elapsed * (1 - valid / tried) * (1 + 0.5 / tried) >= most
+    return is_overdue(elapsed * (1 - valid / tried), valid, tried, most)
+
+
+def is_overdue(elapsed: float, valid: int, tried: int, most: float) -> bool:
+    """Whether ``most`` seconds are over, or so nearly that another sample would end farther beyond,
+    where some samples are thrown away."""
+    return valid < tried and elapsed * (1 + 0.5 / tried) >= most
 
 
 def preemptions() -> int:
@@ -513,7 +520,8 @@ class Protocol:
             return 0, STOPS.index("converged" if narrow else "max_n")
         # another would end farther beyond than this is before
         spent = elapsed * (1 + 0.5 / tried) >= self._most_seconds and n >= self._least
-        if spent or lost:
+        overdue = is_overdue(elapsed, n, tried, MOST_OVER * self._most_seconds)
+        if spent or lost or overdue:
             return 0, STOPS.index("budget")
         left = max(self._least - n, int((self._most_seconds - elapsed) / elapsed * tried))
         return max(1, min(stats.next_block(tried), most, left, policy.max_iters - tried)), 0

@@ -211,9 +211,12 @@ def test_the_first_block_is_as_long_as_warming_up_says(clock: Clock) -> None:
 
 
 @LIMITS
-@pytest.mark.parametrize("least", [1, 6])
-def test_one_valid_block_in_ten_ends_a_case_in_time(clock: Clock, limit: float, least: int) -> None:
-    guard = Guard(Watched(clock, lambda number: number % 10 == 0), clock.sleep)
+@pytest.mark.parametrize("least", [1, 6, 20])
+@pytest.mark.parametrize("every", [2, 3, 10])
+def test_one_valid_block_in_a_few_ends_a_case_in_time(
+    clock: Clock, limit: float, least: int, every: int
+) -> None:
+    guard = Guard(Watched(clock, lambda number: number % every == 0), clock.sleep)
     job = Job(Case(collective="barrier", backend="gloo", n=1, nbytes=0), 1, "cold", least=least)
     policy, call_ns = limited(limit), int(limit * 1e9 / 4)
     assert protocol(clock, policy, call_ns=call_ns, guard=guard, job=job).seconds <= longest(
