@@ -64,13 +64,13 @@ def ring(n: int, cells: int) -> Iterator[Moves]:
 
 
 def ring_down(n: int, cells: int) -> Iterator[Moves]:
-    """The ring in the other direction: every rank sends to the rank before it, its own block
-    first."""
+    """The ring in the other direction: every rank sends to the rank before it, first the block of
+    that rank's number."""
     turn = around(n)
     for step in range(n - 1):
-        yield Moves(turn(0), turn(-1), turn(step), reduce=True)
+        yield Moves(turn(0), turn(-1), turn(step - 1), reduce=True)
     for step in range(n - 1):
-        yield Moves(turn(0), turn(-1), turn(step - 1))
+        yield Moves(turn(0), turn(-1), turn(step - 2))
 
 
 def _folded(n: int, cells: int, steps: Iterator[Moves]) -> Iterator[Moves]:

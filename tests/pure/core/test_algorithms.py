@@ -284,14 +284,24 @@ def collbench(*args: str) -> Result:
     return CliRunner().invoke(main.app, args)
 
 
-def test_the_ring_the_other_way_ends_with_the_blocks_of_the_ranks_before() -> None:
-    """A textbook's three devices, which end their first half with partitions 3, 1 and 2."""
+def test_the_ring_the_other_way_takes_a_textbooks_steps() -> None:
+    """Device 2 sends partition 1 to device 1, device 1 sends 3 to device 3, device 3 sends 2 to
+    device 2; half way the sums 14, 21 and 7 are on devices 1, 2 and 3."""
     ring = algorithms.find("all_reduce", "ring:down").schedule(3)
+    first = next(ring.steps())
+    assert {(move.src + 1, move.chunk + 1, move.dst + 1) for move in first} == {
+        (2, 1, 1),
+        (1, 3, 3),
+        (3, 2, 2),
+    }
     inputs = [[2, 4, 6], [1, 2, 3], [4, 8, 12]]
     states = [state.copy() for state in run(ring, inputs, lambda a, b: a + b)]
     whole = [7, 14, 21]
-    ends = [[1 + cell for cell in range(3) if row[cell] == whole[cell]] for row in states[2]]
-    assert ends == [[3], [1], [2]]
+    assert [[sum_ for sum_ in row if sum_ in whole] for row in states[2].tolist()] == [
+        [14],
+        [21],
+        [7],
+    ]
     assert states[4].tolist() == [whole] * 3
 
 
