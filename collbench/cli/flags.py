@@ -61,12 +61,20 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "show": {
         "algorithm": Argument(
-            metavar="ALGORITHM", help="ring, or with parameters: chain:segments=4."
+            metavar="ALGORITHM",
+            help="ring, or with parameters: chain:segments=4; native with --on.",
         ),
         "n": Option("-n", "--ranks", min=1, help="Ranks. Default 4, or those of --values."),
         "rank": Option("--rank", min=0, help="Only what this rank gets, sends and holds."),
         "step": Option("--step", min=0, help="Only this step, and the state before it."),
         "values": Option("--values", help="What ranks start with: 2,4,6;1,2,3;4,8,12."),
+        "on": Option(
+            "--on",
+            help=(
+                "Run it once on this backend instead, and show every rank's buffers; ALGORITHM"
+                " native is the library's own."
+            ),
+        ),
         "html": Option("--html", help="Write a page with a slider over the steps instead."),
     },
     "prove": {

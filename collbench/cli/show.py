@@ -16,14 +16,26 @@ def show(
     rank: int | None = None,
     step: int | None = None,
     values: str = "",
+    on: str = "",
     html: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Draw an algorithm's steps, or write a page with a slider."""
+    """Draw an algorithm's steps, or write a page with a slider; or run a library once on numbers
+    and show every rank's buffers."""
     from collbench.core import algorithms, files
     from collbench.show import terminal
     from collbench.show.views import drawing, prediction
 
+    if on:
+        for option, given_too in (("--step", step is not None), ("--html", html is not None)):
+            if given_too:
+                raise UsageError(f"{option}: a library shows none of its steps", "leave out --on")
+        return _show_buffers(name, algorithm, n, root, rank, values, on)
+    if algorithm == "native":
+        raise UsageError(
+            "native: only the library itself knows its steps",
+            "collbench show reduce native --on gloo runs it and shows every rank's buffers",
+        )
     if html:
         files.refuse(html, MARKS["html"], "--html")
     given = drawing.parse(values) if values else None
@@ -55,3 +67,31 @@ def show(
         shown = [frames[max(0, step - 1)]._replace(moves=None), *frames[max(1, step) : step + 1]]
     drawn = drawing.document(schedule, frames, shown, rank, terminal.screen(), about)
     terminal.show(*drawn.brief)
+
+
+def _show_buffers(
+    name: str, algorithm: str, n: int | None, root: int, rank: int | None, values: str, on: str
+) -> None:
+    """Run the collective once on ``on``, and show every rank's buffers before and after."""
+    from collbench.core.collectives import collective
+    from collbench.run.values import run_on_values
+    from collbench.show import terminal
+    from collbench.show.views import buffers, drawing
+
+    row = collective(name)
+    given = drawing.parse(values) if values else None
+    n = n or (len(given) if given else 4)
+    if given is None:
+        sent = row.counts(n, 1)[0]
+        length = sent if sent > 1 else 2
+        given = [[1 + length * each + i for i in range(length)] for each in range(n)]
+    if len(given) != n:
+        raise UsageError(f"--values: {len(given)} ranks' numbers for -n {n}", "one list a rank")
+    for option, value in (("--rank", rank), ("--root", root)):
+        if value is not None and value >= n:
+            raise UsageError(f"{option}: there is no rank {value} among {n}", f"0 to {n - 1}")
+    if not row.moves_data:
+        raise UsageError(f"{row.name} has no buffers", "collbench list names those that have")
+    found = run_on_values(row.name, algorithm, on, given, root)
+    table, lines = buffers.describe(row, on, given, found, root, rank)
+    terminal.show(table, *lines)

@@ -213,8 +213,9 @@ RUNS = (
     ),
     Scenario(
         "Ray, NCCL and symm",
-        "collbench all_reduce --launcher ray --backend nccl,symm --algo native,ring -g 2"
-        f" --sizes 64,1M {COUNTED} --format csv",
+        "ray start --head --num-cpus 2 --num-gpus 2 --disable-usage-stats > ray.log &&"
+        " collbench all_reduce --launcher ray --backend nccl,symm --algo native,ring -g 2"
+        f" --sizes 64,1M {COUNTED} --format csv; code=$?; ray stop > ray.log; exit $code",
         (r"all_reduce,nccl,.*,ok", r"all_reduce,symm,.*,ok"),
         never=(TRACEBACK, FAILED),
         long=True,

@@ -34,7 +34,9 @@ BLOCK_S = 1.0  # of samples at most, between which rank 0 looks at them
 MAX_LOST = (
     1.5  # times a case's time, spent on samples that are thrown away and on pauses after them
 )
-MOST_OVER = 2.0  # times a case's time, in which it gets its fewest samples where some are thrown away
+MOST_OVER = (
+    2.0  # times a case's time, in which it gets its fewest samples where some are thrown away
+)
 PAUSE_SHARE = 0.25  # of a case's time: no pause is longer
 ALONE_SHARE = 0.5  # of a case's time, for calls by the host's clock beside a device's
 TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before, and of its first

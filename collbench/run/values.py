@@ -1,0 +1,148 @@
+"""A collective called once, by real ranks, on numbers that somebody has given: what every rank's
+buffers hold afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from collbench.core.errors import CannotRun, UsageError, first_line
+from collbench.run.launch import folders
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+Number = int | float
+
+
+class Buffers(NamedTuple):
+    """A rank's two buffers after the call; one and the same (``recv`` is None) where the collective
+    works in place."""
+
+    send: list[Number]
+    recv: list[Number] | None
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a rank leaves in its file: its buffers, or why it has none."""
+
+    buffers: Buffers | None = None
+    refused: tuple[str, str] = ("", "")
+
+
+def run_on_values(
+    collective: str,
+    algorithm: str,
+    backend: str,
+    values: Sequence[Sequence[Number]],
+    root: int = 0,
+) -> list[Buffers]:
+    """Call it with ``values[rank]`` at every rank, and return every rank's buffers; in place where
+    the collective has such a form. Whole numbers are int32, others double.
+
+    Raises UsageError where the collective does not take so many values a rank, CannotRun where the
+    backend cannot run it here.
+    """
+    from torch.multiprocessing.spawn import ProcessException, spawn
+
+    case = find_case(collective, algorithm, backend, values, root)
+    _refuse_mpirun(backend)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with folders.private() as folder:
+        arguments = (folder, case, values)
+        try:
+            spawn(_run_rank, arguments, case.n)  # type: ignore[no-untyped-call]
+        except ProcessException as e:
+            raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
+        told = [
+            msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=_Told)
+            for rank in range(case.n)
+        ]
+    for message, hint in (one.refused for one in told if one.buffers is None):
+        raise CannotRun(message, hint)
+    return [one.buffers for one in told if one.buffers]
+
+
+def _refuse_mpirun(backend: str) -> None:
+    from collbench.run import backends
+
+    if backend in backends.UNDER_MPIRUN:
+        raise UsageError(f"--on {backend}: its ranks need mpirun", "--on gloo or --on shm")
+
+
+def find_case(
+    collective: str,
+    algorithm: str,
+    backend: str,
+    values: Sequence[Sequence[Number]],
+    root: int = 0,
+) -> Case:
+    """The case whose ranks send as many elements as they are given. Raises UsageError where there
+    is none."""
+    n, length = len(values), len(values[0])
+    whole = all(isinstance(value, int) for row in values for value in row)
+    dtype = "int32" if whole else "double"
+    case = Case(collective=collective, backend=backend, n=n, nbytes=0, algorithm=algorithm)
+    row = case.row
+    case = msgspec.structs.replace(
+        case,
+        dtype=dtype,
+        op="sum" if row.reduces else "none",
+        root=root if row.rooted else -1,
+        in_place=row.in_place is not None,
+        splits="uniform" if row.uneven else "",
+    )
+    element = case.type.size
+    for count in (length, length * n):
+        found = msgspec.structs.replace(case, nbytes=count * element)
+        if found.counts[0] == length:
+            return found
+    raise UsageError(
+        f"--values: {collective} of {n} ranks takes no {length} numbers a rank",
+        f"give {n}, or a multiple of it",
+    )
+
+
+def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> None:
+    """One rank's process, which leaves what it found in its file of ``folder``."""
+    try:
+        told = _Told(_call(rank, folder, case, values))
+    except CannotRun as e:
+        told = _Told(refused=(e.message, e.hint))
+    except (RuntimeError, ValueError, OSError) as e:
+        told = _Told(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
+    (folder / f"{rank}.json").write_bytes(msgspec.json.encode(told))
+
+
+def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> Buffers:
+    from torch import distributed, tensor
+
+    from collbench.machine import environment
+    from collbench.run import backends
+    from collbench.run.rank import calls, worker
+
+    place = worker.Place(rank, case.n, rank, case.n, "")
+    store = distributed.FileStore(str(folder / "store"), case.n)  # type: ignore[attr-defined]
+    control = worker.connect(place, store)
+    backend = backends.find(case.backend)
+    backend.policy, backend.hosts = Policy(), control.collect(environment.host())
+    backend.open(rank, case.n, rank)
+    try:
+        if why := backend.why_not(case):
+            raise CannotRun(why)
+        ((buffers,),) = calls.allocate(backend, [case], [rank])
+        buffers.written.zero_()
+        mine = tensor(values[rank], dtype=buffers.send.dtype)
+        buffers.send.copy_(mine)
+        control.barrier()
+        backend.prepare(case, buffers.send, buffers.recv).run()
+        backend.finish()
+        control.barrier()
+        if buffers.whole is not None:
+            return Buffers(buffers.whole.tolist(), None)
+        return Buffers(buffers.send.tolist(), buffers.recv.tolist())
+    finally:
+        backend.close()

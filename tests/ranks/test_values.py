@@ -1,0 +1,70 @@
+"""A real library on given numbers, by the command line."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from collbench.cli import main
+from collbench.core.errors import CannotRun, Exit, UsageError
+from collbench.run.values import find_case, run_on_values
+
+
+def test_gloos_reduce_leaves_partial_sums_on_the_others() -> None:
+    found = run_on_values("reduce", "native", "gloo", [[1, 2], [3, 4], [5, 6], [7, 8]], root=3)
+    assert [buffers.send for buffers in found] == [[16, 20], [15, 18], [12, 14], [16, 20]]
+    assert all(buffers.recv is None for buffers in found)
+
+
+def test_a_reference_algorithm_runs_on_numbers_that_are_not_whole() -> None:
+    found = run_on_values("all_reduce", "ring", "shm", [[1.5, 2], [3, 4]])
+    assert [buffers.send for buffers in found] == [[4.5, 6], [4.5, 6]]
+
+
+def test_what_the_backend_cannot_do_is_refused() -> None:
+    with pytest.raises(CannotRun):
+        run_on_values("scan", "native", "gloo", [[1], [2]])
+
+
+def test_the_command_shows_what_was_promised_beside_what_is_there() -> None:
+    shown = CliRunner().invoke(
+        main.app, ["show", "gather", "native", "--on", "gloo", "--values", "1;2", "-r", "1"]
+    )
+    assert shown.exit_code == Exit.OK, shown.output
+    rows = [line.split("  ") for line in shown.output.splitlines() if line[:1] in "01"]
+    assert [[cell.strip() for cell in row if cell.strip()] for row in rows] == [
+        ["0", "[1]", "[1, 0]", "-"],
+        ["1 (root)", "[2]", "[1, 2]", "[1, 2]"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["reduce", "native"],
+        ["reduce", "native", "--on", "mpi"],
+        ["reduce", "native", "--on", "gloo", "--step", "1"],
+        ["reduce", "native", "--on", "gloo", "-r", "9"],
+        ["reduce", "native", "--on", "gloo", "-n", "3", "--values", "1;2"],
+        ["barrier", "native", "--on", "gloo"],
+    ],
+)
+def test_what_has_no_sense_is_refused(options: list[str]) -> None:
+    with pytest.raises(UsageError):
+        CliRunner().invoke(main.app, ["show", *options], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("collective", "length", "sent"),
+    [("all_gather", 2, 2), ("reduce_scatter", 6, 6), ("scatter", 3, 3), ("gather", 4, 4)],
+)
+def test_ranks_send_as_many_elements_as_they_are_given(
+    collective: str, length: int, sent: int
+) -> None:
+    case = find_case(collective, "native", "gloo", [[1] * length] * 3)
+    assert case.counts[0] == sent
+
+
+def test_numbers_that_cannot_be_divided_over_the_ranks_are_refused() -> None:
+    with pytest.raises(UsageError):
+        find_case("reduce_scatter", "native", "gloo", [[1, 2]] * 3)
