@@ -4,7 +4,7 @@ that each stands for.
 Shapes are those of the published configurations: GPT-2 (Radford et al. 2019), ResNet-50 as
 torchvision has it, Llama 3 and 3.1 (arXiv 2407.21783), DeepSeek-V3 (arXiv 2412.19437), DALL-E
 (arXiv 2102.12092), GPT-3 (arXiv 2005.14165); ``toy`` is that of PyTorch's tutorial on distributed
-data parallel.
+data parallel, ``stack-170b`` 170 billion parameters of no model in particular.
 """
 
 from __future__ import annotations
@@ -300,6 +300,13 @@ def _toy() -> Model:
     return Model(name="toy", tensors=tensors, layers=2, dtype="float")
 
 
+def _stack(name: str, layers: int, rows: int, columns: int) -> Model:
+    """Equal matrices and nothing else: a number of parameters, where no more is known of a
+    model."""
+    tensors = (_dense(f"layers.{n}.weight", rows, columns, layer=n) for n in range(layers))
+    return Model(name=name, tensors=tuple(tensors), layers=layers, dtype="float")
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "gpt2-124m": _gpt2,
     "resnet50": _resnet50,
@@ -309,6 +316,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "deepseek-v3": _deepseek_v3,
     "dalle-12b": lambda: _transformer("dalle-12b", 3968, 64, 62, "half", 1280),
     "gpt3-175b": lambda: _transformer("gpt3-175b", 12288, 96, 96, "float", 2048, 50257),
+    "stack-170b": lambda: _stack("stack-170b", 80, 42_500, 50_000),
     "toy": _toy,
 }
 

@@ -119,8 +119,14 @@ LEGEND = (
 
 
 def _held(found: Count) -> str:
-    parts = [f"{size(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
-    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "not told"
+    """The memory that a rank needs, and for what; from 1 GB on in GB, too, as models are spoken
+    of."""
+
+    def words(nbytes: float) -> str:
+        return size(nbytes) + (f" = {nbytes / 1e9:,.0f} GB" if nbytes >= 1e9 else "")
+
+    parts = [f"{words(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
+    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:

@@ -47,6 +47,7 @@ def test_layers_of_models_have_the_parameters_that_are_published() -> None:
     assert numel("deepseek-v3", 3) == 11_507_286_272
     assert model("deepseek-v3").parameters == 671_026_419_200
     assert round(model("gpt3-175b").nbytes / 1e9) == 698
+    assert model("stack-170b").nbytes == 680_000_000_000
 
 
 def test_forward_takes_the_work_that_is_known_of_it() -> None:
