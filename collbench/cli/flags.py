@@ -17,6 +17,8 @@ from collbench.cli.completion import completed
 from collbench.cli.parameters import option
 from collbench.core.errors import UsageError
 
+ALGORITHM_OPTIONS = {"algo", "algorithm", "algorithms"}
+
 MAY_BE_EMPTY = ("--base", "--head", "--title")
 
 
@@ -468,6 +470,7 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(ctx: Context, **values: Any) -> None:
         _refuse_empty(ctx)
+        _load_algorithms(ctx, values)
         function(**({"ctx": ctx} if own else {}), **values)
 
     hints["ctx"] = Context
@@ -480,6 +483,21 @@ def typed(name: str, function: Callable[..., None]) -> Callable[..., None]:
         ]
     )
     return command
+
+
+def _load_algorithms(ctx: Context, values: dict[str, Any]) -> None:
+    """Have algorithms in files of the user's own (./line.py:line) known from here on, by the names
+    that then stand in ``values``."""
+    for key in values.keys() & ALGORITHM_OPTIONS:
+        words = values[key]
+        if words and ".py:" in str(words):
+            from collbench.core import algorithms
+            from collbench.core.collectives import COLLECTIVES, collective
+
+            name = values.get("name") or values.get("collective") or ctx.info_name or ""
+            known = {alias for row in COLLECTIVES.values() for alias in (row.name, *row.aliases)}
+            owner = collective(name).name if name in known else ""
+            values[key] = algorithms.add_file(words, owner)
 
 
 def _refuse_empty(ctx: Context) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.errors import CannotRun, UsageError, first_line
+from collbench.core.errors import CannotRun, CollbenchError, UsageError, first_line
 from collbench.run.launch import folders
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -110,7 +110,7 @@ def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Num
     """One rank's process, which leaves what it found in its file of ``folder``."""
     try:
         told = _Told(_call(rank, folder, case, values))
-    except CannotRun as e:
+    except CollbenchError as e:
         told = _Told(refused=(e.message, e.hint))
     except (RuntimeError, ValueError, OSError) as e:
         told = _Told(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))

@@ -145,7 +145,7 @@ FIELDS: tuple[Field, ...] = (
         "--algo",
         (
             "native (the library's own choice) or a reference algorithm (see `collbench list`),"
-            " with parameters as in chain:segments=64; a list."
+            " with parameters as in chain:segments=64, or your own as ./line.py:line; a list."
         ),
         text="native",
     ),

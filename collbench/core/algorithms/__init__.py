@@ -16,10 +16,13 @@ import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from collbench.core import algorithm_files
+from collbench.core.algorithm_files import Named
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Moves, Schedule
@@ -122,11 +125,61 @@ def catalogue() -> dict[tuple[str, str], Algorithm]:
         for found in pkgutil.iter_modules(__path__)
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
+    rows += [_row(named) for named in algorithm_files.find_named()]
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
         for row in sorted(rows, key=lambda row: order.index(row.collective))
     }
+
+
+def add_file(words: str, collective: str = "") -> str:
+    """``words``, a list of algorithms by commas, with those in files of the user's own by the names
+    that they have from now on, in this process and those it starts. A generator is one of
+    ``collective``. Raises UsageError where there is no such file, or no algorithm in it."""
+    return ",".join(_add(word, collective) for word in words.split(","))
+
+
+def _add(word: str, owner: str) -> str:
+    match = algorithm_files.WORD.fullmatch(word.strip())
+    if match is None:
+        return word
+    named = Named(Path(match["path"]).resolve(), match["name"], owner)
+    _row(named)
+    algorithm_files.remember(named)
+    catalogue.cache_clear()
+    return named.label + match["settings"]
+
+
+def _row(named: Named) -> Algorithm:
+    """The algorithm of a file: a row as in a table, or a generator with the cells and parameters
+    that are defaults of its arguments."""
+    found = named.load()
+    if isinstance(found, Algorithm):
+        return found._replace(name=named.label)
+    if not inspect.isgeneratorfunction(found):
+        raise UsageError(
+            f"{named.label} is no generator of steps", "def line(n, cells): yield Moves(…)"
+        )
+    if not named.collective:
+        raise UsageError(
+            f"{named.label}: a generator does not say of which collective it is",
+            f"name a row: LINE = Algorithm('line', 'all_reduce', {named.name}, 'source')",
+        )
+    defaults = {
+        name: argument.default
+        for name, argument in inspect.signature(found).parameters.items()
+        if isinstance(argument.default, int)
+    }
+    cells = defaults.pop("cells", 1)
+    return Algorithm(
+        named.label,
+        named.collective,
+        found,
+        str(named.path),
+        cells=lambda n, **_: cells,
+        parameters={name: lambda n, ratio, value=value: value for name, value in defaults.items()},  # type: ignore[misc]
+    )
 
 
 def of(name: str) -> list[Algorithm]:
@@ -147,12 +200,16 @@ def find(name: str, text: str) -> Variant:
     if (owner, text) in catalogue():  # a name that has a colon itself
         return Variant(catalogue()[owner, text])
     word, *settings = text.split(":")
+    match = algorithm_files.WORD.fullmatch(text)
+    if match:  # its name has a colon, too
+        word, settings = f"{match['path']}:{match['name']}", settings[1:]
     algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
     if algorithm is None:
         known = [row.name for row in of(owner)]
-        raise UsageError(
-            f"{owner} has no algorithm '{word}'", near(word, known) or f"one of {', '.join(known)}"
-        )
+        hint = near(word, known) or f"one of {', '.join(known)}"
+        if match:
+            hint = f"it is in a file that --algo must name, as in ./{text}"
+        raise UsageError(f"{owner} has no algorithm '{word}'", hint)
     given = []
     for setting in settings:
         key, _, value = setting.partition("=")

@@ -1,0 +1,80 @@
+"""Algorithms in files of the user's own, named on a command line as ``./line.py:line``.
+
+The environment hands them on to ranks, as which file is run is for the command line alone to say: a
+run's file that names such an algorithm runs nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from collbench.core.errors import UsageError, first_line
+from collbench.core.text import near
+
+VARIABLE = "COLLBENCH_ALGORITHMS"
+WORD = re.compile(r"(?P<path>[^:]*\.py):(?P<name>[^:]*)(?P<settings>(:.*)?)")
+
+
+class Named(NamedTuple):
+    """An object of a file, and the collective that it was named for, if it was for one."""
+
+    path: Path
+    name: str
+    collective: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the algorithm is called in tables and records."""
+        return f"{self.path.name}:{self.name}"
+
+    def load(self) -> object:
+        """The object. Raises UsageError where the file or the object cannot be had."""
+        module = _run_file(self.path)
+        if self.name not in module:
+            known = [name for name in module if not name.startswith("_")]
+            raise UsageError(
+                f"{self.path} has no '{self.name}'", near(self.name, known) or "name a generator"
+            )
+        return module[self.name]
+
+
+def find_named() -> list[Named]:
+    """What this process has been told of."""
+    entries = filter(None, os.environ.get(VARIABLE, "").split("\n"))
+    found = []
+    for entry in entries:
+        collective, _, word = entry.partition("=")
+        match = WORD.fullmatch(word)
+        if match:
+            found.append(Named(Path(match["path"]), match["name"], collective))
+    return found
+
+
+def remember(named: Named) -> None:
+    """Tell this process and those that it starts of it."""
+    entry = f"{named.collective}={named.path}:{named.name}"
+    others = os.environ.get(VARIABLE, "").split("\n")
+    if entry not in others:
+        os.environ[VARIABLE] = "\n".join(filter(None, [*others, entry]))
+
+
+@functools.cache
+def _run_file(path: Path) -> dict[str, object]:
+    """What the file defines. Raises UsageError with what it raises."""
+    spec = importlib.util.spec_from_file_location(f"collbench_file_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"there is no file {path}", "an algorithm's file, as in ./line.py:line")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise UsageError(
+            f"{path} cannot be loaded: {type(e).__name__}: {first_line(e)}",
+            f"python {path} tells where",
+        ) from e
+    return vars(module)
