@@ -103,7 +103,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
     goes on below with the columns that do not fit, beside its first again; columns whose heads are
     ``whole`` are never cut, only broken by the terminal itself.
-    ``elsewhere`` says where all lines are, for a comment in which not all of them fit.
+    ``elsewhere`` says where all lines are, for a comment in which not all of them fit. On a page
+    lines of a ``tiled`` table stand beside each other, and those of a ``carded`` one are cards
+    where the screen is narrow.
     """
 
     heads: tuple[str, ...]
@@ -121,6 +123,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     split: bool = False
     whole: tuple[str, ...] = ()
     elsewhere: str = ""
+    tiled: bool = False
+    carded: bool = False
 
     @property
     def sides(self) -> str:
@@ -145,6 +149,17 @@ class Points(msgspec.Struct, frozen=True):
 
 
 Block = Cell | Table | Heading | Points
+
+
+class Card(msgspec.Struct, frozen=True):
+    """A figure that answers at first sight, on top of a page: what it is, the figure, where it was
+    found. ``weight`` marks it, and ``why`` says why."""
+
+    name: str
+    figure: str
+    about: str = ""
+    weight: Weight = ""
+    why: str = ""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,8 +203,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What a command has to say, for every medium. ``verdict`` is one sentence, ``weight`` its
     colour.
 
-    A page shows ``runs`` (lines that name what it is about) and ``sections``; ``data`` is what
-    can be downloaded from it: plain values by words.COLUMNS. A terminal shows
+    A page shows ``cards``, ``runs`` (lines that name what it is about) and ``sections``; ``data``
+    is what can be downloaded from it: plain values by words.COLUMNS. A terminal shows
     ``brief``. Markdown shows ``comment`` where there is one, below the hidden line ``marker``,
     else the page. ``line`` is for a chat or a plugin, ``values`` for JSON, ``rows`` for CSV
     (heads from the first of them), ``cases`` of ``suite`` for JUnit and GitHub, ``gauges`` for
@@ -199,6 +214,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     verdict: str = ""
     weight: Weight = ""
+    cards: list[Card] = []
     runs: list[str] = []
     sections: list[Section] = []
     data: list[dict[str, Any]] = []

@@ -74,7 +74,7 @@ GRAVITY: dict[Severity, Weight] = {"critical": "bad", "warning": "bad", "hint": 
 OUTCOMES: dict[str, Weight] = {
     "passed": "good",
     "found": "notice",
-    "no data": "notice",
+    "no data": "",
     "not applicable": "",
 }
 
@@ -101,7 +101,7 @@ def document(
     ]
     shown = [
         _findings(verdict),
-        _checks(verdict),
+        _checks(verdict, trend),
         *([_evidence(proofs, report is not None)] if proofs else []),
     ]
     shown += history.sections(trend) if trend and trend.series else []
@@ -151,18 +151,24 @@ def _findings(verdict: Verdict) -> Section:
             f"A fault was planted on purpose: {verdict.injected}. This is a test of the alarm.",
             *words,
         ]
+    used = [place for place in range(len(heads)) if any(line.cells[place] for line in lines)]
     table = Table(
         name="findings",
         title="Findings",
-        heads=heads,
-        lines=lines,
-        align="lllllrl",
-        note="Hints alone make nobody unhealthy.",
+        heads=tuple(heads[place] for place in used),
+        lines=[
+            msgspec.structs.replace(line, cells=[line.cells[place] for place in used])
+            for line in lines
+        ],
+        align="".join("lllllrl"[place] for place in used),
+        note="Hints do not affect the verdict.",
+        carded=True,
     )
     return Section(name="findings", title="Findings", words=words, tables=[table] if lines else [])
 
 
-def _checks(verdict: Verdict) -> Section:
+def _checks(verdict: Verdict, trend: Outlook | None) -> Section:
+    nights = history.recent_nights(trend) if trend else ""
     ended = [
         Line((one.check, one.outcome, one.note), {}, _weight(verdict, one))
         for one in verdict.checks
@@ -175,6 +181,7 @@ def _checks(verdict: Verdict) -> Section:
                 heads=CHECKS,
                 lines=ended,
                 align="lll",
+                tiled=True,
             )
         ]
         if ended
@@ -191,8 +198,12 @@ def _checks(verdict: Verdict) -> Section:
             align="l" * len(heads),
         )
         tables = [hosts, *tables]
+    words = [nights] if nights else []
     return Section(
-        name="checks", title="Checks", words=[] if ended else ["No check was made."], tables=tables
+        name="checks",
+        title="Checks",
+        words=words if ended else ["No check was made."],
+        tables=tables,
     )
 
 

@@ -205,6 +205,19 @@ def bars(values: Sequence[float], most: int = DRAWN) -> str:
     return "".join(BARS[min(int((height - low) / step), len(BARS) - 1)] for height in heights)
 
 
+def recent_nights(outlook: Outlook, most: int = 30) -> str:
+    """A sentence with a bar for each of the last nights: the median of all rows' times."""
+    by_day: dict[str, list[float]] = {}
+    for one in outlook.series:
+        for night, value in zip(one.nights, relative(one), strict=True):
+            by_day.setdefault(night.day, []).append(value)
+    days = sorted(by_day)[-most:]
+    if len(days) < 2:
+        return ""
+    drawn = bars([median(by_day[day]) for day in days], most)
+    return f"Last {len(days)} nights, higher is slower: {drawn} {days[0]} to {days[-1]}"
+
+
 def kept(
     machine: str,
     machines: Sequence[str],
