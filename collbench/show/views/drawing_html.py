@@ -183,12 +183,29 @@ def _arrows(moves: Sequence[Move], added: bool) -> dict[str, Any]:
     }
 
 
+SPELLED_OUT = 8  # messages of a step in sentences; more are a list
+
+
 def _words(frame: Frame, last: int) -> str:
     """What a step does, for those who do not see the arrows."""
-    moves = [f"{arrow.src} to {arrow.dst}: {arrow.label}" for arrow in frame.arrows()]
     note = f" Now {frame.note()}." if frame.note() else ""
-    return (
-        f"Step {frame.step} of {last}. {'; '.join(moves)}."
-        if frame.step
-        else "Before the first step: press Play, or move the slider step by step."
-    ) + note
+    if not frame.step:
+        return f"Before the first step: press Play, or move the slider step by step.{note}"
+    arrows = list(frame.arrows())
+    if len(arrows) > SPELLED_OUT:
+        moves = "; ".join(f"{arrow.src} to {arrow.dst}: {arrow.label}" for arrow in arrows)
+    else:
+        moves = "; ".join(map(_sentence, arrows))
+    return f"Step {frame.step} of {last}: {moves}.{note}"
+
+
+def _sentence(arrow: Arrow) -> str:
+    cells, _, into = arrow.label.removeprefix("+").partition(">")
+    added = arrow.label.startswith("+")
+    if arrow.src == arrow.dst:
+        done = f"rank {arrow.src} copies cell {cells}"
+        return f"{done} into cell {into}" if into else done
+    place = f" as cell {into}" if into else ""
+    return f"rank {arrow.src} sends cell {cells} to rank {arrow.dst}{place}" + (
+        ", which adds it" if added else ""
+    )
