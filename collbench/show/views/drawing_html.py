@@ -56,7 +56,7 @@ def page(schedule: Schedule, frames: Sequence[Frame], about: Sequence[str] = ())
         added=ADDED,
         copied=COPIED,
         notes=[
-            READING,
+            *([READING] if any(len(frame.arrows()) > SPELLED_OUT for frame in frames) else []),
             *side_effects(schedule),
             f"At the end {in_words(outcome(schedule, frames[-1]), n)}.",
         ],
