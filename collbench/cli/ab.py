@@ -306,12 +306,10 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
     except CollbenchError as e:
         problem = problem or e
     if comparison is not None:
-        judge.tell(
-            comparison,
-            views.document(comparison, alarms=alarms.stored(comparison)),
-            output_format,
-            out,
-        )
+        name = str(experiment.files[0].path) if order.output else experiment.name
+        again = judge.command_for_all([name], rules)
+        document = views.document(comparison, alarms=alarms.stored(comparison), again=again)
+        judge.tell(comparison, document, output_format, out)
     if problem is not None:
         raise problem
     return code

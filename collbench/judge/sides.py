@@ -108,6 +108,12 @@ class CaseRows(NamedTuple):
         """Whether it was measured on a fake GPU."""
         return self.broken == TOO_BROKEN[origins.FAKE]
 
+    @property
+    def dropped(self) -> str:
+        """Why --budget left no time for it, or for a second stage; empty where it did not."""
+        note = self.said("skipped")
+        return note if note.startswith(derive.NO_TIME_LEFT) else ""
+
     def said(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""
         records = [cycle.record for row in self.rows for cycle in row.left_out]
@@ -214,19 +220,33 @@ class Pair(NamedTuple):
     def changes(self, stage: int) -> dict[Place, float]:
         return changes(self.base, self.head, stage) if self.base and self.head else {}
 
+    @property
+    def dropped(self) -> str:
+        """Why --budget left no time to measure it on a side; empty where it did not."""
+        sides = list(self.sides.values())
+        if any(side.said("wrong") or side.said("failed") for side in sides):
+            return ""
+        return next((side.dropped for side in sides if side.dropped and not side.ran), "")
+
     def left_out(self, paired: bool, last: Place) -> str:
         """Why it is no row of the comparison, or an empty string. ``last`` is an experiment's last
         round: rounds begin when the one before is complete, so that only that one can lack a side
         because of an interruption.
         """
-        sides = list(self.sides.values())
-        if not any(side.ran or side.said("wrong") or side.said("failed") for side in sides):
+        if self.dropped:
+            return self.dropped
+        sides = self.sides
+        if not any(
+            side.ran or side.said("wrong") or side.said("failed") for side in sides.values()
+        ):
+            reasons = {name: side.said("skipped") for name, side in sides.items()}
+            own = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
+            if ONE_SIDED in reasons.values():
+                return f"only one side can run it; {own[0] if own else 'no reason is recorded'}"
             return (
-                "only one side can run"
-                if any(s.said("skipped") == ONE_SIDED for s in sides)
-                else "skipped on both sides"
+                f"skipped on both sides; {next(iter(reasons.values())) or 'no reason is recorded'}"
             )
-        if paired and len(sides) == 1 and sides[0].launches.keys() == {last}:
+        if paired and len(sides) == 1 and next(iter(sides.values())).launches.keys() == {last}:
             return "left out: the experiment ended before both sides had a launch"
         return ""
 

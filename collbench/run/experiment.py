@@ -164,6 +164,11 @@ class Experiment:
         self._sides: dict[Name, _Side] = {}
 
     @property
+    def name(self) -> str:
+        """What both runs are found by."""
+        return self._name
+
+    @property
     def begun(self) -> bool:
         """Whether there are files, which are to get their `end`."""
         return bool(self._sides)

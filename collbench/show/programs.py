@@ -74,8 +74,8 @@ def line(document: Document) -> str:
 
 
 def junit(document: Document) -> str:
-    """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas;
-    messages of passed cases are the suite's output."""
+    """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas; the
+    verdict and the messages of passed cases are the suite's output."""
     outcomes = [case.outcome for case in document.cases]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     suite = ElementTree.Element("testsuite", name=plain(document.suite), package="collbench")
@@ -88,8 +88,10 @@ def junit(document: Document) -> str:
         if case.outcome != "passed":
             _outcome(element, case)
     passed = [case for case in document.cases if case.outcome == "passed"]
-    words = "\n".join(plain(f"{case.name}: {case.message}") for case in passed)
-    ElementTree.SubElement(suite, "system-out").text = words
+    words = [document.verdict, *(f"{case.name}: {case.message}" for case in passed)]
+    ElementTree.SubElement(suite, "system-out").text = "\n".join(
+        plain(text) for text in words if text
+    )
     ElementTree.SubElement(suite, "system-err")
     counts = {
         "tests": len(outcomes),
