@@ -10,10 +10,11 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import plain, settings, size
+from collbench.core.text import counted, plain, settings, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Comparison
 from collbench.judge.verdict import Judged, Side, Verdict
+from collbench.records.types import ONE_SIDED
 from collbench.show.document import (
     Block,
     Document,
@@ -39,6 +40,7 @@ from collbench.show.views.verdicts import (
     decided,
     differences,
     facts,
+    first_names,
     headline,
     history,
     left_out,
@@ -104,9 +106,15 @@ def document(
     )
 
 
-def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]) -> list[Block]:
+def plan(
+    rows: Sequence[tuple[Case, Case]],
+    left_out: Sequence[tuple[str, Skip]],
+    dropped: Sequence[Case] = (),
+    reason: str = "",
+) -> list[Block]:
     """Blocks of --dry-run: what all rows share; each row as base and head, by all in which they
-    differ; what is left out of a side, which is named, and why."""
+    differ; what is left out of which side, by reason; and which rows of base's are expected to be
+    ``dropped`` for --budget."""
     cases = [case for row in rows for case in row] + [skip.case for _, skip in left_out]
     if not cases:
         return []
@@ -125,16 +133,32 @@ def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]
         )
         for b, h in rows[:MOST_PLANNED]
     ]
-    skipped = dict.fromkeys(
-        f"left out of {side}: {size(skip.case.nbytes)} {_named(skip.case, varying)}: {skip.reason}"
-        for side, skip in left_out
-    )
     heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
+    names = [f"{size(case.nbytes)} {_named(case, alike)}".strip() for case in dropped]
+    without = f"{counted(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
     return [
         toned(plain(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True),
         *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
-        *(toned(plain(words), "notice") for words in skipped),
+        *(toned(plain(words), "notice") for words in _left_out_by_reason(left_out, alike)),
+        *([toned(plain(without), "notice")] if without else []),
+    ]
+
+
+def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str]) -> list[str]:
+    """A line for each reason for which cases are left out of a side, or of both, with the first of
+    them; what the other side cannot run is told of that side alone."""
+    sides: dict[tuple[str, str], set[str]] = {}
+    for side, skip in left_out:
+        if skip.reason != ONE_SIDED:
+            name = f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
+            sides.setdefault((skip.reason, name), set()).add(side)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (reason, name), of in sides.items():
+        names.setdefault((reason, " and ".join(sorted(of))), []).append(name)
+    return [
+        f"left out of {side}, {counted(len(found), 'case')}: {reason} ({first_names(found)})"
+        for (reason, side), found in names.items()
     ]
 
 

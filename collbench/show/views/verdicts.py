@@ -291,13 +291,14 @@ def _named(view: Readable, *verdicts: Verdict) -> list[str]:
     """For each verdict that rows have how many, and the first of them."""
     return [
         f"{len(rows):,} {verdict.lower()}: "
-        + _first([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
+        + first_names([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
         for verdict in verdicts
         if (rows := view.having(verdict))
     ]
 
 
-def _first(names: Sequence[str], most: int) -> str:
+def first_names(names: Sequence[str], most: int = LISTED) -> str:
+    """The first of these, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -394,7 +395,7 @@ def reasons(view: Readable, listed: bool = False) -> list[str]:
     alone = listed and len(found) == 1 and not told
     return [
         f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}"
-        + ("" if alone else f": {_first(names, LISTED)}")
+        + ("" if alone else f": {first_names(names, LISTED)}")
         for why, names in found
     ] + advice(view)
 
@@ -408,7 +409,7 @@ def left_out(view: Readable, dropped: bool) -> list[str]:
         if row.dropped == dropped:
             by_reason.setdefault(row.reason, []).append(names[row.key])
     return [
-        f"{counted(len(rows), 'row')} {short(reason, 300)} ({_first(rows, LISTED)})"
+        f"{counted(len(rows), 'row')} {short(reason, 300)} ({first_names(rows, LISTED)})"
         for reason, rows in by_reason.items()
     ]
 
@@ -447,7 +448,7 @@ def operations(view: Readable) -> list[str]:
             names = [_operation(one) for one in each if (one.delta > 0) == slower]
             if names:
                 word = "slower" if slower else "faster"
-                lines.append(f"{word} in {row.row}: {_first(names, NAMED)}")
+                lines.append(f"{word} in {row.row}: {first_names(names, NAMED)}")
     return lines
 
 

@@ -790,7 +790,16 @@ def test_a_plan_names_what_rows_share_once_and_both_sides_where_they_differ() ->
     ]
 
 
-def test_a_plan_says_what_is_left_out_of_which_side() -> None:
+def test_a_plan_says_what_is_left_out_of_which_side_by_reason() -> None:
     tree = msgspec.structs.replace(CASE, algorithm="tree")
-    lines = planned((CASE, CASE), left_out=(("head", Skip(tree, "not here")),))
-    assert lines[-1] == "left out of head: 1 MiB tree@gloo: not here"
+    small = msgspec.structs.replace(tree, nbytes=8)
+    both = [(side, Skip(case, "not here")) for side in ("base", "head") for case in (small, tree)]
+    lines = planned((CASE, CASE), left_out=(*both, ("head", Skip(tree, "no room"))))
+    assert lines[-2].startswith("left out of base and head, 2 cases: not here (8 B")
+    assert lines[-1].startswith("left out of head, 1 case: no room (1 MiB")
+
+
+def test_a_plan_names_rows_that_its_budget_drops() -> None:
+    blocks = plan([(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows")
+    text = terminal.text(Document(title="", brief=blocks), 100)
+    assert "1 row dropped for --budget 1s" in text and "(1 MiB)" in text
