@@ -127,7 +127,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     if not left.keys() & right.keys():
         raise UsageError(
             f"base and head have no row in common: {sides.unlike(left, right)}",
-            "compare runs of the same suite and ranks",
+            sides.describe_remedy(left, right),
         )
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
     last = max(

@@ -266,11 +266,8 @@ AXES = {
 def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
     2 ranks, gloo on head."""
-    values = [
-        {name: {getattr(side.case, name) for side in each.values()} for name in AXES}
-        for each in (left, right)
-    ]
-    names = [name for name in AXES if not values[0][name] & values[1][name]]
+    values = [_values(left), _values(right)]
+    names = _apart(*values)
     told = [
         ", ".join(
             f"{'/'.join(map(str, sorted(one[name])[:3])) or 'no'}{AXES[name]}" for name in names
@@ -278,6 +275,36 @@ def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
         for one in values
     ]
     return f"{told[0]} on base, {told[1]} on head" if names else "no combination is the same"
+
+
+OPTIONS = {
+    "backend": "--backend",
+    "algorithm": "--algo",
+    "n": "-g",
+    "nbytes": "--sizes",
+    "dtype": "-d",
+    "op": "-o",
+    "mode": "--mode",
+}  # that set an axis
+
+
+def describe_remedy(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+    """How to measure both sides so that they have rows in common."""
+    names = _apart(_values(left), _values(right))
+    given = [OPTIONS[name] for name in names if name in OPTIONS]
+    if not given or "collective" in names:
+        return "compare runs of the same suite and ranks"
+    return f"measure both with the same {' and '.join(given)}"
+
+
+def _values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
+    """What the cases of a side have, by axis."""
+    return {name: {getattr(row.case, name) for row in rows.values()} for name in AXES}
+
+
+def _apart(left: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
+    """The axes on which no case of one side is as any of the other."""
+    return [name for name in AXES if not left[name] & right[name]]
 
 
 def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:

@@ -469,9 +469,11 @@ def history(view: Readable) -> list[str]:
     if not about.experiments:
         return ["no A/A check of this machine yet (collbench ab --aa)"]
     older = f", {about.older:,} older ones not judged" if about.older else ""
+    undecided = f", {about.undecided:,} more undecided" if about.undecided else ""
     return [
         f"{what}: {counted(about.experiments, 'experiment')}, {counted(about.rows, 'row')},"
-        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed; last {about.last}{older}"
+        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
+        f" last {about.last}{older}"
     ]
 
 

@@ -923,6 +923,24 @@ def test_a_run_cut_short_loses_no_rows_by_it() -> None:
     assert compare(full, stored({OTHER: 1e6}), Rules()).exit == Exit.OK
 
 
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"mode": "host"}, "--mode"),
+        ({"n": 2}, "-g"),
+        ({"nbytes": 8}, "--sizes"),
+        ({"dtype": "half"}, "-d"),
+    ],
+)
+def test_nothing_in_common_names_the_option_that_sets_it(
+    fields: dict[str, Any], option: str
+) -> None:
+    other = msgspec.structs.replace(ROW, **fields)
+    with pytest.raises(UsageError) as error:
+        compare(stored({ROW: 1e6}), stored({other: 1e6}))
+    assert error.value.hint == f"measure both with the same {option}"
+
+
 def test_nothing_in_common_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="no row in common: 1048576 B on base, 2097152 B on head"):
         compare(stored({ROW: 1e6}), stored({OTHER: 1e6}), Rules())
