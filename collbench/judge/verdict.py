@@ -433,7 +433,7 @@ def describe_open(row: Judged) -> str:
     if row.verdict in DECIDED:
         return row.spared
     first = row.why.partition("; ")[0]
-    scattered = not first or TELLS in first or (row.spared and row.why.endswith(row.spared))
+    scattered = not first or TELLS in first or row.spared.startswith(first)
     return NOISY if scattered and row.verdict == "INCONCLUSIVE" else first
 
 

@@ -468,6 +468,16 @@ def test_what_would_decide_is_said(paired: bool, backend: str, shm: bool) -> Non
     assert line in printed(view, 200)
 
 
+def test_a_row_of_too_few_launches_is_not_called_noisy_for_its_flags() -> None:
+    """Which it has as well."""
+    spared = "skewed!: cannot fail the comparison"
+    few = judged("INCONCLUSIVE", why=f"only 8 launches; {spared}", spared=spared)
+    noisy = judged("INCONCLUSIVE", case=sized(8), why=spared, spared=spared)
+    view = comparison([few, noisy], paired=False, exit=Exit.NO_VERDICT, reason="so")
+    reasons = verdicts.undecided(verdicts.readable(view))
+    assert reasons == {"only 8 launches": ["1 MiB"], "launches scatter too much": ["8 B"]}
+
+
 def unsure() -> Document:
     """A comparison without a verdict on one of its rows, which ends with 0."""
     rows = [judged("SAME", case=sized(8)), judged("INCONCLUSIVE", 0.3, 0.5)]
