@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -19,6 +18,7 @@ from collbench.core.text import plain
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
     from collbench.run.experiment import Order
+    from collbench.run.forecast import Forecast
     from collbench.run.launch.keeper import Sides
     from collbench.run.launch.places import Places
     from collbench.run.reporter import Step
@@ -229,44 +229,51 @@ def _rounds(text: str) -> tuple[int, int]:
 
 def _show_plan(order: Order) -> None:
     from collbench.cli.measure import fake_gpus
-    from collbench.core.text import counted
     from collbench.run import plan, variants
+    from collbench.run.forecast import forecast
     from collbench.run.matching import SIDES, refuse_nothing, rows
-    from collbench.run.rounds import BUDGET, FRESH
     from collbench.show import terminal
     from collbench.show.views import comparison as views
-    from collbench.show.words import clock
 
     for name, side in order.variants.items():
         variants.refuse_unfit(side, f"--{name}")
     found, skips = rows(order.suite, order.variants)
-    jobs = {side: [row.jobs[side] for row in found] for side in SIDES}
-    policy = order.piloted
-    loading = max(plan.loading(jobs[side], policy) for side in SIDES)  # on both at once
-
-    def took(most: bool = False) -> float:
-        """Seconds of the pilot, which settles how much is measured after it, and of the rounds."""
-        measured = sum(plan.seconds(job, policy, most) for side in SIDES for job in jobs[side])
-        met = sum(plan.meeting(jobs[side], policy) for side in SIDES)
-        return (1 + first) * (measured + met) + math.ceil(first / FRESH) * loading
-
-    first, _ = order.rounds
+    expected = forecast(order, found)
     sides = [f"{side}: {order.variants[side].text or 'everything as it is'}" for side in SIDES]
     listed = views.plan(
         [(row.jobs["base"].case, row.jobs["head"].case) for row in found],
         [(side, skip) for side in SIDES for skip in skips[side]],
+        [row.jobs["base"].case for row in expected.dropped],
+        expected.reason,
     )
-    about = (
-        f"{counted(len(found), 'row')}, {first} paired launches: about {clock(took())}"
-        f" (up to {clock(took(most=True))} where times scatter)"
-    )
-    budget = clock(BUDGET if order.budget is None else order.budget)
-    more = f"then a second stage for what they flag, and until {budget} rows without a verdict"
-    cases = [job.case for side in SIDES for job in jobs[side]]
+    cases = [job.case for row in found for job in row.jobs.values()]
     cases += [skip.case for side in SIDES for skip in skips[side]]
     fake = fake_gpus({case.backend for case in cases})
-    terminal.show(*sides, *listed, f"{about}; {more}", *fake)
+    times = [_describe_time(order, expected)] if expected.kept else []
+    terminal.show(*sides, *listed, *times, *fake)
     refuse_nothing(found, skips)
+    if not expected.kept:
+        raise plan.nothing_runs([expected.reason])
+
+
+def _describe_time(order: Order, expected: Forecast) -> str:
+    """How long the experiment will take, as far as that is known before."""
+    from collbench.core.text import counted
+    from collbench.run.rounds import BUDGET
+    from collbench.show.words import clock
+
+    first, _ = order.rounds
+    budget = BUDGET if order.budget is None else order.budget
+    most = min(expected.most, budget) if order.budget else expected.most
+    about = (
+        f"{counted(len(expected.kept), 'row')}, {first} paired launches: about"
+        f" {clock(expected.seconds)}"
+    )
+    about += f" (up to {clock(most)} where times scatter)" if most > expected.seconds else ""
+    further = f", and until {clock(budget)} rows without a verdict"
+    return f"{about}; then a second stage for what they flag" + further * (
+        expected.seconds < budget
+    )
 
 
 def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
@@ -306,12 +313,10 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
     except CollbenchError as e:
         problem = problem or e
     if comparison is not None:
-        judge.tell(
-            comparison,
-            views.document(comparison, alarms=alarms.stored(comparison)),
-            output_format,
-            out,
-        )
+        name = str(experiment.files[0].path) if order.output else experiment.name
+        again = judge.command_for_all([name], rules)
+        document = views.document(comparison, alarms=alarms.stored(comparison), again=again)
+        judge.tell(comparison, document, output_format, out)
     if problem is not None:
         raise problem
     return code

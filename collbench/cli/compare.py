@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collbench.judge.comparison import Comparison
+    from collbench.judge.comparison import Comparison, Rules
     from collbench.records.types import RunFile
     from collbench.show.document import Document
 
@@ -58,10 +59,24 @@ def compare(
             f"run {ids.most_common(1)[0][0]} is named twice", "collbench runs lists the others"
         )
     comparison = judging.compare(bases, heads, rules)
-    document = views.document(comparison, everything, title, marker, alarms.stored(comparison))
+    again = command_for_all([name for name in (base, head) if name], rules)
+    known = alarms.stored(comparison)
+    document = views.document(comparison, everything, title, marker, known, again)
     tell(comparison, document, output_format, out or [])
     programs.in_github(document, os.environ)
     raise typer.Exit(comparison.exit)
+
+
+def command_for_all(names: Sequence[str], rules: Rules) -> str:
+    """The command that lists every row of a comparison of these runs by these rules."""
+    given = {
+        f"--tau {100 * rules.tau:g}%" if rules.tau else "": rules.tau is not None,
+        "--strict": rules.strict,
+        "--gate-unpaired": rules.gate_unpaired,
+        "--across-machines": rules.across_machines,
+    }
+    options = [option for option, is_given in given.items() if is_given]
+    return " ".join(["collbench compare", shlex.join(names), *options, "--all"])
 
 
 def _runs(names: str) -> list[RunFile]:

@@ -234,7 +234,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "timeout": option("timeout", "Seconds without progress: hung."),
         "launcher": Option("--launcher", help="As for `collbench all_reduce`."),
         "tau": Option("--tau", help="Smallest change that matters. Default: 3% to 10%, by row."),
-        "strict": Option("--strict", help="Rows without a verdict fail, with exit code 3."),
+        "strict": Option("--strict", help="Exit with 3 unless every row is decided."),
         "across_machines": Option("--across-machines", help="Judge in spite of other hardware."),
         "output": option("output", "Folder to save both runs to."),
         "out": Option("-o", help="Also write a .md, .html, .json or .xml (JUnit)."),
@@ -252,11 +252,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             ),
         ),
         "head": Argument(metavar="HEAD", help="The run to judge against BASE."),
-        "everything": Option("--all", help="List rows that are SAME too."),
+        "everything": Option("--all", help="List every row, however many there are."),
         "tau": Option(
             "--tau", help="Smallest change that matters: 5%. Default: 3 to 10 %, by row."
         ),
-        "strict": Option("--strict", help="Rows without a verdict fail too."),
+        "strict": Option("--strict", help="Exit with 3 unless every row is decided."),
         "gate_unpaired": Option("--gate-unpaired", help="Runs not measured in turns may fail too."),
         "across_machines": Option("--across-machines", help="Judge in spite of another machine."),
         "output_format": Option("--format", help="Print table, md, json, html or junit."),

@@ -144,4 +144,4 @@ def _show(file: RunFile, output_format: str) -> Exit:
             "collbench overlap all_reduce measures some",
         )
     outputs.deliver(views.document(file, found), output_format)
-    return Exit.OK
+    return Exit.OK if found else Exit.NO_VERDICT

@@ -14,7 +14,6 @@ from collbench.core.errors import Exit, UsageError
 from collbench.core.text import plain, tell
 
 if TYPE_CHECKING:
-    from collbench.judge.health.findings import Finding
     from collbench.records.types import RunFile
     from collbench.run.session import Order
     from collbench.suite.policy import Policy
@@ -55,7 +54,7 @@ def pairs(
     directions at once; --one-way has each direction measured by itself, which takes twice as many
     measurements and tells whether it is sending or receiving that is slow. Named is what
     lies four robust standard deviations and a tenth below others of its kind: pairs on one host, in
-    one rack, between racks. Exit code 1 if something does.
+    one rack, between racks. Exit code 1 if something does, 3 where fewer than three are alike.
     """
     from collbench.cli import options, outputs
     from collbench.machine import topology as racks
@@ -81,8 +80,7 @@ def pairs(
 def _recorded(name: str, racks: dict[str, str], output_format: str) -> Exit:
     from collbench.records import store
 
-    findings = _show(store.digest(store.find(name)), racks, output_format)
-    return Exit.BAD if findings else Exit.OK
+    return _show(store.digest(store.find(name)), racks, output_format)
 
 
 def _resumed(name: str, launcher: str) -> Order:
@@ -184,14 +182,14 @@ def _measure(order: Order, racks: dict[str, str], output_format: str) -> int:
     far they came."""
     from collbench.cli.measure import and_tell
 
-    findings: list[Finding] = []
-    code = and_tell(order, lambda file: findings.extend(_show(file, racks, output_format)))
-    return code or (Exit.BAD if findings else Exit.OK)
+    codes: list[Exit] = []
+    code = and_tell(order, lambda file: codes.append(_show(file, racks, output_format)))
+    return code or max(codes, default=Exit.OK)
 
 
-def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Finding]:
-    """Print a run's pairs, and return what stands out. Raises UsageError where it has none, and
-    NoVerdict for a run on fake GPUs."""
+def _show(file: RunFile, racks: dict[str, str], output_format: str) -> Exit:
+    """Print a run's pairs, and return 1 where one stands out, 3 where none could. Raises UsageError
+    where it has none, and NoVerdict for a run on fake GPUs."""
     from collbench.cli import outputs
     from collbench.judge import pairs as judging
     from collbench.machine import topology
@@ -201,11 +199,13 @@ def _show(file: RunFile, racks: dict[str, str], output_format: str) -> list[Find
     matrix = judging.matrix(file)
     if matrix is None:
         if file.end and file.end.exit:
-            return []  # it ended before it had any, and says why
+            return Exit.NO_VERDICT  # it ended before it had any, and says why
         origins.refuse_fake(file, "compare")
         raise UsageError(f"{file.run.id} has measured no pairs", "collbench pairs measures them")
     findings = judging.judge(file, racks)
     outputs.deliver(views.document(views.Pairs(file, matrix, racks, findings)), output_format)
     if unknown := topology.missing(racks, matrix.hosts):
         tell(f"--topology does not say where {', '.join(unknown[:8])} is")
-    return findings
+    if findings:
+        return Exit.BAD
+    return Exit.OK if judging.is_comparable(matrix, racks) else Exit.NO_VERDICT

@@ -55,5 +55,5 @@ def trace(
     outputs.deliver(view.document(judged), output_format, out or [], plotlyjs)
     if judged.disagree or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)
-    if judged.disagreements or judged.hang:
+    if judged.disagreements or judged.hang or judged.is_empty:
         raise typer.Exit(Exit.NO_VERDICT)

@@ -19,14 +19,15 @@ MOST, ROWS = 20, 300
 
 
 class Alarms(msgspec.Struct, frozen=True, kw_only=True):
-    """``experiments`` on two alike sides that were judged, their ``rows``, and how many of these
-    were suspected or confirmed to have changed. ``last`` is the day of the newest; ``older`` ones
-    were not judged."""
+    """``experiments`` on two alike sides that were judged, their ``rows`` with a verdict or a
+    suspicion, and how many of these were suspected or confirmed to have changed; ``undecided`` are
+    the rows without. ``last`` is the day of the newest; ``older`` ones were not judged."""
 
     experiments: int = 0
     rows: int = 0
     suspected: int = 0
     confirmed: int = 0
+    undecided: int = 0
     last: str = ""
     older: int = 0
 
@@ -40,14 +41,14 @@ def stored(comparison: Comparison) -> Alarms | None:
     backends = {row.case.backend for row in comparison.rows}
     machines = {fingerprint(run.environment, backends) for run in runs}
     days: list[str] = []
-    total, older = Counter[str](), 0
+    total, older, undecided = Counter[str](), 0, 0
     for base in (path for path in reversed(store.saved()) if path.stem.endswith("-base")):
         with suppress(CollbenchError):  # what cannot be read or compared is passed over
             run = store.read_run(base)
             alike = run.pairing and run.pairing.aa and not run.policy.inject
             if not alike or fingerprint(run.environment, backends) not in machines:
                 continue
-            if len(days) == MOST or total.total() >= ROWS:
+            if len(days) == MOST or total.total() + undecided >= ROWS:
                 older += 1
                 continue
             head = base.with_name(f"{base.stem.removesuffix('base')}head.jsonl")
@@ -55,13 +56,17 @@ def stored(comparison: Comparison) -> Alarms | None:
             if any(map(is_fake, sides)):
                 continue
             rules = Rules(tau=comparison.rules.tau)
-            total.update(row.verdict for row in compare(*sides, rules).rows)
+            rows = compare(*sides, rules).rows
+            told = [row.verdict for row in rows if row.decided or row.verdict == "SUSPECT"]
+            undecided += len(rows) - len(told)
+            total.update(told)
             days.append(run.started[:10])
     return Alarms(
         experiments=len(days),
         rows=total.total(),
         suspected=total["SUSPECT"],
         confirmed=total["REGRESSED"] + total["IMPROVED"],
+        undecided=undecided,
         last=max(days, default=""),
         older=older,
     )

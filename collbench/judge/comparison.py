@@ -19,6 +19,7 @@ from collbench.judge.verdict import (
     SPARED,
     UNTIMED,
     Judged,
+    LeftOut,
     Outcome,
     Ruling,
     Side,
@@ -49,12 +50,16 @@ WHOLE = (
 SIZES = ((32 << 10, "under 32 KiB"), (1 << 20, "32 KiB to 1 MiB"), (math.inf, "from 1 MiB"))
 
 
+CAUSES = {"frequency": "CPU frequency"}  # of disturbed blocks; others by their names
+
+
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """How strictly to judge. ``tau`` is the smallest relative change that matters; None: by device,
     size and sharing.
 
     ``gate_unpaired`` lets runs that were not interleaved fail, ``across_machines`` compares in
-    spite of different fingerprints, ``strict`` fails rows without a verdict.
+    spite of different fingerprints, ``strict`` wants every row decided, those too that were dropped
+    for --budget.
     """
 
     tau: float | None = None
@@ -82,7 +87,7 @@ class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The whole verdict. ``differences`` are facts by which the fingerprints differ for the
-    backends of any row."""
+    backends of any row. ``skipped`` are rows that are not among ``rows``."""
 
     base: Run
     head: Run
@@ -95,6 +100,20 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit
     reason: str
     notes: list[str] = []
+    skipped: list[LeftOut] = []
+
+    @property
+    def dropped(self) -> int:
+        """How many rows --budget left no time for."""
+        return sum(row.dropped for row in self.skipped)
+
+    @property
+    def total(self) -> int:
+        return len(self.rows) + self.dropped
+
+    @property
+    def decided(self) -> int:
+        return sum(row.decided for row in self.rows)
 
 
 def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> Comparison:
@@ -108,15 +127,20 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     if not left.keys() & right.keys():
         raise UsageError(
             f"base and head have no row in common: {sides.unlike(left, right)}",
-            "compare runs of the same suite and ranks",
+            sides.describe_remedy(left, right),
         )
     pairs = [Pair(key, left.get(key), right.get(key)) for key in {**left, **right}]
     last = max(
         (place for pair in pairs for side in pair.sides.values() for place in side.launches),
         default=(0, 0),
     )
-    left_out = Counter(why for pair in pairs if (why := pair.left_out(in_pairs, last)))
-    kept = sorted((pair for pair in pairs if not pair.left_out(in_pairs, last)), key=_order)
+    pairs.sort(key=_order)
+    skipped = [
+        LeftOut(key=pair.key, case=pair.case, reason=why, dropped=bool(pair.dropped))
+        for pair in pairs
+        if (why := pair.left_out(in_pairs, last))
+    ]
+    kept = [pair for pair in pairs if not pair.left_out(in_pairs, last)]
     runs = [file.run for file in (*bases, *heads)]
     unknown = sides.unknown(runs)
     backends = set[str]().union(*(pair.backends for pair in kept))
@@ -129,7 +153,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         for stage in (1, 2)
     ]
     apart = terms.all_apart(kept)
-    code, reason = close(_outcome(terms, kept, rows, apart))
+    code, reason = close(_outcome(terms, kept, rows, skipped, apart))
     return Comparison(
         base=bases[0].run,
         head=heads[0].run,
@@ -141,7 +165,8 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         rules=rules,
         exit=code,
         reason=reason,
-        notes=_notes(terms, kept, rows, left_out, apart),
+        notes=_notes(terms, kept, rows, apart),
+        skipped=skipped,
     )
 
 
@@ -251,6 +276,7 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
         return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason))
     lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
+        row = msgspec.structs.replace(row, spared=apart if terms.gating else "")
         return _ruled(row, lacking or Ruling("INVALID"))
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
@@ -269,25 +295,29 @@ def _ruled(row: Judged, ruling: Ruling) -> Judged:
     verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
     mde = None if ruling.mde is None else _relative(ruling.mde)
     flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
-    reasons = list(dict.fromkeys(flags))
+    reasons, noisy = list(dict.fromkeys(flags)), ""
     clear = shift is not None and (
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
     if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
-        reasons.append(f"too noisy (changes under {mde:.1%} can be missed)")
+        noisy = f"too noisy to gate (would miss changes under {100 * mde:.3g}%)"
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
             verdict, why = "SUSPECT", f"{ruling.way} in stage 2, too"
-    if row.gates and verdict not in UNTIMED and reasons:
-        why = "; ".join(filter(None, [why, f"{', '.join(reasons)}: {SPARED}"]))
-    gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not reasons))
+    spared = row.spared
+    if row.gates and verdict not in UNTIMED:
+        flagged = f"{', '.join(reasons)}: {SPARED}" if reasons else ""
+        spared = "; ".join(filter(None, [flagged, noisy]))
+        why = "; ".join(filter(None, [why, spared]))
+    gates = row.gates and (verdict == "GONE" or (verdict not in UNTIMED and not spared))
     row = msgspec.structs.replace(
         row,
         verdict=verdict,
         why=why,
         base=_side(ruling.base),
         head=_side(ruling.head),
+        scatter=ruling.scatter,
         mde=mde,
         p=ruling.p,
         pairs=ruling.pairs,
@@ -295,6 +325,7 @@ def _ruled(row: Judged, ruling: Ruling) -> Judged:
         lacking=0.0 if verdict in UNTIMED else ruling.lacking,
         level=ruling.level,
         gates=gates,
+        spared=spared,
     )
     if shift is None:
         return row
@@ -365,7 +396,13 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
     return aggregates
 
 
-def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart: str) -> Outcome:
+def _outcome(
+    terms: _Terms,
+    pairs: Sequence[Pair],
+    rows: Sequence[Judged],
+    skipped: Sequence[LeftOut],
+    apart: str,
+) -> Outcome:
     both = list(zip(pairs, rows, strict=True))
     pairing = terms.base.run.pairing
     apart = f"{apart} (--across-machines compares all the same)" if apart else ""
@@ -373,9 +410,11 @@ def _outcome(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged], apart
         apart = f"nothing to compare: the rows were {ORIGINS[FAKE].reason}"
     return Outcome(
         rows=rows,
+        dropped=sum(row.dropped for row in skipped),
         apart=apart,
         labelled=not (pairing and pairing.differs),
         gating=terms.gating,
+        strict=terms.rules.strict,
         wrong=[row for pair, row in both if pair.head and pair.head.said("wrong")],
         due=[row for pair, row in both if _due(terms, pair, row)],
     )
@@ -393,7 +432,8 @@ def _due(terms: _Terms, pair: Pair, row: Judged) -> bool:
             and not (pair.base.said("wrong") or pair.base.said("failed"))
         )
         return bool(sound) and not (pair.base and pair.base.broken)
-    return row.verdict == "INCOMPARABLE" or (terms.rules.strict and row.verdict == "INCONCLUSIVE")
+    undecided = terms.rules.strict and not row.decided and row.verdict != "NEW"
+    return row.verdict == "INCOMPARABLE" or undecided
 
 
 def _one_after_the_other(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
@@ -419,18 +459,19 @@ def _measured_again(both: Sequence[tuple[CaseRows, CaseRows]]) -> list[str]:
     rows = [row.record for sides_ in both for side in sides_ for row in side.timed]
     seen = [record.calibration for record in rows if record.calibration]
     causes = sum((Counter(each.replaced) for each in seen), Counter[str]())
-    by_cause = ", ".join(f"{number:,} {cause}" for cause, number in causes.most_common())
+    by_cause = ", ".join(
+        f"{number:,} × {CAUSES.get(cause, cause)}" for cause, number in causes.most_common()
+    )
     what = f"{causes.total():,} of {sum(each.blocks for each in seen):,} blocks were measured again"
     left = sum(sum(each.left.values()) for each in seen)
-    kept = f"; {left:,} more were kept, as at most half are replaced" if left else ""
-    return [f"{what}, as the machine was not itself: {by_cause}{kept}"] if causes else []
+    kept = f"; {counted(left, 'disturbed block')} kept (limit: half)" if left else ""
+    return [f"{what}: the machine was disturbed ({by_cause}){kept}"] if causes else []
 
 
 def _notes(
     terms: _Terms,
     pairs: Sequence[Pair],
     rows: Sequence[Judged],
-    left_out: Counter[str],
     apart: str,
 ) -> list[str]:
     """What a reader must know of the whole comparison, a line each."""
@@ -449,7 +490,6 @@ def _notes(
                 " shown"
             )
     notes += [f"{name} ended early: {why}" for name, why in terms.cut.items()]
-    notes += [f"{counted(number, 'row')} {why}" for why, number in left_out.items()]
     both = [(pair.base, pair.head) for pair in pairs if pair.base and pair.head]
     if any(sides.disagreement(base, head, "stream") for base, head in both):
         notes.append(sides.STREAMS_APART)

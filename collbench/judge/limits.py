@@ -64,7 +64,8 @@ def _limited(limit: Limit, cases: Launches) -> list[Held]:
     for case, launches in cases.items():
         tables[_table(case)][case] = launches
     if limit.average:
-        return [_average(limit, members) for members in tables.values()]
+        averages = [_average(limit, members) for members in tables.values()]
+        return averages or [_absent(limit, "average")]
     found: list[Held] = []
     for members in tables.values():
         wanted = max(c.nbytes for c in members) if limit.size is None else limit.size
@@ -92,7 +93,13 @@ def _formless(case: Case, cases: Launches) -> bool:
 
 def _absent(limit: Limit, row: str) -> Held:
     return Held(
-        row=row, wanted=limit.busbw, answer="no answer", why="this size is not among those measured"
+        row=row,
+        wanted=limit.busbw,
+        answer="no answer",
+        average=limit.average,
+        why="no row with a busbw was measured"
+        if limit.average
+        else "this size is not among those measured",
     )
 
 

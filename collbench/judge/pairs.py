@@ -44,6 +44,9 @@ NOISE = 0.005  # of logarithms: no scatter is taken for smaller
 MANY = 0.75  # of a host's ranks or of the links between two racks, for them to be named instead
 
 
+MIN_PAIRS = 3  # alike, for one of them to stand out
+
+
 WORDS = {
     "host": "on one host",
     "rack": "in one rack",
@@ -182,6 +185,11 @@ def classes(found: Matrix, racks: Mapping[str, str]) -> dict[str, dict[Pair, flo
         )
         sorted_[kind][a, b] = rate
     return {kind: sorted_[kind] for kind in WORDS if kind in sorted_}
+
+
+def is_comparable(found: Matrix, racks: Mapping[str, str]) -> bool:
+    """Whether there are enough pairs of one kind, so that it means something if none stands out."""
+    return any(len(rates) >= MIN_PAIRS for rates in classes(found, racks).values())
 
 
 def judge(file: RunFile, racks: Mapping[str, str] | None = None) -> list[Finding]:

@@ -108,6 +108,12 @@ class CaseRows(NamedTuple):
         """Whether it was measured on a fake GPU."""
         return self.broken == TOO_BROKEN[origins.FAKE]
 
+    @property
+    def dropped(self) -> str:
+        """Why --budget left no time for it, or for a second stage; empty where it did not."""
+        note = self.said("skipped")
+        return note if note.startswith(derive.NO_TIME_LEFT) else ""
+
     def said(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""
         records = [cycle.record for row in self.rows for cycle in row.left_out]
@@ -214,19 +220,33 @@ class Pair(NamedTuple):
     def changes(self, stage: int) -> dict[Place, float]:
         return changes(self.base, self.head, stage) if self.base and self.head else {}
 
+    @property
+    def dropped(self) -> str:
+        """Why --budget left no time to measure it on a side; empty where it did not."""
+        sides = list(self.sides.values())
+        if any(side.said("wrong") or side.said("failed") for side in sides):
+            return ""
+        return next((side.dropped for side in sides if side.dropped and not side.ran), "")
+
     def left_out(self, paired: bool, last: Place) -> str:
         """Why it is no row of the comparison, or an empty string. ``last`` is an experiment's last
         round: rounds begin when the one before is complete, so that only that one can lack a side
         because of an interruption.
         """
-        sides = list(self.sides.values())
-        if not any(side.ran or side.said("wrong") or side.said("failed") for side in sides):
+        if self.dropped:
+            return self.dropped
+        sides = self.sides
+        if not any(
+            side.ran or side.said("wrong") or side.said("failed") for side in sides.values()
+        ):
+            reasons = {name: side.said("skipped") for name, side in sides.items()}
+            own = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
+            if ONE_SIDED in reasons.values():
+                return f"only one side can run it; {own[0] if own else 'no reason is recorded'}"
             return (
-                "only one side can run"
-                if any(s.said("skipped") == ONE_SIDED for s in sides)
-                else "skipped on both sides"
+                f"skipped on both sides; {next(iter(reasons.values())) or 'no reason is recorded'}"
             )
-        if paired and len(sides) == 1 and sides[0].launches.keys() == {last}:
+        if paired and len(sides) == 1 and next(iter(sides.values())).launches.keys() == {last}:
             return "left out: the experiment ended before both sides had a launch"
         return ""
 
@@ -246,11 +266,8 @@ AXES = {
 def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
     """What no case of either side has in common with any of the other, as in 8 ranks, nccl on base,
     2 ranks, gloo on head."""
-    values = [
-        {name: {getattr(side.case, name) for side in each.values()} for name in AXES}
-        for each in (left, right)
-    ]
-    names = [name for name in AXES if not values[0][name] & values[1][name]]
+    values = [_values(left), _values(right)]
+    names = _apart(*values)
     told = [
         ", ".join(
             f"{'/'.join(map(str, sorted(one[name])[:3])) or 'no'}{AXES[name]}" for name in names
@@ -258,6 +275,36 @@ def unlike(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
         for one in values
     ]
     return f"{told[0]} on base, {told[1]} on head" if names else "no combination is the same"
+
+
+OPTIONS = {
+    "backend": "--backend",
+    "algorithm": "--algo",
+    "n": "-g",
+    "nbytes": "--sizes",
+    "dtype": "-d",
+    "op": "-o",
+    "mode": "--mode",
+}  # that set an axis
+
+
+def describe_remedy(left: Mapping[str, CaseRows], right: Mapping[str, CaseRows]) -> str:
+    """How to measure both sides so that they have rows in common."""
+    names = _apart(_values(left), _values(right))
+    given = [OPTIONS[name] for name in names if name in OPTIONS]
+    if not given or "collective" in names:
+        return "compare runs of the same suite and ranks"
+    return f"measure both with the same {' and '.join(given)}"
+
+
+def _values(rows: Mapping[str, CaseRows]) -> dict[str, set[Any]]:
+    """What the cases of a side have, by axis."""
+    return {name: {getattr(row.case, name) for row in rows.values()} for name in AXES}
+
+
+def _apart(left: Mapping[str, set[Any]], right: Mapping[str, set[Any]]) -> list[str]:
+    """The axes on which no case of one side is as any of the other."""
+    return [name for name in AXES if not left[name] & right[name]]
 
 
 def interleaved(bases: Sequence[RunFile], heads: Sequence[RunFile]) -> bool:

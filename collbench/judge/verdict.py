@@ -4,7 +4,8 @@ A change counts as confirmed only by launches other than those that raised the s
 that accounts for all rows tested so; elsewhere it is a suspicion. Evidence of no change is an
 interval within what matters, never the mere absence of evidence.
 
-What a comparison comes to: its exit code, and a sentence that says why.
+What a comparison comes to: its exit code, and a sentence that says why. A comparison in which no
+row was decided has no verdict.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ CHANGED: tuple[Verdict, ...] = ("REGRESSED", "IMPROVED")
 
 UNTIMED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "NEW", "GONE")
 
+DECIDED: tuple[Verdict, ...] = (*CHANGED, "SMALL", "SAME", "GONE")
+
 FEWEST_UNPAIRED = 10  # launches a side
 
 
 class Ruling(NamedTuple):
     """A verdict and what it rests on: launches of base and head, the shift in log time with its
-    interval at ``level``, the smallest change that their scatter lets be found, the p of the exact
-    test, and how many more pairs a verdict lacks, as far as scatter tells."""
+    interval at ``level``, the scatter of log time (of pairs: of their changes) and the smallest
+    change that it lets be found, the p of the exact test, and how many more pairs a verdict lacks,
+    as far as scatter tells."""
 
     verdict: Verdict
     why: str = ""
@@ -57,6 +61,7 @@ class Ruling(NamedTuple):
     head: Sequence[Row] = ()
     shift: Shift | None = None
     level: float = 0.95
+    scatter: float | None = None
     mde: float | None = None
     p: float | None = None
     pairs: int = 0
@@ -116,11 +121,12 @@ def by_pairs(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Ruling:
     first = _paired(base, head, tau, 1, 0.95)
     second = _paired(base, head, tau, 2, paired.bonferroni(tests))
     last = second or first
-    return _weighed(first, second)._replace(lacking=last.lacking if last else 0.0)
+    ruling = _weighed(first, second, base.dropped or head.dropped)
+    return ruling._replace(lacking=last.lacking if last else 0.0)
 
 
-def _weighed(first: Ruling | None, second: Ruling | None) -> Ruling:
-    """Both stages' rulings as one."""
+def _weighed(first: Ruling | None, second: Ruling | None, dropped: str) -> Ruling:
+    """Both stages' rulings as one; ``dropped`` says why there was no second stage."""
     few = (
         f"stage 2 has too few paired launches ({second.pairs}) for the {second.level:.2%} it needs"
         if second
@@ -142,7 +148,8 @@ def _weighed(first: Ruling | None, second: Ruling | None) -> Ruling:
         )
     if first.verdict in CHANGED:
         return first._replace(
-            verdict="SUSPECT", why=f"{first.way} in stage 1, {few or 'not measured again'}"
+            verdict="SUSPECT",
+            why=f"{first.way} in stage 1, {few or dropped or 'not measured again'}",
         )
     return first._replace(why=few or first.why)
 
@@ -165,6 +172,7 @@ def _paired(base: CaseRows, head: CaseRows, tau: float, stage: int, level: float
         sides[1],
         shift,
         level,
+        paired.scatter(values),
         paired.mde(values),
         paired.signed_rank_p(values),
         len(values),
@@ -208,6 +216,7 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     base_logs, head_logs = logs
     figures = (
         0.95,
+        paired.unpaired_scatter(base_logs, head_logs),
         paired.unpaired_mde(base_logs, head_logs),
         paired.mann_whitney_p(base_logs, head_logs),
     )
@@ -252,6 +261,8 @@ SHORT: dict[Verdict, str] = {
     "INVALID": "invalid",
 }
 
+NOISY = "too noisy to tell"
+
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a row: median over ``launches`` of launch medians (ns a call), and its 95 %
@@ -288,11 +299,12 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """One row. ``delta``, ``lo``, ``hi`` are head/base - 1 (0.1: head takes 10 % longer) with its
     interval at ``level``; ``mde`` the smallest change found with 80 % chance at 95 %, whatever
-    ``level`` is; ``p`` of the exact test; ``pairs`` the paired launches behind the verdict and
-    ``stage`` where they come from (0: not paired); ``lacking``, how many more a
-    verdict takes, should they scatter alike. ``why`` explains the verdict where the figures do not;
-    ``gates`` says whether this row may fail a comparison; ``operations`` are those of a whole step
-    that changed."""
+    ``level`` is; ``scatter`` the standard deviation of log time (of pairs: of their changes); ``p``
+    of the exact test; ``pairs`` the paired launches behind the verdict and ``stage`` where they
+    come from (0: not paired); ``lacking``, how many more a verdict takes, should they scatter
+    alike. ``why`` explains the verdict where the figures do not; ``gates`` says whether this row
+    may fail a comparison, and ``spared`` why it may not though rows of this comparison do;
+    ``operations`` are those of a whole step that changed."""
 
     key: str
     case: Case
@@ -303,6 +315,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     lo: float | None = None
     hi: float | None = None
     level: float = 0.95
+    scatter: float | None = None
     mde: float | None = None
     p: float | None = None
     tau: float = 0.0
@@ -311,7 +324,13 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     lacking: float = 0.0
     why: str = ""
     gates: bool = False
+    spared: str = ""
     operations: list[Compared] = []
+
+    @property
+    def decided(self) -> bool:
+        """Whether the row was judged: it has a verdict, and one to rely on."""
+        return self.verdict in DECIDED and not self.spared
 
     @property
     def suspected(self) -> bool:
@@ -319,37 +338,103 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict == "SUSPECT" or any(not one.confirmed for one in self.operations)
 
 
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that no launch of both sides measured, and the reason. ``dropped``: it was to be
+    measured, and --budget left no time for it."""
+
+    key: str
+    case: Case
+    reason: str
+    dropped: bool = False
+
+
 class Outcome(NamedTuple):
-    """Rows as judged; those that head computed wrongly, those that lack a verdict which was due;
-    why nothing compares, if so; whether a row's implementation names it, or is by what the sides
-    differ; and whether rows may fail the comparison."""
+    """Rows as judged, and how many more were dropped for --budget; those that head computed
+    wrongly, those that lack a verdict which was due; why nothing compares, if so; whether a row's
+    implementation names it, or is by what the sides differ; whether rows may fail the comparison;
+    and whether every row must be decided."""
 
     rows: Sequence[Judged]
+    dropped: int
     wrong: Sequence[Judged]
     due: Sequence[Judged]
     apart: str
     labelled: bool
     gating: bool
+    strict: bool
+
+    @property
+    def total(self) -> int:
+        return len(self.rows) + self.dropped
+
+    @property
+    def decided(self) -> int:
+        return sum(row.decided for row in self.rows)
 
     @property
     def of(self) -> str:
-        return f"of {counted(len(self.rows), 'row')}"
+        return f"of {counted(self.total, 'row')}"
 
 
 def close(outcome: Outcome) -> tuple[Exit, str]:
-    """The exit code, and why in one sentence."""
+    """The exit code, and why in one sentence, which begins with how few rows were judged if those
+    are fewer than half."""
+    code, reason = _close(outcome)
+    few = describe_few(outcome.decided, outcome.total) if code in (Exit.OK, Exit.BAD) else ""
+    return code, "; ".join(filter(None, [few, reason]))
+
+
+def describe_few(decided: int, total: int) -> str:
+    """How many rows were judged where those are fewer than half; else an empty string."""
+    was = "was" if decided == 1 else "were"
+    return (
+        f"only {decided:,} of {counted(total, 'row')} {was} judged" if 2 * decided < total else ""
+    )
+
+
+def _close(outcome: Outcome) -> tuple[Exit, str]:
     if outcome.wrong:
         return Exit.WRONG_DATA, f"head computed wrong results in {_some(outcome, outcome.wrong)}"
     if bad := _bad(outcome, [row for row in outcome.rows if row.gates]):
         return Exit.BAD, bad
+    if reason := _no_verdict(outcome):
+        return Exit.NO_VERDICT, reason
+    return Exit.OK, _fine(outcome)
+
+
+def _no_verdict(outcome: Outcome) -> str:
+    """Why nothing follows from the comparison, or an empty string."""
+    dropped = f"{counted(outcome.dropped, 'row')} dropped for --budget" if outcome.dropped else ""
     if outcome.apart:
-        return Exit.NO_VERDICT, f"no verdict: {outcome.apart}"
+        return f"no verdict: {outcome.apart}"
     if all(row.verdict in UNTIMED for row in outcome.rows):
-        return Exit.NO_VERDICT, "no verdict: no row has times on both sides that compare"
+        untimed = "no row has times on both sides that compare"
+        return f"no verdict: {'; '.join(filter(None, [untimed, dropped]))}"
     if outcome.due:
         cause = f" ({outcome.due[0].why})" if outcome.due[0].why else ""
-        return Exit.NO_VERDICT, f"no verdict on {_some(outcome, outcome.due)}{cause}"
-    return Exit.OK, _fine(outcome)
+        return f"no verdict on {_some(outcome, outcome.due)}{cause}"
+    if not outcome.decided:
+        return _inconclusive(outcome)
+    return f"no verdict: {dropped}" if outcome.strict and dropped else ""
+
+
+def _inconclusive(outcome: Outcome) -> str:
+    """Why no row was decided: what is slower, but cannot be relied on, or the most frequent
+    reason."""
+    if bad := _bad(outcome, outcome.rows):
+        return f"no verdict: {bad}; {_spared(outcome)}"
+    reasons = Counter(describe_open(row) for row in outcome.rows if row.verdict != "NEW")
+    (reason, _), *_ = reasons.most_common(1)
+    return f"inconclusive: {reason}; none {outcome.of} was decided"
+
+
+def describe_open(row: Judged) -> str:
+    """Why a row was not decided, without its figures where launches scatter too much."""
+    if row.verdict in DECIDED:
+        return row.spared
+    first = row.why.partition("; ")[0]
+    scattered = not first or TELLS in first or row.spared.startswith(first)
+    return NOISY if scattered and row.verdict == "INCONCLUSIVE" else first
 
 
 def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
@@ -370,11 +455,6 @@ def _bad(outcome: Outcome, rows: Sequence[Judged]) -> str:
 
 def _fine(outcome: Outcome) -> str:
     number = Counter(row.verdict for row in outcome.rows)
-    if number["INCONCLUSIVE"] == len(outcome.rows):
-        return (
-            f"no verdict on any {outcome.of}:"
-            f" {outcome.rows[0].why or 'intervals reach over zero and what matters'}"
-        )
     bad = _bad(outcome, outcome.rows)
     parts = [
         (
@@ -416,16 +496,12 @@ def false_alarms(rows: Sequence[Judged]) -> str:
     """Whether an experiment on two alike sides found more changes than it may."""
     times = Counter(row.verdict for row in rows)
     confirmed = times["REGRESSED"] + times["IMPROVED"]
-    passed = times["SUSPECT"] * 50 <= max(50, len(rows)) and not confirmed
-    able = sum(row.gates for row in rows)
+    failed = times["SUSPECT"] * 50 > max(50, len(rows)) or confirmed
+    able = sum(row.gates and row.decided for row in rows)
+    state = "failed" if failed else "passed" if able else "undecided"
     return (
-        f"A/A check {'passed' if passed else 'failed'}: of identical sides every change is a false"
-        f" alarm; {times['SUSPECT']} suspected and {confirmed} confirmed in"
-        f" {counted(len(rows), 'row')}, where one suspicion in 50 rows and none confirmed are"
-        " allowed; "
-        + (
-            f"{able} of them could have failed"
-            if able
-            else "but no row was precise enough to fail, so this says little"
-        )
+        f"A/A check {state}: of identical sides every change is a false alarm;"
+        f" {times['SUSPECT']} suspected and {confirmed} confirmed in {counted(len(rows), 'row')},"
+        " where one suspicion in 50 rows and none confirmed are allowed; "
+        + (f"{able} of them could have failed" if able else "no row was precise enough to fail")
     )

@@ -32,6 +32,7 @@ from collbench.records.types import (
     World,
 )
 from collbench.suite.case import Case
+from collbench.suite.sweep import Suite
 
 __all__ = [
     "PER_RANK_SAMPLES",
@@ -213,6 +214,16 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         **modal,
         **counted._asdict(),
     )
+
+
+def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived | None:
+    """What is derived of a record of a run of ``suite``. Where a case's time is divided among
+    launches, no launch is asked to converge: what they come to together is judged."""
+    row = derive(record, world)
+    if row is None or not suite.in_launches or "unconverged" not in row.flags:
+        return row
+    flags = tuple(flag for flag in row.flags if flag != "unconverged")
+    return msgspec.structs.replace(row, flags=flags)
 
 
 def _spread(ordered: stats.Floats) -> dict[str, Any]:

@@ -171,23 +171,43 @@ def mann_whitney_p(base: Values, head: Values) -> float:
     return float(mannwhitneyu(head, base, method="asymptotic" if tied else "exact").pvalue)
 
 
-def mde(changes: Values) -> float:
-    """The smallest change that as many pairs as these, scattering as they do, find at 95 % with a
-    chance of 80 %.
-
-    1.1 (t_.975 + t_.8) s/√R, from R = 8 pairs on; infinite for one.
-    """
-    n = len(changes)
-    return _mde(float(np.std(changes, ddof=1)), n - 1, 1 / n) if n > 1 else np.inf
+def scatter(changes: Values) -> float:
+    """Standard deviation of the changes of pairs; infinite for one."""
+    return float(np.std(changes, ddof=1)) if len(changes) > 1 else np.inf
 
 
-def unpaired_mde(base: Values, head: Values) -> float:
-    """The same for two sides without pairs, from their pooled scatter."""
+def unpaired_scatter(base: Values, head: Values) -> float:
+    """Pooled standard deviation of launches of two sides that form no pairs; infinite where a side
+    has one."""
     m, n = len(base), len(head)
     if min(m, n) < 2:
         return np.inf
     squares = (m - 1) * float(np.var(base, ddof=1)) + (n - 1) * float(np.var(head, ddof=1))
-    return _mde(float(np.sqrt(squares / (m + n - 2))), m + n - 2, 1 / m + 1 / n)
+    return float(np.sqrt(squares / (m + n - 2)))
+
+
+def mde(changes: Values) -> float:
+    """The smallest change that as many pairs as these, scattering as they do, find at 95 % with a
+    chance of 80 %; infinite for one. See ``smallest_change``."""
+    return smallest_change(scatter(changes), len(changes))
+
+
+def unpaired_mde(base: Values, head: Values) -> float:
+    """The same for two sides without pairs, from their pooled scatter."""
+    return smallest_unpaired_change(unpaired_scatter(base, head), len(base), len(head))
+
+
+def smallest_change(scatter: float, pairs: int) -> float:
+    """The smallest change that so many pairs find at 95 % with a chance of 80 %.
+
+    1.1 (t_.975 + t_.8) s/√R, from R = 8 pairs on.
+    """
+    return _mde(scatter, pairs - 1, 1 / pairs) if pairs > 1 else np.inf
+
+
+def smallest_unpaired_change(scatter: float, base: int, head: int) -> float:
+    """The same for so many launches a side that form no pairs."""
+    return _mde(scatter, base + head - 2, 1 / base + 1 / head) if min(base, head) > 1 else np.inf
 
 
 def _mde(deviation: float, freedom: int, per: float) -> float:

@@ -163,7 +163,7 @@ def table(files: Sequence[RunFile]) -> list[Row]:
         begun: dict[tuple[Case, int, int], int] = {}
         for place, record in enumerate(file.records):
             world = worlds.get(record.world)
-            derived = derive.derive(record, world)
+            derived = derive.derive_in_run(record, world, file.run.suite)
             case = record.case
             if case.cycle:
                 case = msgspec.structs.replace(case, cycle=0)

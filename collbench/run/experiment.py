@@ -36,7 +36,7 @@ from collbench.run.launch.world import Hear, Listener
 from collbench.run.matching import SIDES, Row
 from collbench.run.plan import Plan
 from collbench.run.reporter import Step
-from collbench.run.rounds import AHEAD, BUDGET, FRESH, Judge, Judged, Ledger
+from collbench.run.rounds import AHEAD, BUDGET, FRESH, Judge, Judged, Ledger, budget_for
 from collbench.run.variants import Home, Name, Variant
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -93,6 +93,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         base, head = (self.variants[name] for name in SIDES)
         alone = msgspec.structs.replace(base, text=head.text, algorithm=head.algorithm) == head
         return alone and base.algorithm != head.algorithm
+
+
+def describe_drop(budget: float, rounds: int, enough: str) -> str:
+    """Why a row was dropped for a budget, and which one is ``enough`` for all rows."""
+    short = f"too short for {counted(rounds, 'paired launch')}"
+    return f"{NO_TIME_LEFT} {budget:g}s: {short}; --budget {enough} holds all rows"
 
 
 class _Side:
@@ -162,6 +168,11 @@ class Experiment:
         self._ledger = Ledger()
         self._done = {1: 0, 2: 0}  # rounds of each stage
         self._sides: dict[Name, _Side] = {}
+
+    @property
+    def name(self) -> str:
+        """What both runs are found by."""
+        return self._name
 
     @property
     def begun(self) -> bool:
@@ -234,7 +245,7 @@ class Experiment:
             suspected += flagged
             fewest = max(self._order.rounds[1], paired.fewest_rounds(len(again) + len(flagged)))
             if flagged and self._order.budget:
-                flagged = self._within(flagged, fewest)
+                flagged = self._within_budget(flagged, fewest)
             if flagged:
                 again += flagged
                 self._rounds(2, flagged, fewest)
@@ -264,10 +275,20 @@ class Experiment:
                 return True
         return False
 
-    def _within(self, rows: Sequence[Row], rounds: int) -> list[Row]:
-        """Those of the rows for which so many rounds end within the budget."""
+    def _within_budget(self, rows: Sequence[Row], rounds: int) -> list[Row]:
+        """Those of the rows for which so many rounds end within the budget; the others are recorded
+        as dropped, with a budget that holds all."""
+        spent, cost = time.monotonic() - self._began, self._ledger.seconds(row.key for row in rows)
         keys = self._ledger.affordable((row.key for row in rows), rounds, self._left())
-        return [row for row in rows if row.key in keys]
+        kept = [row for row in rows if row.key in keys]
+        note = describe_drop(self._budget, rounds, budget_for(spent + rounds * cost))
+        for row in rows:
+            for name, side in self._sides.items():
+                if row not in kept:
+                    side.keep(Record(case=row.jobs[name].case, status="skipped", note=note))
+        if not kept and not self._done[1]:
+            raise plan.nothing_runs([note])
+        return kept
 
     def _left(self) -> float:
         return self._budget - (time.monotonic() - self._began)
@@ -321,21 +342,11 @@ class Experiment:
                 self._barrier.add(_ranks(line.case))
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first;
-        the others are recorded as left out. Raises CannotRun where it suffices for none."""
-        if not self._order.budget:
+        """The rows for whose fewest rounds a budget that was asked for suffices, cheapest first.
+        Raises CannotRun where it suffices for none."""
+        if not self._order.budget or not rows:
             return list(rows)
-        number = self._order.rounds[0]
-        kept = self._within(rows, number)
-        note = f"{NO_TIME_LEFT}: too short for {counted(number, 'paired launch')}"
-        for row in rows:
-            for name, side in self._sides.items():
-                if row not in kept:
-                    case = row.jobs[name].case
-                    side.keep(Record(case=case, status="skipped", note=note))
-        if rows and not kept:
-            raise plan.nothing_runs([note])
-        return kept
+        return self._within_budget(rows, self._order.rounds[0])
 
     def _rounds(self, stage: int, rows: Sequence[Row], number: int, beyond: bool = False) -> None:
         """Runs so many more rounds of these rows. Those ``beyond`` the fewest end where time would

@@ -26,6 +26,14 @@ AHEAD = 4  # rounds between two looks at what is worth while
 HOPE = 1.5  # of the time that is left a row may seem to need, for what few rounds tell of scatter
 
 
+def budget_for(seconds: float) -> str:
+    """A --budget that holds what seems to take so long, with a quarter to spare."""
+    most = 1.25 * seconds
+    step = 10 if most <= 60 else 60 if most <= 1200 else 300
+    whole = max(1, math.ceil(most / step)) * step
+    return f"{whole}s" if whole % 60 else f"{whole // 60}m"
+
+
 class Judged(Protocol):
     """A row as it is judged so far, whether a change is ``suspected`` that launches of its own
     should tell of, and how many pairs it lacks for a verdict, should it go on scattering as it

@@ -401,7 +401,8 @@ class _Session:
         else:
             self._so_far.pop(line.case, None)
             self._outcomes.append((line.status, line.note))
-            self._reporter.record(line, derive.derive(line, self._worlds.get(line.world)))
+            world, suite = self._worlds.get(line.world), self._prepared.suite
+            self._reporter.record(line, derive.derive_in_run(line, world, suite))
         if self._writer is None and getattr(sys.stdout, "closed_early", False):
             raise BrokenPipeError  # nobody reads it, and nothing keeps it
 

@@ -74,14 +74,16 @@ def line(document: Document) -> str:
 
 
 def junit(document: Document) -> str:
-    """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas;
-    messages of passed cases are the suite's output."""
+    """The document's cases as one suite of JUnit's XML, valid for Ant's and Jenkins' schemas; the
+    verdict is a property of the suite, and messages of passed cases are its output."""
     outcomes = [case.outcome for case in document.cases]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     suite = ElementTree.Element("testsuite", name=plain(document.suite), package="collbench")
     suite.attrib |= {"id": "0", "timestamp": now, "hostname": environment.host() or "localhost"}
     told = ElementTree.SubElement(suite, "properties")
-    ElementTree.SubElement(told, "property", name="collbench", value=__version__)
+    about = {"verdict": plain(document.verdict), "collbench": __version__}
+    for name, value in about.items():
+        ElementTree.SubElement(told, "property", name=name, value=value)
     for case in document.cases:
         own = {"classname": plain(case.group), "name": plain(case.name)}
         element = ElementTree.SubElement(suite, "testcase", own, time=f"{case.seconds:.9f}")

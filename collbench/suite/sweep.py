@@ -186,6 +186,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 f" {MOST_VALUES} values in them"
             )
 
+    @property
+    def in_launches(self) -> bool:
+        """Whether the time of a case is divided among several launches."""
+        cycles = max(axes.cycles for axes in (self.axes, *self.includes))
+        return self.policy.fresh and cycles > 1
+
     def settled(self) -> Suite:
         """The suite with all that it leaves to the machine filled in, as Axes.settled."""
         includes = tuple(further.settled() for further in self.includes)

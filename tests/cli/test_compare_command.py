@@ -147,12 +147,24 @@ def test_a_row_that_regressed_is_1_and_said_on_stderr(bare) -> None:
     done = bare("compare", *pair(1.15))
     assert done.returncode == 1
     line = next(line for line in done.stdout.splitlines() if "REGRESSED" in line)
-    assert "1 MiB" in line and "+15." in line and "not shown: 1 SAME" in done.stdout
+    assert "1 MiB" in line and "+15." in line
     assert (
         done.stderr.startswith("collbench: 1 of 2 rows is slower than base")
         and "1 MiB" in done.stderr
     )
-    assert re.search(r"^4 KiB .* SAME ", bare("compare", *pair(1.15), "--all").stdout, re.MULTILINE)
+    assert re.search(r"^4 KiB .* SAME ", done.stdout, re.MULTILINE)
+
+
+def test_what_is_not_shown_is_shown_by_the_command_that_is_named(inside) -> None:
+    sizes = tuple(4096 + 4 * i for i in range(30))
+    pair(noise=0.001, sizes=sizes)
+    done = inside("compare", "20250101-e", "--tau", "20%")
+    assert done.returncode == 0 and done.stdout.count(" SAME ") == 20
+    hint = next(line for line in done.stdout.splitlines() if line.startswith("not shown"))
+    found = re.search(r"collbench (compare .* --all)", hint)
+    assert found and "--tau 20%" in found[1]
+    again = inside(*shlex.split(found[1]))
+    assert again.returncode == 0 and again.stdout.count(" SAME ") == 30
 
 
 def test_a_faster_head_is_0(bare) -> None:
@@ -187,10 +199,20 @@ def test_unpaired_runs_fail_nothing_unless_told_to(bare) -> None:
     assert bare("compare", *names, "--gate-unpaired").returncode == 1
 
 
-def test_rows_without_a_verdict_are_3_only_if_strict(bare) -> None:
-    names = pair(noise=0.4)
-    assert bare("compare", *names).returncode == 0
-    assert bare("compare", *names, "--strict").returncode == 3
+@pytest.mark.parametrize("options", [(), ("--strict",), ("--tau", "1%"), ("--gate-unpaired",)])
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_comparison_without_any_verdict_is_3_everywhere(
+    inside, paired: bool, options: tuple[str, ...]
+) -> None:
+    names = pair(noise=0.4, paired=paired)
+    done = inside("compare", *names, *options, "--format", "json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["exit"], found["rows_decided"]) == (3, 3, 0)
+    assert found["verdict"].startswith(("inconclusive", "no verdict"))
+    suite = ElementTree.fromstring(inside("compare", *names, "--format", "junit").stdout)[0]
+    assert (suite.get("errors"), suite.get("skipped")) == ("1", "2")
+    plain = inside("compare", *names, *options)
+    assert plain.stdout.splitlines()[0][:24] == found["verdict"][:24]
 
 
 def test_wrong_results_of_head_are_7(bare) -> None:
@@ -315,9 +337,9 @@ def test_in_github_actions_a_step_gets_annotations_and_a_summary(bare, tmp_path:
 @pytest.mark.parametrize("command", ["compare", "report"])
 def test_how_often_this_machine_was_wrong_is_told(inside, command: str) -> None:
     pair(experiment="20250102-e")
-    told = "A/A (both sides the same) on this machine: "
+    told, none = "A/A (both sides the same) on this machine: ", "no A/A check of this machine yet"
     ask = (command, "20250102-e-base", "20250102-e-head", "--format", "md")
-    assert f"{told}none stored; collbench ab --aa makes one" in inside(*ask).stdout
+    assert none in inside(*ask).stdout
     pair(experiment="20240101-aa", aa=True, noise=0.001)
     found = inside(*ask).stdout
     assert f"{told}1 experiment, 2 rows, 0 suspected, 0 confirmed; last 2025-01-01" in found

@@ -319,9 +319,11 @@ def _lateness(told: NightRecord, rank: int | None) -> float | str:
 
 def pairs(night: Night) -> Looked:
     """Hosts, ranks and links that stand out among pairs of ranks measured alike."""
-    measured = [file for file in night.files if uniformity.matrix(file)]
+    matrices = [(file, uniformity.matrix(file)) for file in night.files]
+    measured = [file for file, matrix in matrices if matrix]
     if not measured:
         return Looked(missing="no run measured pairs of ranks: collbench pairs does")
+    few = not any(matrix and uniformity.is_comparable(matrix, {}) for _, matrix in matrices)
     found = []
     for file in measured:
         crowded = any(
@@ -333,7 +335,9 @@ def pairs(night: Night) -> Looked:
             )
             for one in uniformity.judge(file)
         ]
-    return Looked(f"pairs of {counted(len(measured), 'run')} held against each other", found)
+    missing = "too few pairs of ranks for one to stand out" if few else ""
+    note = f"pairs of {counted(len(measured), 'run')} held against each other"
+    return Looked(note, found, missing)
 
 
 def gpus(night: Night) -> Looked:

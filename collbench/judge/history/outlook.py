@@ -37,6 +37,11 @@ class Outlook(NamedTuple):
     creeping: Mapping[str, Creep]
 
     @property
+    def most_nights(self) -> int:
+        """The nights that may be judged of the row that has most."""
+        return max((sum(night.valid for night in one.nights) for one in self.series), default=0)
+
+    @property
     def changed(self) -> list[Shift]:
         """Changes on which neighbours agree."""
         return [shift for shift in self.shifts if shift.agreed]

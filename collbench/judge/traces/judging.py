@@ -45,6 +45,11 @@ class Judged(NamedTuple):
         return tuple(sorted({*range(self.trace.world)} - {rank.rank for rank in self.trace.ranks}))
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no operation to judge."""
+        return not (self.joined.meetings or self.joined.messages or self.hang)
+
+    @property
     def disagree(self) -> bool:
         """Whether ranks disagree for sure: operations that the library does not number, of which
         some ranks have more than others, may be joined wrongly."""

@@ -10,13 +10,13 @@ from typing import Any, Literal
 import msgspec
 
 from collbench.core.errors import Exit
-from collbench.core.text import plain, settings, size
+from collbench.core.text import counted, plain, settings, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Comparison
 from collbench.judge.verdict import Judged, Side, Verdict
+from collbench.records.types import ONE_SIDED
 from collbench.show.document import (
     Block,
-    Cell,
     Document,
     Heading,
     JunitCase,
@@ -30,7 +30,7 @@ from collbench.show.document import (
 from collbench.show.views import forest
 from collbench.show.views.cases import MOST_PLANNED
 from collbench.show.views.verdicts import (
-    HEADS,
+    FIGURES,
     LEGEND,
     ORDER,
     UNDECIDED,
@@ -40,18 +40,24 @@ from collbench.show.views.verdicts import (
     decided,
     differences,
     facts,
+    first_names,
     headline,
     history,
+    left_out,
     names_of,
     operations,
     readable,
     reasons,
+    skipped_names,
     undecided,
     unrepeated,
     weight,
 )
 from collbench.show.words import along, axes, short, worded
 from collbench.suite.case import Case, Skip
+
+Outcome = Literal["passed", "failed", "error", "warned", "skipped"]  # of JunitCase
+
 
 SCHEMA = 1  # of the JSON
 
@@ -63,15 +69,11 @@ FACTS, GEOMEANS, NOTES = 10, 20, 5  # there are as many reasons as notes
 MARKS: dict[Weight, str] = {"bad": "❌", "notice": "⚠️", "good": "✅", "": "✅"}
 
 
-# of rows that fail nothing; others have passed
-OUTCOMES: dict[Verdict, Literal["warned", "skipped"]] = {
-    "REGRESSED": "warned",
-    "GONE": "warned",
-    "SUSPECT": "warned",
-    "INVALID": "skipped",
-    "INCOMPARABLE": "skipped",
-    "INCONCLUSIVE": "skipped",
-}
+ALWAYS = 20  # rows that a terminal shows at least, whatever their verdicts
+
+
+# of rows that fail nothing, but are to be looked at
+WARNED: tuple[Verdict, ...] = ("REGRESSED", "GONE", "SUSPECT")
 
 
 def document(
@@ -80,10 +82,11 @@ def document(
     title: str = "collbench",
     marker: str = "compare",
     alarms: Alarms | None = None,
+    again: str = "",
 ) -> Document:
-    """A comparison for every medium; on a terminal rows that are SAME only if ``everything``.
-    ``title`` begins the heading of a comment, and ``marker`` names it; ``alarms`` are what is
-    known of this machine."""
+    """A comparison for every medium; on a terminal more than ALWAYS rows that need no look only if
+    ``everything``, as the command ``again`` shows them. ``title`` begins the heading of a comment,
+    and ``marker`` names it; ``alarms`` are what is known of this machine."""
     base, head = names_of(comparison)
     runs = {f"base: {base}": comparison.base, f"head: {head}": comparison.head}
     view = readable(comparison, alarms)
@@ -94,7 +97,7 @@ def document(
         runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
         sections=[section(view)],
         data=_flat(view),
-        brief=_brief(view, everything),
+        brief=_brief(view, everything, again),
         marker=f"collbench:{marker}",
         comment=_comment(view, title),
         values=_values(view),
@@ -103,9 +106,15 @@ def document(
     )
 
 
-def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]) -> list[Block]:
+def plan(
+    rows: Sequence[tuple[Case, Case]],
+    left_out: Sequence[tuple[str, Skip]],
+    dropped: Sequence[Case] = (),
+    reason: str = "",
+) -> list[Block]:
     """Blocks of --dry-run: what all rows share; each row as base and head, by all in which they
-    differ; what is left out of a side, which is named, and why."""
+    differ; what is left out of which side, by reason; and which rows of base's are expected to be
+    ``dropped`` for --budget."""
     cases = [case for row in rows for case in row] + [skip.case for _, skip in left_out]
     if not cases:
         return []
@@ -124,16 +133,32 @@ def plan(rows: Sequence[tuple[Case, Case]], left_out: Sequence[tuple[str, Skip]]
         )
         for b, h in rows[:MOST_PLANNED]
     ]
-    skipped = dict.fromkeys(
-        f"left out of {side}: {size(skip.case.nbytes)} {_named(skip.case, varying)}: {skip.reason}"
-        for side, skip in left_out
-    )
     heads = ("size", *alike, *["mode"] * (len(modes) > 1), *["base", "head"] * bool(own))
+    names = [f"{size(case.nbytes)} {_named(case, alike)}".strip() for case in dropped]
+    without = f"{counted(len(names), 'row')} {reason} ({first_names(names)})" if names else ""
     return [
         toned(plain(", ".join([constant, *(modes if len(modes) == 1 else ())])), strong=True),
         *([Table(heads=heads, lines=lines, align="r" + "w" * len(heads))] if lines else []),
         *([f"and {len(rows) - MOST_PLANNED:,} more"] if rows[MOST_PLANNED:] else []),
-        *(toned(plain(words), "notice") for words in skipped),
+        *(toned(plain(words), "notice") for words in _left_out_by_reason(left_out, alike)),
+        *([toned(plain(without), "notice")] if without else []),
+    ]
+
+
+def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str]) -> list[str]:
+    """A line for each reason for which cases are left out of a side, or of both, with the first of
+    them; what the other side cannot run is told of that side alone."""
+    sides: dict[tuple[str, str], set[str]] = {}
+    for side, skip in left_out:
+        if skip.reason != ONE_SIDED:
+            name = f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
+            sides.setdefault((skip.reason, name), set()).add(side)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (reason, name), of in sides.items():
+        names.setdefault((reason, " and ".join(sorted(of))), []).append(name)
+    return [
+        f"left out of {side}, {counted(len(found), 'case')}: {reason} ({first_names(found)})"
+        for (reason, side), found in names.items()
     ]
 
 
@@ -147,13 +172,14 @@ def _sides(comparison: Comparison) -> str:
     return f"base {base} → head {head}"
 
 
-def _brief(view: Readable, everything: bool) -> list[Block]:
-    """Fingerprint differences, the verdict, then rows, aggregates, reasons and notes."""
+def _brief(view: Readable, everything: bool, again: str) -> list[Block]:
+    """The verdict, what it is about, fingerprint differences, then rows, aggregates, reasons and
+    notes."""
     comparison = view.comparison
-    folded = ("SAME", *UNDECIDED)[: 0 if everything else None if comparison.paired else 1]
-    hidden = view.having(*folded)
-    shown = [row for row in view.rows if row.verdict not in folded]
+    shown = view.rows if everything else _loud(view)
+    hidden = Counter(row.verdict for row in view.rows if row not in shown)
     parts: list[Block] = [
+        toned(headline(view), weight(comparison), strong=True),
         toned("collbench compare  ", strong=True) + _sides(comparison),
         toned(" · ".join(facts(comparison)), "quiet"),
         *(toned(line, "quiet") for line in history(view)),
@@ -161,29 +187,59 @@ def _brief(view: Readable, everything: bool) -> list[Block]:
     parts += [
         toned(f"differs: {name}: {a} → {b}", "notice") for name, a, b in differences(comparison)
     ]
-    parts += [toned(headline(view), weight(comparison), strong=True), decided(view)]
-    if shown or view.means:
-        table = Table(
-            heads=HEADS,
-            lines=[Line(_cells(row)) for row in unrepeated(shown)],
-            closing=[Line(_cells(row)) for row in view.means],
-            align="wrrrrlw",
-            quiet=("why",),
-            stacked=True,
-            note=LEGEND,
-        )
-        parts += ["", table, ""]
+    parts += [decided(view), *(toned(line, "notice") for line in left_out(view, dropped=True))]
+    if shown:
+        parts += ["", _listed(shown), ""]
+    parts += [_mean(row) for row in view.means]
     parts += [toned(line, "notice") for line in operations(view)]
-    parts += reasons(view)
-    if counts := Counter(row.verdict for row in hidden):
-        number = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
-        parts += [toned(f"not shown: {number} (--all shows them too)", "quiet")]
-    return [*parts, *comparison.notes]
+    parts += reasons(view, listed=not hidden)
+    if hidden:
+        number = ", ".join(f"{number:,} {verdict}" for verdict, number in hidden.items())
+        parts += [toned(f"not shown: {number}; {again or '--all'} shows them", "quiet")]
+    return [*parts, *left_out(view, dropped=False), *comparison.notes]
 
 
-def _cells(row: Shown) -> tuple[Cell, ...]:
-    tone = WEIGHTS[row.judged.verdict] if row.judged else ""
-    return (*row[:5], toned(row.verdict, tone), row.why)
+def _loud(view: Readable) -> list[Shown]:
+    """The rows that need a look, and of the others as many as make ALWAYS."""
+    folded = ("SAME", *UNDECIDED) if view.comparison.paired else ("SAME",)
+    quiet = [row for row in view.rows if row.verdict in folded]
+    spare = max(0, ALWAYS - (len(view.rows) - len(quiet)))
+    left = {row.judged.key for row in quiet[spare:] if row.judged}
+    return [row for row in view.rows if row.judged and row.judged.key not in left]
+
+
+def _listed(rows: Sequence[Shown]) -> Table:
+    """The rows on a terminal, sizes below each other."""
+    wide = max(len(row.name.size) for row in rows)
+    named = _place_heads(rows)
+    lines = []
+    for row in unrepeated(rows):
+        tone = WEIGHTS[row.judged.verdict] if row.judged else ""
+        first = f"{row.name.size:>{wide}} {row.name.rest}".rstrip()
+        places = (row.name.place,) * len(named)
+        lines.append(Line((first, *places, *row.figures, toned(row.verdict, tone), row.why)))
+    return Table(
+        heads=("size" if wide else "row", *named, *FIGURES, "verdict", "why"),
+        lines=lines,
+        align="w" + "l" * len(named) + "rrrrlw",
+        quiet=("why",),
+        stacked=True,
+        note=LEGEND,
+    )
+
+
+def _place_heads(rows: Sequence[Shown]) -> tuple[str, ...]:
+    """The head of the column of places, if rows differ in it."""
+    return ("place",) * any(row.name.place for row in rows)
+
+
+def _first(row: Shown) -> str:
+    """The first cell of a row where columns align by themselves."""
+    return " ".join(filter(None, [row.name.size, row.name.rest]))
+
+
+def _mean(row: Shown) -> str:
+    return "; ".join(filter(None, [f"{row.row}: {row.change}", row.why]))
 
 
 def _comment(view: Readable, title: str) -> list[Block]:
@@ -194,6 +250,10 @@ def _comment(view: Readable, title: str) -> list[Block]:
     if len(apart) > FACTS:
         apart[FACTS:] = [f"{len(apart) - FACTS:,} more differences"]
     why = [short(line, 500) for line in (*operations(view), *reasons(view))[:NOTES]]
+    dropped, absent = (
+        [short(line, 500) for line in left_out(view, dropped=kind)[:NOTES]]
+        for kind in (True, False)
+    )
     rest, means = view.having(*UNDECIDED, "SAME"), view.means[:GEOMEANS]
     loud = [row for row in view.rows if row.verdict not in (*UNDECIDED, "SAME")]
     same = len(view.having("SAME"))
@@ -201,12 +261,14 @@ def _comment(view: Readable, title: str) -> list[Block]:
     return [
         Heading(f"{short(title, 100)}: {MARKS[weight(comparison)]} {headline(view)}"),
         decided(view),
+        *dropped,
         " · ".join([_sides(comparison), *facts(comparison)]),
         *history(view),
         *([Points(apart)] if apart else []),
         *([_rows(loud, means[-1:] if rest else means)] if loud else []),
         *([Points(why)] if why else []),
         *([_rows(rest, means[:-1] if loud else means, others)] if rest else []),
+        *absent,
         *(short(note, 300) for note in comparison.notes[:NOTES]),
         LEGEND,
     ]
@@ -214,33 +276,36 @@ def _comment(view: Readable, title: str) -> list[Block]:
 
 def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Table:
     """A comment's table; one with a title is folded."""
+    named = _place_heads(rows)
+
+    def line(row: Shown) -> Line:
+        verdict = toned(row.verdict, strong=True) + " " if row.verdict else toned("")
+        places = (row.name.place,) * len(named)
+        return Line((_first(row) or row.row, *places, *row.figures, verdict + row.why))
+
     return Table(
         title=title,
         folded=bool(title),
-        heads=HEADS[:-1],
-        lines=[_in_comment(row) for row in rows],
-        closing=[_in_comment(row) for row in means],
-        align="lrrrrl",
+        heads=("row", *named, *FIGURES, "verdict"),
+        lines=list(map(line, rows)),
+        closing=list(map(line, means)),
+        align="l" + "l" * len(named) + "rrrrl",
         elsewhere="the comparison as HTML or JSON has them all",
     )
-
-
-def _in_comment(row: Shown) -> Line:
-    verdict = toned(row.verdict, strong=True) + " " if row.verdict else toned("")
-    return Line((*row[:5], verdict + row.why))
 
 
 def section(view: Readable) -> Section:
     """The part of a report on a comparison: verdict, changes with their intervals, and the table of
     verdicts."""
     comparison = view.comparison
-    words = [headline(view), decided(view), " · ".join(facts(comparison)), *history(view)]
-    words += [short(text, 500) for text in (*operations(view), *reasons(view), *comparison.notes)]
+    words = [headline(view), decided(view), *left_out(view, dropped=True)]
+    words += [" · ".join(facts(comparison)), *history(view), *operations(view), *reasons(view)]
+    words += [*left_out(view, dropped=False), *comparison.notes]
     drawn = forest.figure(view)
     return Section(
         name="comparison",
         title="Comparison",
-        words=[f"{text}." for text in words],
+        words=[f"{short(text, 500)}." for text in words],
         figures=[drawn] if drawn else [],
         tables=[table for table in _tables(view) if table.lines],
     )
@@ -248,9 +313,10 @@ def section(view: Readable) -> Section:
 
 def _tables(view: Readable) -> list[Table]:
     comparison = view.comparison
+    named = _place_heads(view.rows)
     lines = [
         Line(
-            (row.row, row.verdict, row.why, *row[1:5]),
+            (_first(row), *[row.name.place] * len(named), row.verdict, row.why, *row.figures),
             forest.about(comparison, row.judged.case),
             WEIGHTS[row.judged.verdict],
         )
@@ -274,15 +340,15 @@ def _tables(view: Readable) -> list[Table]:
         Table(
             name="verdicts",
             title="Verdicts",
-            heads=(HEADS[0], *HEADS[5:], *HEADS[1:5]),
+            heads=("row", *named, "verdict", "why", *FIGURES),
             lines=lines,
-            align="lll",
+            align="lll" + "l" * len(named),
             note=LEGEND,
         ),
         Table(
             name="geomeans",
             title="Geometric means",
-            heads=("rows", "worst row", HEADS[3]),
+            heads=("rows", "worst row", FIGURES[2]),
             lines=means,
             align="ll",
         ),
@@ -290,26 +356,34 @@ def _tables(view: Readable) -> list[Table]:
 
 
 def _values(view: Readable) -> dict[str, Any]:
-    """An object: ``schema``, ``exit``, ``reason``, ``verdict`` and ``decided`` in words,
-    ``undecided`` (reason, rows), ``alarms`` of this machine, ``counts`` by verdict, ``paired``,
-    ``stages``, ``rules``, ``notes``, ``differences`` (fact, base, head), ``base`` and ``head`` as
-    their files begin, ``aggregates``, and ``rows`` with ``label`` and all that Judged has, times in
-    nanoseconds."""
+    """An object: ``schema``, ``verdict`` and ``decided`` in words, ``exit``, ``reason``,
+    ``rows_decided`` of ``rows_total``, ``undecided`` (reason, rows), ``alarms`` of this machine,
+    ``counts`` by verdict, ``paired``, ``stages``, ``rules``, ``notes``, ``differences`` (fact,
+    base, head), ``base`` and ``head`` as their files begin, ``aggregates``, ``rows`` with
+    ``label``, ``decided`` and all that Judged has, times in nanoseconds, and ``skipped``, rows that
+    were not measured on both sides (label, key, case, reason, dropped)."""
     comparison, names = view.comparison, _names(view)
+    skipped = skipped_names(comparison)
     counts = Counter(row.verdict for row in comparison.rows)
     return {
         "schema": SCHEMA,
-        "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
-        **msgspec.structs.asdict(comparison),
         "verdict": headline(view),
         "decided": decided(view),
+        "rows_decided": comparison.decided,
+        "rows_total": comparison.total,
+        "counts": {verdict: counts[verdict] for verdict in ORDER if counts[verdict]},
+        **msgspec.structs.asdict(comparison),
         "undecided": [{"reason": why, "rows": named} for why, named in undecided(view).items()],
         "alarms": view.alarms,
         "differences": [
             {"fact": name, "base": a, "head": b} for name, a, b in comparison.differences
         ],
         "rows": [
-            {"label": names[row.key], **msgspec.structs.asdict(row)} for row in comparison.rows
+            {"label": names[row.key], "decided": row.decided, **msgspec.structs.asdict(row)}
+            for row in comparison.rows
+        ],
+        "skipped": [
+            {"label": skipped[row.key], **msgspec.structs.asdict(row)} for row in comparison.skipped
         ],
     }
 
@@ -344,10 +418,21 @@ def _names(view: Readable) -> dict[str, str]:
 
 
 def _cases(view: Readable) -> list[JunitCase]:
-    """A test case per row: failed where the row fails the comparison, as slower or gone. What else
-    makes the exit code other than 0 is an error of a test case called comparison."""
-    comparison = view.comparison
+    """A test case per row: failed where the row fails the comparison, as slower or gone, and
+    skipped where it was not judged. What else makes the exit code other than 0 is an error of a
+    test case called comparison."""
+    comparison, names = view.comparison, skipped_names(view.comparison)
     found = [_case(row, row.judged) for row in view.rows if row.judged]
+    found += [
+        JunitCase(
+            group=f"collbench.{row.case.collective}",
+            name=row.key,
+            outcome="skipped",
+            message=plain(row.reason),
+            label=names[row.key],
+        )
+        for row in comparison.skipped
+    ]
     if comparison.exit in (Exit.OK, Exit.BAD):
         return found
     why = JunitCase(
@@ -364,10 +449,12 @@ def _case(row: Shown, judged: Judged) -> JunitCase:
     figures = f"{row.base} → {row.head}, {row.change}" if row.change != "-" else ""
     words = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"
     fails = judged.gates and judged.verdict in ("REGRESSED", "GONE")
+    warned = judged.verdict in WARNED
+    passed: Outcome = "warned" if warned else "passed" if judged.decided else "skipped"
     return JunitCase(
         group=f"collbench.{judged.case.collective}",
         name=judged.key,
-        outcome="failed" if fails else OUTCOMES.get(judged.verdict, "passed"),
+        outcome="failed" if fails else passed,
         message=words,
         kind=row.verdict if fails else "",
         text=words if fails else "",

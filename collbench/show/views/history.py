@@ -15,6 +15,7 @@ import msgspec
 
 from collbench.core.text import counted, duration, plain, size
 from collbench.judge.history.baselines import Baseline
+from collbench.judge.history.levels import LEAST
 from collbench.judge.history.neighbours import Shift
 from collbench.judge.history.nights import Night, Series
 from collbench.judge.history.outlook import Outlook, relative
@@ -98,18 +99,17 @@ def headline(outlook: Outlook) -> str:
         f"{faster} faster": faster,
         f"{counted(crept, 'row')} crept beyond the baseline": crept,
     }
-    return ", ".join(words for words, number in parts.items() if number) or "no change"
+    if happened := ", ".join(words for words, number in parts.items() if number):
+        return happened
+    if outlook.most_nights < 2 * LEAST:
+        few = f"{counted(outlook.most_nights, 'night')} of a row that may be judged"
+        return f"no verdict: {few}, and {2 * LEAST} are the fewest that show a change"
+    return "no change"
 
 
 def weight(outlook: Outlook) -> Weight:
     bad = outlook.creeping or any(shift.standing and shift.delta > 0 for shift in outlook.changed)
-    return (
-        "bad"
-        if bad
-        else "good"
-        if any(n.valid for one in outlook.series for n in one.nights)
-        else "notice"
-    )
+    return "bad" if bad else "good" if outlook.most_nights >= 2 * LEAST else "notice"
 
 
 def words(outlook: Outlook) -> list[tuple[str, Weight]]:

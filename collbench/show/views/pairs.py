@@ -179,9 +179,10 @@ def _reached(measured: Pairs) -> Table:
 
 def verdict(measured: Pairs) -> list[str]:
     """What stands out, or that nothing does, or why that cannot be said."""
-    if len(measured.matrix.rates) < 3:
-        return [f"{counted(len(measured.matrix.rates), 'pair')}: too few for one to stand out"]
     if not measured.findings:
+        if not pairs.is_comparable(measured.matrix, measured.racks):
+            number = counted(len(measured.matrix.rates), "pair")
+            return [f"no verdict: {number}, too few for one to stand out"]
         return ["no pair, rank, host or link stands out"]
     crowded = any(world.oversubscribed for world in measured.file.worlds)
     words = [f"{one.subject.kind} {one.what}: {one.advice}" for one in measured.findings]

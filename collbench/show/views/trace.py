@@ -70,6 +70,13 @@ def headline(judged: Judged) -> Headline:
             return Headline(f"ranks disagree on operation {where}", "bad")
         told = "the library's numbers of them are not known, and ranks' traces may begin apart"
         return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
+    return _without_hang(judged)
+
+
+def _without_hang(judged: Judged) -> Headline:
+    """Who comes late, or how much there was to judge."""
+    if judged.is_empty:
+        return Headline("no verdict: the trace has no operation of the ranks together", "notice")
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"

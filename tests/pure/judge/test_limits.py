@@ -74,6 +74,15 @@ def test_without_a_size_the_largest_of_each_table_counts() -> None:
     ]
 
 
+def test_an_average_of_nothing_is_no_pass() -> None:
+    barrier = Case(collective="barrier", backend="gloo", n=4, nbytes=0)
+    empty = Record(case=barrier, status="ok", times_ns=[1000] * 40, world=0, stop="converged")
+    for wanted in (Limit(10.0, average=True), WANTED):
+        found = judged(empty, wanted=wanted)
+        assert limits.close(found) == Exit.NO_VERDICT
+        assert limits.told(found[0])
+
+
 def test_with_a_size_only_its_rows_count() -> None:
     wanted = Limit(10.0, 1 << 20)
     both = taking(11.0, 1 << 20), taking(12.0, 1 << 20, in_place=True), taking(1.0)

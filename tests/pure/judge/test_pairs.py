@@ -19,13 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collbench.cli import outputs
+from collbench.cli import pairs as command
 from collbench.core import groups
-from collbench.core.errors import UsageError
+from collbench.core.errors import Exit, UsageError
 from collbench.core.groups import Pair
 from collbench.judge import pairs as uniformity
+from collbench.judge.health import hosts as health
 from collbench.judge.health.findings import Finding
+from collbench.judge.health.night import Night
 from collbench.machine import topology
-from collbench.records.types import Record, RunFile
+from collbench.records.types import End, Record, RunFile
 from collbench.run import backends, plan
 from collbench.run.plan import Job
 from collbench.show import terminal
@@ -391,6 +394,26 @@ def test_a_pair_that_was_disturbed_all_the_time_is_no_broken_link() -> None:
 def test_few_ranks(n: int) -> None:
     assert not blamed(measured(SIX[:n]))
     assert blamed(measured(SIX[:n], {2: 0.5})) == ([("host", "h2")] if n == 3 else [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "slow", "code"),
+    [
+        (SIX[:2], {}, Exit.NO_VERDICT),
+        (["h0", "h0", "h1"], {}, Exit.NO_VERDICT),
+        (SIX[:3], {}, Exit.OK),
+        (SIX[:3], {2: 0.5}, Exit.BAD),
+    ],
+)
+def test_fewer_pairs_than_can_tell_are_no_pass(
+    hosts: list[str], slow: dict[int, float], code: Exit, tmp_path: Path
+) -> None:
+    """Two pairs between hosts, or one anywhere, have nothing to stand out from."""
+    file = measured(hosts, slow)
+    path = factories.write(msgspec.structs.replace(file, end=End(exit=0, ended="")), tmp_path)
+    assert command._recorded(str(path), {}, "table") == code
+    state = health.pairs(Night([file]))
+    assert bool(state.missing) == (code == Exit.NO_VERDICT)
 
 
 def told(file: RunFile, where: Mapping[str, str] = {}) -> matrices.Pairs:

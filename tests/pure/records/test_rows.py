@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from factories import case, experiment, record, run, world
+from factories import SUITE, case, experiment, record, run, world
 
 from collbench.records import paired, rows, stats
 from collbench.records.rows import Row
@@ -225,3 +225,16 @@ def test_a_case_is_judged_by_its_gateable_launches_where_they_are_most() -> None
     assert rows.deciding([good[0], *bad]) == [good[0], *bad]
     assert rows.deciding(bad) == bad
     assert rows.deciding(launches(1e6, invalid=INVALID)) == []
+
+
+@pytest.mark.parametrize(
+    ("fresh", "launches", "flagged"), [(True, 10, False), (True, 1, True), (False, 10, True)]
+)
+def test_no_launch_of_several_is_asked_to_converge(
+    fresh: bool, launches: int, flagged: bool
+) -> None:
+    policy = msgspec.structs.replace(SUITE.policy, fresh=fresh)
+    axes = msgspec.structs.replace(SUITE.axes, cycles=launches)
+    asked = msgspec.structs.replace(SUITE, policy=policy, axes=axes)
+    (row,) = rows.table([file(cycle(0, stop="budget"), suite=asked)])
+    assert ("unconverged" in row.flags) == flagged

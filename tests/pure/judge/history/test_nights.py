@@ -569,3 +569,11 @@ def test_the_trend_as_page_and_text_shows_series_changes_and_beginnings_and_esca
     ) == 80
     assert trends.bars([1.0, 1.1, 1.2]) == "▁▅█" and trends.bars([1.0, 1.01]) == "▁▁"
     assert trends.bars([1.0, 1.0, 1.0, 1.2, 1.2, 1.2], 2) == "▁█"
+
+
+@pytest.mark.parametrize(("nights", "weight"), [(1, "notice"), (5, "notice"), (6, "good")])
+def test_too_few_nights_show_no_change_and_none_is_claimed(nights: int, weight: str) -> None:
+    row = swept("all_reduce", sizes=[1 << 20])[0]
+    found = outlook("h", histories([dated(n, {row: 1e6}) for n in range(nights)]), {})
+    assert trends.weight(found) == weight
+    assert (trends.headline(found) == "no change") == (weight == "good")

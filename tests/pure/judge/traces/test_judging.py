@@ -7,6 +7,7 @@ from factories import call, calls_of, trace
 from msgspec.structs import replace
 
 from collbench.judge.traces.judging import judge
+from collbench.show.views import trace as view
 from collbench.workload.traces.types import Lost, Trace
 
 TIMED = [call(span=(0, 10), number=1)]
@@ -104,3 +105,10 @@ def test_operations_without_numbers_of_traces_that_begin_apart_are_no_sure_disag
 def test_operations_without_numbers_of_which_ranks_have_as_many_are_one() -> None:
     usual, odd = calls_of("all_reduce", number=-1), calls_of("all_gather", number=-1)
     assert judge(trace(usual, odd, usual)).disagree
+
+
+def test_a_trace_without_an_operation_is_no_pass() -> None:
+    found = judge(trace([], []))
+    assert found.is_empty
+    assert view.headline(found).weight == "notice"
+    assert view.headline(judge(trace(TIMED, TIMED))).weight == "good"

@@ -21,7 +21,9 @@ from rich.console import Console
 from collbench.core.errors import Exit
 from collbench.judge.alarms import Alarms
 from collbench.judge.comparison import Aggregate, Comparison, Rules
-from collbench.judge.verdict import Judged, Side
+from collbench.judge.verdict import Judged, LeftOut, Side
+from collbench.records.paired import smallest_change as paired_mde
+from collbench.records.paired import smallest_unpaired_change as unpaired
 from collbench.records.types import Pairing, Run
 from collbench.show import html, markdown, programs, terminal
 from collbench.show.document import Document, Figure
@@ -171,18 +173,45 @@ def test_the_table_fits_and_shows_every_figure_in_full(width: int) -> None:
     assert "…" not in text
 
 
-def test_the_table_lists_the_gravest_first_and_same_only_when_asked() -> None:
+def test_the_table_lists_the_gravest_first() -> None:
     text = printed(example())
-    places = [
-        text.index(f" {verdict} ")
-        for verdict in verdicts.ORDER
-        if verdict in text.split("not shown")[0]
+    places = [text.index(f"  {row.verdict}") for row in verdicts.shown(example())]
+    assert places == sorted(places) and len(places) == 8
+    assert "4 KiB gloo" in text and "not shown" not in text
+
+
+@pytest.mark.parametrize("verdict", ["SAME", "INCONCLUSIVE"])
+@pytest.mark.parametrize(("others", "hidden"), [(19, 0), (20, 1), (40, 21)])
+def test_twenty_rows_are_always_shown_and_the_others_by_a_named_command(
+    verdict: str, others: int, hidden: int
+) -> None:
+    rows = [
+        judged("REGRESSED", 0.2),
+        *(judged(verdict, case=sized(4 * i + 4)) for i in range(others)),
     ]
-    assert places == sorted(places) and len(places) == 5
-    assert " 4 KiB" not in text
-    assert "not shown: 1 INVALID, 1 INCONCLUSIVE, 1 SAME (--all shows them too)" in text
-    everything = printed(example(), everything=True)
-    assert " 4 KiB" in everything and "not shown" not in everything
+    view = comparison(rows, exit=Exit.BAD)
+    text = terminal.text(document(view, again="collbench compare x --all"), 120)
+    listed = text.split("not shown")[0]
+    assert listed.count(f" {verdict} ") == others - hidden and " REGRESSED " in listed
+    assert ("collbench compare x --all" in text) == bool(hidden)
+    assert f" {hidden} {verdict}" in text or not hidden
+    assert printed(view, everything=True).count(f" {verdict} ") == others
+
+
+def test_sizes_and_places_have_columns_of_their_own() -> None:
+    cases = [sized(8), sized(1 << 20, in_place=True), sized(1 << 19, in_place=True)]
+    lines = printed(comparison([judged("SAME", case=case) for case in cases])).splitlines()
+    head = next(line for line in lines if line.startswith("size"))
+    rows = [line for line in lines if " SAME " in line]
+    assert {line[: head.index("place")].strip() for line in rows} == {"8 B", "1 MiB", "512 KiB"}
+    assert {line[head.index("place") :].split()[0] for line in rows} == {"in", "out"}
+    assert len({line.rstrip().index("B ") for line in rows}) == 1  # units below each other
+
+
+def test_means_stand_below_the_table() -> None:
+    text = printed(example(), 80)
+    (line,) = [line for line in text.splitlines() if line.startswith("geomean")]
+    assert "~ [-0.1, +0.5]" in line
 
 
 def test_fingerprint_differences_come_before_the_verdict() -> None:
@@ -214,6 +243,10 @@ def test_a_side_with_too_few_launches_has_no_bounds() -> None:
     assert (shown.base, shown.mde) == ("1.00 ms ±∞", "-")
 
 
+def names(view: Comparison) -> list[str]:
+    return [name.text for name in verdicts.labels(view, [row.case for row in view.rows]).values()]
+
+
 def test_rows_are_called_by_what_sets_them_apart() -> None:
     cases = [
         sized(8),
@@ -222,14 +255,14 @@ def test_rows_are_called_by_what_sets_them_apart() -> None:
         sized(8, env=(("A", "1"),)),
     ]
     view = comparison([judged("SAME", case=case) for case in cases])
-    assert list(verdicts.labels(view).values()) == [
-        "8 B isolated",
-        "in place 8 B isolated",
-        "8 B streaming",
-        "A=1 8 B isolated",
+    assert names(view) == [
+        "isolated 8 B",
+        "isolated 8 B in place",
+        "streaming 8 B",
+        "A=1 isolated 8 B",
     ]
     barrier = Case(collective="barrier", backend="gloo", n=2, nbytes=0)
-    assert list(verdicts.labels(comparison([judged("SAME", case=barrier)])).values()) == ["barrier"]
+    assert names(comparison([judged("SAME", case=barrier)])) == ["barrier"]
 
 
 def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
@@ -244,7 +277,7 @@ def test_what_the_variants_differ_in_is_not_in_a_rows_name() -> None:
     )
     cases = [sized(8), sized(16, algorithm="ring")]
     view = comparison([judged("SAME", case=case) for case in cases], base=base, head=head)
-    assert list(verdicts.labels(view).values()) == ["8 B", "16 B"]
+    assert names(view) == ["8 B", "16 B"]
     assert "gloo" not in printed(view, everything=True)
     assert all(
         "backend" not in line.meta for line in section(verdicts.readable(view)).tables[0].lines
@@ -260,30 +293,30 @@ def test_the_comment_begins_with_its_marker_and_folds_what_is_the_same() -> None
     )
     assert lines[3] == (
         "5 of 8 rows decided: 1 regressed, 1 gone, 1 improved, 1 changed too little to matter, 1"
-        " same; 1 suspected, not confirmed; 1 invalid; 1 could not be told here: the"
-        " smallest change that would be found is 14%"
+        " same; 1 suspected, not confirmed; 1 invalid; 1 undecided: only changes above 14% would be"
+        " detected"
     )
     assert lines[5].startswith(r"base git:1a2b3c → head git:4d5e6f · 8+12 paired launches · ")
     inline, folded = tables(text)
-    assert [row[0] for row in inline[1:3]] == ["gloo 1 MiB", "gloo 4 MiB"]
-    assert inline[1][3:5] == ["+11.4% [+9.8, +13.0]", "3.0%"]
-    assert inline[1][5].startswith("REGRESSED p=0.00049 n=12")
+    assert [row[0] for row in inline[1:3]] == ["1 MiB gloo", "4 MiB gloo"]
+    assert inline[1][4:6] == ["+11.4% [+9.8, +13.0]", "3.0%"]
+    assert inline[1][6].startswith("REGRESSED p=0.00049 n=12")
     assert (
         inline[-1][0].startswith("geomean all_reduce")
-        and inline[-1][5] == "worst: gloo 1 MiB +11.4%"
+        and inline[-1][6] == "worst: gloo 1 MiB +11.4%"
     )
-    assert [row[0] for row in folded[1:]] == ["gloo in place 8 B", "gloo 256 KiB", "gloo 4 KiB"]
-    assert text.index("<details>") < text.index("gloo 4 KiB") < text.index("</details>")
+    named = [row[:2] for row in folded[1:]]
+    assert named == [["8 B gloo", "in"], ["256 KiB gloo", "out"], ["4 KiB gloo", "out"]]
+    assert text.index("<details>") < text.index("4 KiB gloo") < text.index("</details>")
     assert "<summary>3 other rows: 1 same, 2 without a verdict</summary>" in text
 
 
 def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
     wide = [
         judged("INCONCLUSIVE", 0.03, 0.1, case=sized(4 << i), mde=0.14 + i, why=why)
-        for i, why in enumerate(
-            ["", "too noisy (changes under 114.0% can be missed): cannot fail the comparison"]
-        )
+        for i, why in enumerate(["", "too noisy to gate (would miss changes under 114%)"])
     ]
+    wide[1] = msgspec.structs.replace(wide[1], spared=wide[1].why)
     few = [
         judged("INVALID", case=sized(64 << i), why=f"head: {i} of 9 samples failed")
         for i in range(2)
@@ -294,7 +327,7 @@ def test_rows_without_a_verdict_are_named_once_by_reason() -> None:
         "- no verdict on 2 rows, invalid: head: 0 of 9 samples failed: 64 B, 128 B",
         "- no verdict on 2 rows, launches scatter too much: 4 B, 8 B",
     ]
-    assert "would be found is 14% to 114%" in text
+    assert "only changes above 14% to 114% would be detected" in text
 
 
 def test_only_the_first_rows_of_a_verdict_and_of_a_reason_are_named() -> None:
@@ -309,9 +342,9 @@ def test_logs_without_intervals_say_no_smallest_change() -> None:
     row = judged(
         "INCONCLUSIVE", 0.1, lo=None, hi=None, mde=None, why="only one launch per side, so"
     )
-    view = comparison([row], paired=False)
-    assert "0 of 1 row decided; 1 could not be told\n" in printed(view)
-    assert "no verdict on 1 row, only one launch per side, so: " in printed(view)
+    view = comparison([row], paired=False, exit=Exit.NO_VERDICT, reason="so")
+    assert "0 of 1 row decided; 1 undecided\n" in printed(view)
+    assert "no verdict on 1 row, only one launch per side, so\n" in printed(view)
     assert " INCONCLUSIVE " in printed(view)  # figures are all there is
 
 
@@ -328,12 +361,12 @@ def test_a_reason_that_rows_share_is_told_once() -> None:
     ("alarms", "words"),
     [
         (None, []),
-        (Alarms(), ["none stored; collbench ab --aa makes one"]),
+        (Alarms(), ["no A/A check of this machine yet (collbench ab --aa)"]),
         (
             Alarms(experiments=20, rows=240, suspected=1, last="2026-11-23", older=3),
             [
-                "20 experiments, 240 rows, 1 suspected, 0 confirmed; last 2026-11-23, 3 older ones"
-                " not judged"
+                "A/A (both sides the same) on this machine: 20 experiments, 240 rows, 1 suspected,"
+                " 0 confirmed; last 2026-11-23, 3 older ones not judged"
             ],
         ),
     ],
@@ -342,11 +375,10 @@ def test_false_alarms_of_this_machine_are_told_in_every_medium(
     alarms: Alarms | None, words: list[str]
 ) -> None:
     found = document(comparison([judged("SAME")]), alarms=alarms)
-    told = [f"A/A (both sides the same) on this machine: {line}" for line in words]
-    assert [line for line in markdown.text(found).splitlines() if line.startswith("A/A")] == told
+    assert [line for line in markdown.text(found).splitlines() if "A/A" in line] == words
     (shown,) = found.sections
-    assert [line for line in shown.words if line.startswith("A/A")] == [f"{t}." for t in told]
-    assert all(line in terminal.text(found, 200) for line in told)
+    assert [line for line in shown.words if "A/A" in line] == [f"{line}." for line in words]
+    assert all(line in terminal.text(found, 200) for line in words)
     assert json.loads(programs.as_json(found))["alarms"] == (
         alarms and msgspec.structs.asdict(alarms)
     )
@@ -357,8 +389,8 @@ def test_false_alarms_of_this_machine_are_told_in_every_medium(
     [
         (0, "SAME", "✅ nothing found slower"),
         (0, "IMPROVED", "✅ nothing found slower; 1 improved: 1 MiB ~"),
-        (0, "SUSPECT", "⚠️ nothing confirmed slower; 1 suspect: 1 MiB ~"),
-        (0, "INCONCLUSIVE", "⚠️ could not tell whether anything is slower"),
+        (3, "SUSPECT", "⚠️ so"),
+        (3, "INCONCLUSIVE", "⚠️ so"),
         (0, "REGRESSED", "⚠️ 1 regressed: 1 MiB ~"),
         (3, "INCOMPARABLE", "⚠️ so"),
         (1, "REGRESSED", "❌ 1 regressed: 1 MiB ~"),
@@ -372,6 +404,78 @@ def test_the_first_line_says_whether_to_look_and_at_what(
     first = markdown.text(document(view)).splitlines()[1].replace("\\", "")
     assert first.startswith(f"### collbench: {words}")
     assert first.endswith("; none of them may fail this") == ((code, verdict) == (0, "REGRESSED"))
+
+
+FEW = "only 2 of 5 rows were judged"
+
+
+def few() -> Document:
+    """A comparison with 2 of 5 rows decided, one of which was dropped for its budget."""
+    rows = [judged("SAME", case=sized(4 << i)) for i in range(2)]
+    rows += [judged("INCONCLUSIVE", 0.3, 0.5, case=sized(64)), judged("SUSPECT", 0.3)]
+    reason = "dropped for --budget 60s: too short for 8 paired launches; --budget 3m holds all rows"
+    large = sized(4 << 20)
+    dropped = LeftOut(key=large.key, case=large, reason=reason, dropped=True)
+    absent = LeftOut(key=sized(16).key, case=sized(16), reason="skipped on both sides; no form")
+    return document(comparison(rows, skipped=[dropped, absent]))
+
+
+def test_few_rows_judged_is_the_first_line_of_every_medium() -> None:
+    made = few()
+    assert terminal.text(made, 120).startswith(FEW)
+    assert markdown.text(made).splitlines()[1].startswith(f"### collbench: ⚠️ {FEW}")
+    assert made.sections[0].words[0].startswith(FEW) and made.verdict.startswith(FEW)
+    found = json.loads(programs.as_json(made))
+    assert [*found][1] == "verdict" and found["verdict"].startswith(FEW)
+    assert (found["rows_decided"], found["rows_total"], found["exit"]) == (2, 5, 0)
+    suite = ElementTree.fromstring(programs.junit(made))[0]
+    properties = {each.get("name"): each.get("value", "") for each in suite.iter("property")}
+    assert properties["verdict"].startswith(FEW)
+
+
+def test_junit_skips_every_row_that_was_not_judged() -> None:
+    cases = ElementTree.fromstring(programs.junit(few()))[0].findall("testcase")
+    skipped = {case.get("name") for case in cases if case.find("skipped") is not None}
+    keys = {sized(64).key, CASE.key, sized(4 << 20).key, sized(16).key}
+    assert skipped == keys and len(cases) == 6
+
+
+def test_rows_dropped_for_a_budget_are_named_with_one_that_holds_them_everywhere() -> None:
+    made = few()
+    words = ("4 MiB", "--budget 3m")
+    texts = (terminal.text(made, 200), markdown.text(made), " ".join(made.sections[0].words))
+    assert all(word in text for text in texts for word in words)
+    assert "(16 B)" in texts[0] and "skipped on both sides" in texts[0]
+    rows = json.loads(programs.as_json(made))["skipped"]
+    assert [(row["label"], row["dropped"]) for row in rows] == [("4 MiB", True), ("16 B", False)]
+    assert "--budget 3m" in rows[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("paired", "backend", "shm"), [(True, "gloo", True), (False, "shm", False)]
+)
+def test_what_would_decide_is_said(paired: bool, backend: str, shm: bool) -> None:
+    """Of launches that scatter by 40 %."""
+    side = Side(median=1e6, half=0.1, launches=10, samples=100)
+    noisy = judged("INCONCLUSIVE", 0.3, 0.5, case=sized(8, backend=backend), base=side, head=side)
+    row = msgspec.structs.replace(noisy, scatter=math.log(1.4), pairs=10 * paired)
+    view = comparison([row], paired=paired, exit=Exit.NO_VERDICT, reason="so")
+    (line,) = verdicts.advice(verdicts.readable(view))
+    assert "scatter by 40%: " in line and ("--backend shm" in line) == shm
+    more, found = re.findall(r"(\d+) more .* would find (\d+)%", line)[0]
+    now = paired_mde(math.log(1.4), 10) if paired else unpaired(math.log(1.4), 10, 10)
+    assert int(more) >= 8 and 10 < int(found) < 100 * math.expm1(now)
+    assert line in printed(view, 200)
+
+
+def test_a_row_of_too_few_launches_is_not_called_noisy_for_its_flags() -> None:
+    """Which it has as well."""
+    spared = "skewed!: cannot fail the comparison"
+    few = judged("INCONCLUSIVE", why=f"only 8 launches; {spared}", spared=spared)
+    noisy = judged("INCONCLUSIVE", case=sized(8), why=spared, spared=spared)
+    view = comparison([few, noisy], paired=False, exit=Exit.NO_VERDICT, reason="so")
+    reasons = verdicts.undecided(verdicts.readable(view))
+    assert reasons == {"only 8 launches": ["1 MiB"], "launches scatter too much": ["8 B"]}
 
 
 def unsure() -> Document:
@@ -400,10 +504,8 @@ def test_no_page_weighs_what_is_inconclusive_as_good() -> None:
 
 
 def test_a_report_of_what_is_inconclusive_is_not_ticked() -> None:
-    view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)])
-    assert "**! could not tell whether anything is slower.**" in markdown.text(
-        whole.document([], verdicts.readable(view))
-    )
+    view = comparison([judged("INCONCLUSIVE", 0.3, 0.5)], exit=Exit.NO_VERDICT, reason="so")
+    assert "**! so.**" in markdown.text(whole.document([], verdicts.readable(view)))
 
 
 def test_what_is_inconclusive_has_not_passed() -> None:
@@ -699,7 +801,16 @@ def test_a_plan_names_what_rows_share_once_and_both_sides_where_they_differ() ->
     ]
 
 
-def test_a_plan_says_what_is_left_out_of_which_side() -> None:
+def test_a_plan_says_what_is_left_out_of_which_side_by_reason() -> None:
     tree = msgspec.structs.replace(CASE, algorithm="tree")
-    lines = planned((CASE, CASE), left_out=(("head", Skip(tree, "not here")),))
-    assert lines[-1] == "left out of head: 1 MiB tree@gloo: not here"
+    small = msgspec.structs.replace(tree, nbytes=8)
+    both = [(side, Skip(case, "not here")) for side in ("base", "head") for case in (small, tree)]
+    lines = planned((CASE, CASE), left_out=(*both, ("head", Skip(tree, "no room"))))
+    assert lines[-2].startswith("left out of base and head, 2 cases: not here (8 B")
+    assert lines[-1].startswith("left out of head, 1 case: no room (1 MiB")
+
+
+def test_a_plan_names_rows_that_its_budget_drops() -> None:
+    blocks = plan([(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows")
+    text = terminal.text(Document(title="", brief=blocks), 100)
+    assert "1 row dropped for --budget 1s" in text and "(1 MiB)" in text

@@ -1,0 +1,147 @@
+"""Rows that a budget leaves no time for: dropped, named, and with a budget that holds them; before
+anything runs and after."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import typer
+from helpers.experiments import sides, small
+
+from collbench.cli.ab import ab
+from collbench.core.errors import CannotRun, Exit
+from collbench.run import forecast, plan
+from collbench.run.plan import Job
+from collbench.run.rounds import Ledger, budget_for
+from collbench.suite import grammar
+
+LARGE = 64 << 20
+SAME = {"head": "", "aa": True}
+
+
+def cost(large: bool) -> float:
+    """Seconds of a round of a row."""
+    return 20.0 if large else 0.5
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds of the model cost as much as measured ones, and take no time."""
+    note = Ledger.note
+
+    def charge(self: Ledger, world: object, rows: Mapping[str, float], seconds: float) -> None:
+        costs = {key: cost(str(LARGE) in key) for key in rows}
+        note(self, world, costs, sum(costs.values()))
+
+    monkeypatch.setattr(Ledger, "note", charge)
+
+
+def experiment(tmp_path: Path, **options: Any) -> Exit:
+    """The exit code of an experiment on a model, of a small row and a large one."""
+    suite = small(tmp_path, backends='"model"', sizes='"4K", "64M"', iters=20)
+    asked: dict[str, Any] = {"base": "algo:ring", "head": "algo:tree", "suite": suite, **options}
+    try:
+        ab(**asked)
+    except typer.Exit as left:
+        return Exit(left.exit_code)
+    return Exit.OK
+
+
+@pytest.mark.usefixtures("costly")
+def test_rows_dropped_for_a_budget_are_named_after_it_in_every_medium(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"x{suffix}" for suffix in (".md", ".json", ".html", ".xml")]
+    experiment(tmp_path, **SAME, budget="60s", out=files)
+    printed, page, comment = (
+        " ".join(text.split())
+        for text in (capsys.readouterr().out, files[2].read_text(), files[0].read_text())
+    )
+    found = json.loads(files[1].read_text())
+    (skipped,) = found["skipped"]
+    assert skipped["dropped"] and skipped["label"].endswith("64 MiB")
+    enough = re.findall(r"--budget (\S+) holds", skipped["reason"])[0]
+    for text in (printed, page, comment):
+        assert f"--budget {enough} holds" in text and "64 MiB" in text
+    suite = ElementTree.fromstring(files[3].read_text())[0]
+    reasons = [case.get("message", "") for case in suite.iter("skipped")]
+    assert any(f"--budget {enough} holds" in reason for reason in reasons)
+    assert (found["rows_total"], len(found["rows"])) == (2, 1)
+    experiment(tmp_path, **SAME, budget=enough)
+    assert all(record.status != "skipped" for side in sides() for record in side.records)
+
+
+@pytest.mark.usefixtures("costly")
+def test_strict_counts_dropped_rows(tmp_path: Path) -> None:
+    assert experiment(tmp_path, **SAME, budget="60s") == Exit.OK
+    assert experiment(tmp_path, **SAME, budget="60s", strict=True) == Exit.NO_VERDICT
+
+
+@pytest.mark.usefixtures("costly")
+def test_a_suspicion_that_a_budget_does_not_confirm_decides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert experiment(tmp_path, budget="5s", tau="5%") == Exit.NO_VERDICT
+    text = " ".join(capsys.readouterr().out.split())
+    assert "SUSPECT" in text and "too short for 12 paired launches" in text
+
+
+def test_no_row_within_the_budget_is_no_experiment(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "seconds", lambda self, keys: 100.0 * len(list(keys)))
+        with pytest.raises(CannotRun, match="--budget"):
+            experiment(tmp_path, budget="60s")
+
+
+@pytest.fixture
+def expensive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs whose estimates are those of ``cost``."""
+
+    def guess(job: Job, policy: object, most: bool = False) -> float:
+        return cost(job.case.nbytes == LARGE) * (1 + most) / 2
+
+    monkeypatch.setattr(plan, "seconds", guess)
+
+
+@pytest.mark.usefixtures("expensive")
+@pytest.mark.parametrize("budget", [40, 100, 150, 180, 250, 1000])
+def test_a_dry_run_promises_no_more_than_its_budget(
+    budget: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[forecast.Forecast] = []
+    guess = forecast.forecast
+    monkeypatch.setattr(forecast, "forecast", lambda *of: made.append(guess(*of)) or made[-1])
+    assert experiment(tmp_path, budget=f"{budget}s", dry_run=True) == Exit.OK
+    (expected,) = made
+    text = " ".join(capsys.readouterr().out.split())
+    assert expected.seconds <= budget
+    assert [row.jobs["base"].case.nbytes for row in expected.dropped] == [LARGE] * (budget <= 180)
+    enough = re.findall(r"--budget (\S+) holds all rows", text)
+    assert bool(enough) == bool(expected.dropped)
+    if enough:
+        made.clear()
+        experiment(tmp_path, budget=enough[0], dry_run=True)
+        assert made[0].dropped == []
+
+
+@pytest.mark.usefixtures("expensive")
+def test_a_dry_run_whose_budget_holds_no_row_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CannotRun, match="--budget"):
+        experiment(tmp_path, budget="10s", dry_run=True)
+    assert "2 rows dropped for --budget 10s" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("seconds", [0.1, 3, 29, 47, 48, 49, 100, 950, 1000, 5000])
+def test_a_budget_that_holds_so_much_is_one_that_is_understood(seconds: float) -> None:
+    assert 1.25 * seconds <= grammar.parse_duration(budget_for(seconds), "--budget")
