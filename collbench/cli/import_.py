@@ -134,7 +134,7 @@ def _tell_wrong(file: str, reading: Reading) -> bool:
             for case in (record.case for record in records[:SHOWN])
         ]
         rows += ["…"] * (len(records) > SHOWN)
-        tell(f"{file}: {count}: {', '.join(rows)}", "its numbers are of a broken transfer")
+        tell(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
     elif reading.failures:
         tell(f"{file}: {counted(reading.failures, 'check')} of the data failed")
     return bool(records or reading.failures)

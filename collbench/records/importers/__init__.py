@@ -379,13 +379,13 @@ class Reading:
 
 def facts_of(table: Table) -> list[tuple[str, str]]:
     """What Case does not hold of a table, as far as the log tells."""
-    hosts = list(dict.fromkeys(rank.host for rank in table.ranks if rank.host))
+    hosts = sorted({rank.host for rank in table.ranks if rank.host})
     devices = sorted({name for rank in table.ranks if (name := _device_name(rank))})
     facts = [
         ("host", "+".join(hosts)),
         ("device", "+".join(devices)),
         ("library", table.library),
-        ("sync", table.sync),
+        ("sync", table.sync or "none"),
         *table.facts,
     ]
     return [(name, value) for name, value in facts if value]

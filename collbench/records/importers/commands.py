@@ -15,13 +15,13 @@ PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
 LAUNCHERS = "mpirun|mpiexec|orterun|prterun|prun|srun|aprun|jsrun|ibrun|yhrun"
 
 
-LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+[-./~$]")
+LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+(?:[-./~$]|osu_|IMB-)")
 
 
 BENCHMARK = re.compile(r"(?:^|/)(?:osu_[a-z]\w*|IMB-\w+|\w+_perf\w*)$")
 
 
-CALL = re.compile(r"(?:^|[\s/])(?:osu_[a-z]\w*|IMB-\w+)(?=\s|$)")
+CALL = re.compile(r"(?:^[\s+$>]*(?:\w+=\S+\s+)*|/)(?:osu_[a-z]\w*|IMB-\w+)(?=\s|$)")
 
 
 RANKS = ("-n", "-np", "--np", "--n", "--ntasks")

@@ -143,11 +143,11 @@ class _Tables:
         reading.policy = Policy(sync="barrier")
 
     def any_line(self, where: str, text: str) -> None:
+        self._reading.failures += bool(FAILURE.search(text))
         if words := commands.words_of(text):
             self._hear(words)
-            return
-        self._reading.failures += bool(FAILURE.search(text))
-        self.line(where, text)
+        else:
+            self.line(where, text)
 
     def _hear(self, words: list[str]) -> None:
         """A command, unless it is what the launcher before it runs."""
