@@ -122,11 +122,22 @@ def catalogue() -> dict[tuple[str, str], Algorithm]:
         for found in pkgutil.iter_modules(__path__)
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
+    refuse_repeated(rows)
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
         for row in sorted(rows, key=lambda row: order.index(row.collective))
     }
+
+
+def refuse_repeated(rows: Iterable[Algorithm]) -> None:
+    """Raises ValueError where two algorithms of a collective have one name."""
+    known: set[tuple[str, str]] = set()
+    for row in rows:
+        for name in (row.name, *row.aliases):
+            if (row.collective, name) in known:
+                raise ValueError(f"two algorithms of {row.collective} are called {name}")
+            known.add((row.collective, name))
 
 
 def of(name: str) -> list[Algorithm]:
@@ -147,6 +158,7 @@ def find(name: str, text: str) -> Variant:
     if (owner, text) in catalogue():  # a name that has a colon itself
         return Variant(catalogue()[owner, text])
     word, *settings = text.split(":")
+    word = word.replace("-", "_")
     algorithm = next((row for row in of(owner) if word in (row.name, *row.aliases)), None)
     if algorithm is None:
         known = [row.name for row in of(owner)]
