@@ -122,6 +122,7 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
             "out = programs.Csv(sys.stdout)",
             "out.begin(file.run, [], [])",
             "for r in file.records: out.record(r, derive.derive(r))",
+            "out.end(file.end, None)",
             "frame = collbench.frame(file)",
             "assert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()",
         ]

@@ -160,7 +160,9 @@ def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
     assert flat["min"] is None and flat["mad"] is None and flat["mean"] == 50_000
     out = io.StringIO()
     writer = programs.Csv(out)
+    writer.begin(factories.run(), [], [])
     writer.record(record, shown)
+    writer.end(End(exit=0, ended=""), None)
     assert "nan" not in out.getvalue()
 
 
