@@ -88,9 +88,15 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
     },
     "predict": {
         "n": Option("-n", "--ranks", min=2, help="Ranks."),
-        "minbytes": Option("-b", "--minbytes", help="Smallest size; K, M and G are 1024-based."),
-        "maxbytes": Option("-e", "--maxbytes", help="Largest size, included. Default 1G, or -b."),
-        "stepfactor": Option("-f", "--stepfactor", help="Multiply sizes by this; 1.5 works."),
+        "minbytes": Option(
+            "-b", "--minbytes", help="Smallest size; K, M and G are 1024-based. Default 8."
+        ),
+        "maxbytes": Option(
+            "-e", "--maxbytes", help="Largest size, included. Default 32M, or -b; without -b, 1G."
+        ),
+        "stepfactor": option("stepfactor"),
+        "stepbytes": option("stepbytes"),
+        "listed": option("listed"),
         "algo": Option("--algo", help="ring, chain:segments=8, a list, or all."),
         "network": Option("--network", help="flat, ring, two-level:8, torus:4x8, fat-tree:16:2."),
         "link": Option(

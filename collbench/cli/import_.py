@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun, Exit, UsageError
 
 if TYPE_CHECKING:
     from collbench.records.importers import Reading
@@ -48,6 +48,9 @@ def import_(
         lines = importers.assemble(reading, tag, place)
         path = _save(lines, output)
         _tell(file, reading, path)
+    wrong = [_tell_wrong(file, reading) for file, reading in zip(files, readings, strict=True)]
+    if any(wrong):
+        raise typer.Exit(Exit.WRONG_DATA)
 
 
 def _bytes(file: str) -> bytes:
@@ -115,3 +118,23 @@ def _tell(file: str, reading: Reading, path: Path) -> None:
             "  hint: is the number of ranks right? --ranks N sets it",
             err=True,
         )
+
+
+def _tell_wrong(file: str, reading: Reading) -> bool:
+    """Tells which records hold wrong data, and how many elements; whether there was any."""
+    from collbench.core.text import counted, size, tell
+
+    records = [record for record in reading.records if record.status == "wrong"]
+    elements = sum(record.wrong or 0 for record in records)
+    if records:
+        count = f"{counted(len(records), 'record')} {'is' if len(records) == 1 else 'are'} wrong"
+        count += f" ({counted(elements, 'element')})" if elements else ""
+        rows = [
+            f"{case.collective} of {size(case.size)} {'in' if case.in_place else 'out of'} place"
+            for case in (record.case for record in records[:SHOWN])
+        ]
+        rows += ["…"] * (len(records) > SHOWN)
+        tell(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
+    elif reading.failures:
+        tell(f"{file}: {counted(reading.failures, 'check')} of the data failed")
+    return bool(records or reading.failures)

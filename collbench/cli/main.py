@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from collbench.cli import mistakes
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
 from collbench.core.files import keep_traceback
@@ -196,11 +197,12 @@ class _Commands(TyperGroup):
         return named.shell_complete(typer.Context(named, info_name=ctx.info_name), incomplete)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name, known = args[0], self.list_commands(ctx)
-        odd = name not in known and not name.startswith("-")
+        known = self.list_commands(ctx)
+        name = args[0] if args[0] in known else args[0].replace("-", "_")
+        odd = name not in known and not args[0].startswith("-")
         if odd and self.get_command(ctx, name) is None:
             hint = near(name, known) or "collbench --help lists them"
-            raise UsageError(f"no command '{name}'", hint)
+            raise UsageError(f"no command '{args[0]}'", hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -230,7 +232,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={
+        "help_option_names": ["--help", "-h"],
+        "token_normalize_func": lambda name: name.replace("-", "_"),
+    },
 )
 
 
@@ -308,7 +313,8 @@ def _ended() -> int:
     """Runs the command; its exit code."""
     try:
         with interrupts:
-            app()
+            mistakes.refuse_osu_flags(sys.argv[1:])
+            code = app(standalone_mode=False)
     except CollbenchError as e:
         if "--debug" in sys.argv:
             raise
@@ -317,25 +323,42 @@ def _ended() -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else int(bool(e.code))
-        told = getattr(e.__context__, "format_message", None)  # of an error in the command line
-        return _refused(told(), code) if told else code
+        return e.code if isinstance(e.code, int) else int(bool(e.code))
     except Exception as e:
-        if "--debug" in sys.argv:
-            raise
-        if NO_MEMORY.search(f"{type(e).__name__}: {e}"):
-            tell(
-                "there is not enough memory",
-                "free some, raise ulimit -v, or give fewer or smaller runs",
-            )
-            return Exit.CANNOT_RUN
-        kept = keep_traceback(traceback.format_exc())
+        return _failed(e)
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _failed(error: Exception) -> int:
+    """The exit code of an error that is not one of ours: the command line's, the machine's or a
+    fault of collbench."""
+    if hasattr(error, "format_message"):  # of the parser of options
+        return _refuse_command_line(error)
+    if "--debug" in sys.argv:
+        raise error
+    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
         tell(
-            f"{type(e).__name__}, {first_line(e)}",
-            f"this is a fault of collbench, please report it: {kept}",
+            "there is not enough memory",
+            "free some, raise ulimit -v, or give fewer or smaller runs",
         )
-        return Exit.FAULT
-    return Exit.OK
+        return Exit.CANNOT_RUN
+    kept = keep_traceback("".join(traceback.format_exception(error)))
+    tell(
+        f"{type(error).__name__}, {first_line(error)}",
+        f"this is a fault of collbench, please report it: {kept}",
+    )
+    return Exit.FAULT
+
+
+def _refuse_command_line(error: Any) -> int:
+    """Tells an error in the command line; its exit code. A group that is called without a command
+    shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return Exit.USAGE
+    message, hint = mistakes.describe(error)
+    tell(message, hint)
+    return _refused(message, Exit.USAGE)
 
 
 def _refused(message: str, code: int) -> int:

@@ -50,6 +50,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     """What the words ``given`` for each option ask for. Raises UsageError."""
     parameters.refuse(given)
     values = {row.name: _value(row, given[row.name]) for row in fields.FIELDS if row.flags}
+    _tell_decimal_sizes(given)
     _refuse_variables(name, values["launcher"])
     _bound(values)
     _refuse_files(values["ops"])
@@ -60,7 +61,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     _refuse(policy, values["budget"])
     swept = {
         "collectives": (name,),
-        "sizes": _sizes(*(values[row] for row in SIZES)),
+        "sizes": grammar.choose_sizes(*(values[row] for row in SIZES)),
         "modes": _modes(values["modes"], replays, policy.blocking, values["arrivals"]),
         "groups": divided(values["groups"], launcher),
     }
@@ -84,28 +85,6 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
 
 
 SIZES = ("minbytes", "maxbytes", "stepfactor", "stepbytes", "listed")
-
-
-def _sizes(
-    smallest: int | None,
-    largest: int | None,
-    factor: float | None,
-    step: int | None,
-    listed: tuple[int, ...] | None,
-) -> tuple[int, ...]:
-    if listed is not None and (factor is not None or step is not None):
-        raise UsageError("--sizes and -f/-i exclude each other", "give a list or a sweep")
-    if listed is None:
-        smallest = 32 << 20 if smallest is None else smallest
-        largest = max(smallest, 32 << 20) if largest is None else largest
-        if factor is not None and step is not None:  # as in nccl-tests -f counts, and 1 is none
-            factor, step = (None, step) if factor == 1 else (factor, None)
-        return grammar.sweep(smallest, largest, factor, step)
-    if smallest is not None or largest is not None:
-        raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
-    if len(listed) > grammar.MOST_SIZES:
-        raise UsageError(f"--sizes: more than {grammar.MOST_SIZES} sizes", "several runs")
-    return listed
 
 
 def _part(kind: type[Struct], values: Mapping[str, Any]) -> Struct:
@@ -138,7 +117,12 @@ def _word(row: Field, option: str, word: str) -> Any:
         return grammar.choice(option, word, row.choices)
     if row.kind == "whole":
         return grammar.integer(option, word, int(row.least or 0))
+    if row.kind in UNDERSCORED:
+        return backends.spell(word) if row.name == "backends" else word.replace("-", "_")
     return READ[row.kind](word, option) if row.kind in READ else word
+
+
+UNDERSCORED = ("name", "dtype", "op")  # kinds of names in which '-' may stand for '_'
 
 
 READ: dict[str, Callable[[str, str], Any]] = {
@@ -182,8 +166,8 @@ def _bound(values: dict[str, Any]) -> None:
         )
     if values["cycles"] < 1:
         raise UsageError(
-            f"-N {values['cycles']}: a run is planned, and so has an end",
-            "-N 1000, and Ctrl-C keeps what is finished",
+            f"-N {values['cycles']}: endless runs are not supported",
+            "-N 1000; Ctrl-C keeps finished cases",
         )
 
 
@@ -354,6 +338,14 @@ def kept(save: bool, output: Path | None, tag: str) -> dict[str, Any]:
     if tag and not save:
         _note(f"--tag {tag} finds nothing: --no-save keeps no run")
     return {"save": save, "output": output, "tag": tag}
+
+
+def _tell_decimal_sizes(given: Mapping[str, Any]) -> None:
+    """Notes once that MB is MiB here."""
+    words = [str(given[name] or "") for name in SIZES if name in given]
+    if found := next((m for word in words if (m := grammar.DECIMAL.search(word))), None):
+        unit = found[0].lstrip("0123456789. ")
+        _note(f"1{unit} is 1 {unit[0].upper()}iB here: K, M and G are 1024-based")
 
 
 def _tell_sizes(axes: Axes, asked: bool) -> None:

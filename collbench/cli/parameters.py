@@ -30,7 +30,10 @@ class Foreign(NamedTuple):
 
 
 FOREIGN = (
-    Foreign("-t --nthreads", ("1",), "a rank is a process of its own", "-g says how many"),
+    Foreign(
+        *("-t --nthreads", ("1",), "threads are not supported; every rank is a process"),
+        "use -g {ranks}",
+    ),
     Foreign("-p --parallel_init", ("0", "1"), "it is 0 or 1", "ranks start at once in any case"),
     Foreign("-y --stream_null", ("0",), "the library has a stream of its own", "leave it out"),
     Foreign(
@@ -39,11 +42,11 @@ FOREIGN = (
     ),
     Foreign("-V --device_cta_count", (), "it is a whole number", "it is about -D alone"),
     Foreign(
-        *("-M --memory --memory_report", ("0",), "what the library takes is not measured"),
-        "--dry-run says what buffers take",
+        *("-M --memory --memory_report", ("0",), "library memory is not measured"),
+        "--dry-run shows buffer memory",
     ),
     Foreign(
-        *("-x --cta_policy", ("0",), "NCCL is told by its environment"),
+        *("-x --cta_policy", ("0",), "set this through NCCL's environment"),
         "--env NCCL_CTA_POLICY=1,2",
     ),
 )
@@ -54,7 +57,13 @@ def refuse(given: Mapping[str, Any]) -> None:
     for row in FOREIGN:
         said = given.get(row.name, "")
         if said and not (said in row.neutral if row.neutral else said.isdigit()):
-            raise UsageError(f"{row.flags.split()[0]} {said}: {row.why}", row.instead)
+            instead = row.instead.replace("{ranks}", _ranks_for(said, given.get("ranks") or "1"))
+            raise UsageError(f"{row.flags.split()[0]} {said}: {row.why}", instead)
+
+
+def _ranks_for(threads: str, gpus: str) -> str:
+    """As many ranks as nccl-tests has with so many threads, each with so many GPUs."""
+    return str(int(threads) * int(gpus)) if threads.isdigit() and gpus.isdigit() else "N"
 
 
 _ROWS = {field.name: field for field in FIELDS if field.flags}

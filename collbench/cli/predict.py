@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 def predict(
     name: str,
     n: int = 8,
-    minbytes: str = "8",
+    minbytes: str = "",
     maxbytes: str = "",
-    stepfactor: float = 2.0,
+    stepfactor: float | None = None,
+    stepbytes: str = "",
+    listed: str = "",
     algo: str = "all",
     network: str = "flat",
     link: str = "",
@@ -31,15 +33,13 @@ def predict(
     from collbench.core import network as networks
     from collbench.core.collectives import collective
     from collbench.show.views import prediction
-    from collbench.suite import grammar
 
     row = collective(name)
     outputs.check(output_format, (), ("table", "json", "csv"))
     if counts and output_format != "table":
         raise UsageError("--counts comes as a table only", "leave --format out")
-    smallest = grammar.parse_size(minbytes, "-b")
-    largest = grammar.parse_size(maxbytes, "-e") if maxbytes else max(smallest, 1 << 30)
-    sizes = grammar.sweep(smallest, largest, stepfactor) if row.factor != "-" else (0,)
+    sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, listed)
+    sizes = sizes if row.factor != "-" else (0,)
     speed, note = link_of(link, source)
     model = networks.parse(network, n, speed, networks.parse_link(inside, "--inside"))
     words = [found.name for found in algorithms.of(row.name)] if algo == "all" else algo.split(",")
@@ -49,6 +49,27 @@ def predict(
     about = f"{row.name}, {n} ranks, {network} network{nodes}, {prediction.in_words(speed)}"
     make = prediction.counts if counts else prediction.document
     outputs.deliver(make(view, sizes, f"predicted: {about}{note}"), output_format)
+
+
+SWEEP = (8, 1 << 30)  # where nothing says which sizes
+
+
+def _sizes(
+    minbytes: str, maxbytes: str, factor: float | None, stepbytes: str, listed: str
+) -> tuple[int, ...]:
+    """The sizes asked for, as measuring commands take them; all that matter where none are."""
+    from collbench.suite import grammar
+
+    smallest, largest = (
+        grammar.parse_size(text, option) if text else None
+        for text, option in ((minbytes, "-b"), (maxbytes, "-e"))
+    )
+    step = grammar.parse_size(stepbytes, "-i") if stepbytes else None
+    words = grammar.words(listed)
+    if not words and smallest is None:
+        smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
+    chosen = tuple(grammar.parse_size(word, "--sizes") for word in words) if words else None
+    return grammar.choose_sizes(smallest, largest, factor, step, chosen)
 
 
 def link_of(link: str, source: str) -> tuple[Link, str]:

@@ -396,10 +396,11 @@ PARTS: dict[str, Collective] = {  # of a step, as they are measured in turns
 
 
 def collective(name: str) -> Collective:
-    """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``
-    …)."""
+    """The row called ``name`` or an alias of it (``allreduce``, ``alltoall``, ``alltoall_perf``,
+    ``all-reduce`` …)."""
+    word = name.replace("-", "_").removesuffix("_perf")
     for row in COLLECTIVES.values():
-        if name.removesuffix("_perf") in (row.name, *row.aliases):
+        if word in (row.name, *row.aliases):
             return row
     raise UsageError(f"unknown collective '{name}'", f"one of {', '.join(COLLECTIVES)}")
 
@@ -476,6 +477,6 @@ DTYPES: dict[str, DType] = {
 def dtype(name: str) -> DType:
     """The type called ``name`` (nccl-tests' spelling, torch's, or a common short form)."""
     for d in DTYPES.values():
-        if name in (d.name, *d.aliases):
+        if name.replace("-", "_") in (d.name, *d.aliases):
             return d
     raise UsageError(f"unknown datatype '{name}'", f"one of {', '.join(DTYPES)}, or all")

@@ -35,6 +35,7 @@ COLUMNS = (
     ),
     Column("stage", "whole", "", "1 or 2 in an interleaved comparison, else 0", "launch.stage"),
     Column("round", "whole", "", "round of that stage, from 0", "launch.round"),
+    Column("order", "whole", "", "when it was measured: records of the run before", "first.number"),
     Column("collective", "text", "", "what was called", "case.collective"),
     Column(
         "implementation",

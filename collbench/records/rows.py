@@ -341,11 +341,16 @@ DTYPES: dict[Kind, str] = {
 }
 
 
+def sort_rows(rows: Iterable[Row]) -> list[Row]:
+    """Rows of each run by collective, implementation and size."""
+    return sorted(rows, key=lambda row: (row.file, row.case.reading_order))
+
+
 def frame(files: Sequence[RunFile]) -> pd.DataFrame:
     """The table as a DataFrame with the columns of columns.py; see collbench.frame."""
     import pandas as pd
 
-    found = table(files)
+    found = sort_rows(table(files))
     series = {
         column.name: pd.Series(
             [_value(row, column.source, column.kind) for row in found], dtype=DTYPES[column.kind]

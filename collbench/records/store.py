@@ -250,7 +250,7 @@ def saved() -> list[Path]:
 
 
 def find(name: str) -> Path:
-    """The file a person means by a path, ``@last``, a run's id (or its beginning), or a tag; of
+    """The file a person means by a path, ``@last``, a run's id (its beginning or end), or a tag; of
     several the last, or with ``~1`` … the one so many before it."""
     if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
@@ -274,9 +274,13 @@ def find(name: str) -> Path:
 
 
 def _called(name: str, runs: Sequence[Path]) -> list[Path]:
-    """Those whose ids begin so; else those with such a tag."""
+    """Those whose ids begin so; else those with such a tag; else the only one whose id ends so."""
+    if not name:
+        return []
     by_id = [path for path in runs if path.stem.startswith(name)]
-    return (by_id or [path for path in runs if _tag(path) == name]) if name else []
+    by_end = [path for path in runs if path.stem.endswith(name)]
+    by_tag = [] if by_id else [path for path in runs if _tag(path) == name]
+    return by_id or by_tag or (by_end if len(by_end) == 1 else [])
 
 
 def _tag(path: Path) -> str:

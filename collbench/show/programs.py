@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -18,10 +18,9 @@ from collbench.core.text import inert, plain, settings, tell
 from collbench.core.version import __version__
 from collbench.judge import limits
 from collbench.machine import environment
-from collbench.records.derive import Derived
 from collbench.records.origins import FAKE, is_fake
-from collbench.records.types import End, Record, Run
-from collbench.run.reporter import Gathered, Reporter
+from collbench.records.types import End
+from collbench.run.reporter import Gathered
 from collbench.show import markdown
 from collbench.show.document import (
     Block,
@@ -46,7 +45,6 @@ from collbench.show.words import (
     flat,
     reasons,
 )
-from collbench.suite.case import Case, Skip
 
 SUMMARY = (1 << 20) - 1000  # bytes; GitHub refuses summaries of a step of more than 1 MiB
 
@@ -179,25 +177,32 @@ def _command(level: str, title: str, message: str) -> str:
     return f"::{level} title={title.replace(':', '%3A').replace(',', '%2C')}::{message}"
 
 
-class Csv(Reporter):
-    """A header, then one line per record as it arrives. Nanoseconds, bytes, GB/s; empty where
-    undefined."""
+class Csv(Gathered):
+    """A header, then one line per record when the run ends, sorted. Nanoseconds, bytes, GB/s; empty
+    where undefined."""
 
     def __init__(self, out: IO[str]) -> None:
-        self._out, self._writer = out, csv.DictWriter(out, COLUMNS, lineterminator="\n")
+        self._out = out
 
-    def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
-        self._writer.writeheader()
-
-    def record(self, record: Record, row: Derived | None) -> None:
-        values = flat(record, row) | {"env": settings(record.case.env), "note": plain(record.note)}
-        self._writer.writerow(
-            {
-                k: " ".join(map(str, v)) if isinstance(v, tuple) else inert(v)
-                for k, v in values.items()
-            }
-        )
+    def end(self, end: End, path: Path | None) -> None:
+        super().end(end, path)
+        writer = csv.DictWriter(self._out, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for values in flat_records(self):
+            values |= {"env": settings(values["env"]), "note": plain(values["note"])}
+            writer.writerow(
+                {
+                    k: " ".join(map(str, v)) if isinstance(v, tuple) else inert(v)
+                    for k, v in values.items()
+                }
+            )
         self._out.flush()
+
+
+def flat_records(run: Gathered) -> list[dict[str, Any]]:
+    """Records under the names of COLUMNS, sorted by collective, implementation and size."""
+    numbered = sorted(enumerate(run.arrived), key=lambda one: one[1][0].case.reading_order)
+    return [flat(record, row, order) for order, (record, row) in numbered]
 
 
 class Json(Gathered):
@@ -210,7 +215,7 @@ class Json(Gathered):
         whole = {
             "run": self.run,
             **({FAKE: True} if is_fake(self.file) else {}),
-            "records": [flat(*o) for o in self.outcomes],
+            "records": flat_records(self),
             "skips": self.skips,
             "limits": limits.judge(self.file),
             "end": end,

@@ -66,6 +66,7 @@ COLUMNS = (
     "implementation",
     "count",
     "size",
+    "order",
     *OWN,
     *Derived.__struct_fields__,
 )
@@ -112,9 +113,9 @@ def modal(row: Derived, inner: int) -> str:
     )
 
 
-def flat(record: Record, row: Derived | None) -> dict[str, Any]:
-    """A record under the names of COLUMNS; derived ones are None where nothing
-    is known."""
+def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[str, Any]:
+    """A record under the names of COLUMNS, the one measured after ``order`` others; derived values
+    are None where nothing is known."""
     case = record.case
     derived = msgspec.structs.asdict(row) if row else {}
     unknown = [
@@ -124,7 +125,8 @@ def flat(record: Record, row: Derived | None) -> dict[str, Any]:
         dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | derived | dict.fromkeys(unknown)
     )
     own = {name: getattr(record, name) for name in OWN}
-    return values | own | {"implementation": case.label, "count": case.count, "size": case.size}
+    named = {"implementation": case.label, "count": case.count, "size": case.size}
+    return values | own | named | {"order": order}
 
 
 def columns(lines: Sequence[Mapping[str, str]], varying: Sequence[str]) -> list[str]:

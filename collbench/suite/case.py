@@ -190,6 +190,16 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return "/".join(p for p in parts if p)
 
     @property
+    def reading_order(self) -> tuple[Any, ...]:
+        """What tables for programs are sorted by: the collective, who ran it and how, the size."""
+        return (
+            [*COLLECTIVES, *PARTS].index(self.collective),
+            *(self.step, self.place, self.label, self.n, self.mode, self.env, self.dtype, self.op),
+            *(self.root, self.splits, self.groups, self.group, self.background, self.arrival),
+            *(self.nbytes, self.in_place, self.cycle),
+        )
+
+    @property
     def label(self) -> str:
         """Implementation: ``gloo`` for a library's own choice, ``ring@gloo`` for a reference
         algorithm."""

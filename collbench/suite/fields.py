@@ -135,8 +135,8 @@ FIELDS: tuple[Field, ...] = (
     Field("axes", "backends", "name", default=("gloo",), many=True, case="backend").option(
         "--backend",
         (
-            "gloo, nccl, any other torch.distributed backend, shm (memory the ranks share), symm"
-            " (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem,"
+            "gloo, nccl, mpi, any other torch.distributed backend, shm (memory the ranks share),"
+            " symm (the same on GPUs), torch_one_shot, torch_two_shot, torch_multimem,"
             " torch_multimem_one_shot (torch's kernels there), or model (predicts); a list."
             " Default: nccl with GPUs, else gloo."
         ),

@@ -16,10 +16,28 @@ from collbench.suite.case import Limit, Setting
 MOST_SIZES = 10_000  # in one sweep
 
 
+DEFAULT_SIZE = 32 << 20  # bytes, where a sweep begins and ends as in nccl-tests
+
+
 MOST_WORLDS = 1000  # settings of the environment, of which each needs ranks of its own
 
 
 DURATIONS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+LONG_UNITS = {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "min": "m", "mins": "m"} | {
+    "minute": "m",
+    "minutes": "m",
+    "hr": "h",
+    "hrs": "h",
+    "hour": "h",
+    "hours": "h",
+    "usec": "us",
+    "msec": "ms",
+}
+
+
+SPAN = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_size(text: str, what: str = "size") -> int:
@@ -39,13 +57,24 @@ def parse_size(text: str, what: str = "size") -> int:
 
 
 def parse_duration(text: str, what: str = "duration") -> float:
-    """Seconds in ``text``: 90, 90s, 5ms, 10m or 1.5h."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([um]?s|[mh]?)\s*", text, re.IGNORECASE)
-    if not match:
+    """Seconds in ``text``: 90, 90s, 10sec, 5ms, 1.5h or 1h30m, where the last unit may be left
+    out."""
+    spans, at = [], 0
+    for match in SPAN.finditer(text.strip()):
+        if match.start() != at:
+            break
+        spans.append((float(match[1]), match[2].lower()))
+        at = match.end()
+    units = [LONG_UNITS.get(unit, unit) for _, unit in spans]
+    if len(units) > 1 and not units[-1]:
+        units[-1] = {"h": "m", "m": "s"}.get(units[-2], "?")
+    scales = [DURATIONS.get(unit, 0.0) for unit in units]
+    falling = all(a > b for a, b in itertools.pairwise(scales))
+    if not spans or at != len(text.strip()) or not all(scales) or not falling:
         raise UsageError(
-            f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1.5h"
+            f"{what}: '{text}' is not a duration", "seconds, or with s, m, h: 90, 10m, 1h30m"
         )
-    return float(match[1]) * DURATIONS[match[2].lower()]
+    return sum(value * scale for (value, _), scale in zip(spans, scales, strict=True))
 
 
 def parse_share(text: str, what: str = "share") -> float:
@@ -66,7 +95,8 @@ def parse_limit(text: str, what: str = "--min-busbw") -> Limit:
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:@(.*))?", text)
     if not match or not 0 < float(match[1]) < 1e9:
         raise UsageError(
-            f"{what}: '{text}' is not GB/s above 0, and perhaps a size", "for example 400@1G,9@1M"
+            f"{what}: '{text}': expected GB/s as a number, optionally @SIZE",
+            "for example 400@1G,9@1M",
         )
     return Limit(float(match[1]), None if match[2] is None else parse_size(match[2], what))
 
@@ -89,6 +119,32 @@ def expand_envs(settings: Sequence[str], what: str = "--env") -> tuple[Setting, 
     if math.prod(map(len, axes)) > MOST_WORLDS:
         raise UsageError(f"{what}: more than {MOST_WORLDS} settings", "one world of ranks for each")
     return tuple(itertools.product(*axes))
+
+
+DECIMAL = re.compile(r"\d[\d.]*\s*[kmgt]b", re.IGNORECASE)  # 1MB, which elsewhere is 10^6 bytes
+
+
+def choose_sizes(
+    smallest: int | None,
+    largest: int | None,
+    factor: float | None,
+    step: int | None,
+    listed: tuple[int, ...] | None,
+) -> tuple[int, ...]:
+    """The sizes that -b, -e, -f, -i and --sizes ask for. Raises UsageError."""
+    if listed is not None and (factor is not None or step is not None):
+        raise UsageError("--sizes and -f/-i exclude each other", "give a list or a sweep")
+    if listed is None:
+        smallest = DEFAULT_SIZE if smallest is None else smallest
+        largest = max(smallest, DEFAULT_SIZE) if largest is None else largest
+        if factor is not None and step is not None:  # as in nccl-tests -f counts, and 1 is none
+            factor, step = (None, step) if factor == 1 else (factor, None)
+        return sweep(smallest, largest, factor, step)
+    if smallest is not None or largest is not None:
+        raise UsageError("--sizes and -b/-e exclude each other", "give a list or a sweep")
+    if len(listed) > MOST_SIZES:
+        raise UsageError(f"--sizes: more than {MOST_SIZES} sizes", "several runs")
+    return listed
 
 
 def sweep(

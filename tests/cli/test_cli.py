@@ -78,14 +78,14 @@ def test_columns_follow_the_documented_factors(bare) -> None:
         (("-b", "1e400"), "more than any machine holds"),
         (("-T", "inf"), "not a time limit"),
         (("-T", "0.05"), "not a time limit"),
-        (("-N", "0"), "-N 0: a run is planned, and so has an end"),
-        (("-t", "8"), "-t 8: a rank is a process of its own"),
+        (("-N", "0"), "-N 0: endless runs are not supported"),
+        (("-t", "8"), "-t 8: threads are not supported"),
         (("--parallel_init", "2"), "it is 0 or 1"),
         (("-y", "1"), "has a stream of its own"),
         (("-D", "1"), "no kernels of NCCL's device API"),
         (("-V", "many"), "it is a whole number"),
         (("--memory", "1"), "is not measured"),
-        (("-x", "2"), "NCCL is told by its environment"),
+        (("-x", "2"), "set this through NCCL's environment"),
         (("-n", "5", "--budget", "1m"), "-n fixes"),
         (("-n", "5", "--max-time", "1s"), "-n fixes"),
         (("--env", "MY_TOKEN=x"), "kept in the run's file"),
@@ -295,7 +295,7 @@ def test_an_encoding_without_our_letters_is_no_reason_to_stop(
 def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise ZeroDivisionError("by\x1b[31mnothing")
 
     monkeypatch.setattr(main_, "app", broken)
@@ -321,7 +321,7 @@ def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(
 def test_a_want_of_memory_is_no_fault_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def starved() -> None:
+    def starved(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(main_, "app", starved)

@@ -122,6 +122,7 @@ def test_shown_as_csv_unknown_columns_are_empty(log: Path, cli, tmp_path: Path) 
             "out = programs.Csv(sys.stdout)",
             "out.begin(file.run, [], [])",
             "for r in file.records: out.record(r, derive.derive(r))",
+            "out.end(file.end, None)",
             "frame = collbench.frame(file)",
             "assert frame['min'].isna().all() and (frame['median'] == [5500, 5750]).all()",
         ]
@@ -217,3 +218,19 @@ def test_nothing_from_a_log_steers_the_terminal_or_lands_in_a_report_unescaped(
     page = tmp_path / "page.html"
     assert cli("report", "@last", "-o", str(page)).returncode == 0
     assert "<script>alert(1)" not in page.read_text()
+
+
+def test_wrong_data_in_a_log_exits_7_and_is_saved(inside, tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text(
+        "# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters: 20\n"
+        "#  Rank  0 Group  0 Pid  1 on n device  0 [0000:00:00] x\n"
+        "#  Rank  1 Group  0 Pid  1 on n device  1 [0000:01:00] x\n"
+        "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+        "4096 1024 float sum -1 10.00 0.41 0.41 9 10.00 0.41 0.41 0\n"
+        "# Out of bounds values : 1 FAILED\n"
+    )
+    done = inside("import", str(path))
+    assert done.returncode == Exit.WRONG_DATA
+    assert "1 record is wrong (9 elements)" in done.stderr
+    assert [record.status for record in store.read(store.find("@last")).records] == ["wrong", "ok"]

@@ -125,7 +125,7 @@ def fitted(file: RunFile) -> Stated:
 def framed(file: RunFile) -> Stated:
     """The median over the lines of each case, as a notebook would take it."""
     table = collbench.frame(file)
-    keys = [row.case for row in rows.table([file])]
+    keys = [row.case for row in rows.sort_rows(rows.table([file]))]
     found = table.groupby(pd_key(keys))["median"].agg(["median", "count"])
     return {keys[i]: (m, int(n)) for i, m, n in found.itertuples() if n}
 

@@ -111,6 +111,14 @@ def test_a_file_that_raises_is_refused(folder: Path) -> None:
         algorithms.add_file("./broken.py:line", "all_reduce")
 
 
+def test_two_files_of_one_name_are_refused(folder: Path) -> None:
+    algorithms.add_file("./line.py:line", "all_reduce")
+    (folder / "other").mkdir()
+    (folder / "other/line.py").write_text((folder / "line.py").read_text())
+    with pytest.raises(UsageError):
+        algorithms.add_file("other/line.py:line", "all_reduce")
+
+
 def test_a_generator_needs_a_collective_that_the_command_names(folder: Path) -> None:
     with pytest.raises(UsageError):
         algorithms.add_file("./line.py:line")

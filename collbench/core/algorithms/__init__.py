@@ -125,12 +125,23 @@ def catalogue() -> dict[tuple[str, str], Algorithm]:
         for found in pkgutil.iter_modules(__path__)
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
+    refuse_repeated(rows)
     rows += [_row(named) for named in algorithm_files.find_named()]
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
         for row in sorted(rows, key=lambda row: order.index(row.collective))
     }
+
+
+def refuse_repeated(rows: Iterable[Algorithm]) -> None:
+    """Raises ValueError where two algorithms of a collective have one name."""
+    known: set[tuple[str, str]] = set()
+    for row in rows:
+        for name in (row.name, *row.aliases):
+            if (row.collective, name) in known:
+                raise ValueError(f"two algorithms of {row.collective} are called {name}")
+            known.add((row.collective, name))
 
 
 def add_file(words: str, collective: str = "") -> str:
@@ -146,6 +157,11 @@ def _add(word: str, owner: str) -> str:
         return word
     named = Named(Path(match["path"]).resolve(), match["name"], owner)
     _row(named)
+    for other in algorithm_files.find_named():
+        if other.label == named.label and other.path != named.path:
+            raise UsageError(
+                f"{named.path} and {other.path} are both called {named.label}", "rename one of them"
+            )
     algorithm_files.remember(named)
     catalogue.cache_clear()
     return named.label + match["settings"]
@@ -200,6 +216,7 @@ def find(name: str, text: str) -> Variant:
     if (owner, text) in catalogue():  # a name that has a colon itself
         return Variant(catalogue()[owner, text])
     word, *settings = text.split(":")
+    word = word.replace("-", "_")
     match = algorithm_files.WORD.fullmatch(text)
     if match:  # its name has a colon, too
         word, settings = f"{match['path']}:{match['name']}", settings[1:]

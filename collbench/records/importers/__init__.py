@@ -12,7 +12,9 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import zlib
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +26,12 @@ from collbench.core.text import counted
 from collbench.machine import environment
 from collbench.machine.gpu import is_fake
 from collbench.records import store
-from collbench.records.importers.text import unprefixed
+from collbench.records.importers.text import (
+    join_continued,
+    restore_hashes,
+    split_processes,
+    unprefixed,
+)
 from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Mode
@@ -46,6 +53,9 @@ MOST_RECORDS = 20_000  # of a log
 MOST_LOGGED = 1 << 16  # ranks of a log, each of which is described
 
 
+MOST_FACT = 60  # characters of what tells tables apart
+
+
 MOST_NS = 1e15  # of a call, eleven days
 
 
@@ -64,7 +74,13 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
         "inspector_output_format_version",
     ),
     "rccl-tests": Format(
-        "rccl", re.compile(r'^[\[{\s"]{0,9}numCycle\b|^#? ?rccl-tests', re.MULTILINE), "rccl-tests"
+        "rccl",
+        re.compile(
+            r'^[\[{\s"]{0,9}numCycle\b|^"?collective"? ?, ?"?(?:gpus|nodes|ranks)\b'
+            r'|"(?:inPlace|algBw)"\s*:|^#? ?rccl-tests',
+            re.MULTILINE,
+        ),
+        "rccl-tests",
     ),
     "osu": Format("mpi", re.compile(r"^[ \t]*# ?OSU ", re.MULTILINE), "# OSU"),
     "imb": Format(
@@ -83,6 +99,14 @@ FORMATS = {  # the first whose mark is found; rccl-tests writes nearly what nccl
 }
 
 
+# tables that look like one of these, and are of none of them
+OTHERS = {
+    "mscclpp-test": re.compile(
+        r"^# *(?:Initializing MSCCL\+\+|minBytes.* kernel num)", re.MULTILINE
+    ),
+}
+
+
 JSON = re.compile(r"\s*[\[{]\s*[\"{]")
 
 
@@ -97,7 +121,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """What the rows of one table have in common, as in Case and World; and the ``command`` that
-    printed them."""
+    printed them. ``facts`` are what else was so then, by name: tables of one case that differ in
+    one are not repetitions of each other."""
 
     collective: str
     n: int
@@ -114,6 +139,16 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     library: str = ""
     ranks: list[RankInfo] = []
     command: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+class Entry(NamedTuple):
+    """A line of a table, and the case that it is a result of, or ``refused`` why there is none."""
+
+    table: Table
+    line: Line
+    case: Case
+    refused: str
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,10 +197,16 @@ class Reading:
         self.warnings: list[str] = []
         self.lost: list[tuple[str, str]] = []
         self.omitted: Counter[str] = Counter()
+        self.process = ""  # the label of the one whose text is read, where several have a table
         self.averages: list[str] = []  # bus bandwidths, as printed at the end of tables
-        self._cycles: Counter[Case] = Counter()
-        self._commands: dict[Case, str] = {}
+        self._entries: list[Entry] = []
+        self._seen: set[str] = set()  # tests that had a table
         self._last: tuple[Table, int] | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a line that was read says that data was wrong."""
+        return any(e.line.wrong or e.line.bad for e in self._entries if not e.refused)
 
     def collective(self, *names: str) -> str:
         """Which of ours the first of ``names`` that is not empty means, "" where it is none of
@@ -195,6 +236,15 @@ class Reading:
             self.warn(f"the log says {told} ranks; --ranks {known} is taken")
         return known
 
+    def warn_if_repeated(self, where: str, name: str, is_told: bool) -> None:
+        """Warns of one more table of a test unless the log tells how many ranks ran it."""
+        if name in self._seen and not is_told:
+            self.warn(
+                f"{where}: one more table of {name}, and nothing says how many ranks ran it: taken"
+                " for a repetition of the one before"
+            )
+        self._seen.add(name)
+
     def warn(self, words: str) -> None:
         """Once."""
         if words not in self.warnings:
@@ -209,7 +259,7 @@ class Reading:
 
     def add(self, table: Table, line: Line) -> None:
         """A record of ``line``; or what is wrong with it. Raises UsageError for one too many."""
-        if len(self.records) + len(self.lost) >= MOST_RECORDS:
+        if len(self._entries) + len(self.lost) >= MOST_RECORDS:
             raise UsageError(f"{self.asked.name}: more than {MOST_RECORDS} results", "split it")
         if odd := _no_time(line):
             self.lost.append((line.where, f"a time of {odd[0] / 1e3:g} us"))
@@ -227,19 +277,40 @@ class Reading:
         except UsageError as e:
             self.omitted[e.message] += 1
             return
-        if (first := self._commands.setdefault(case, table.command)) != table.command:
-            self.warn(
-                f"'{table.command}' repeats what '{first}' ran: taken for repetitions of one"
-                " measurement"
-            )
-        self._cycles[case] += 1
-        case = msgspec.structs.replace(case, cycle=self._cycles[case] - 1)
-        if refused:
-            self.records.append(
-                Record(case=case, status="skipped", note=refused, started=line.started)
-            )
-            return
-        self.records.append(_record(case, table, line, self._world(table, case.world)))
+        self._entries.append(Entry(table, line, case, refused))
+
+    def finish(self) -> None:
+        """Makes records of all lines. What differs between tables of one case is a setting of
+        theirs, so that they are cases of their own; what differs in nothing is a repetition."""
+        names = self._differing_facts()
+        cycles: Counter[Case] = Counter()
+        commands: dict[Case, str] = {}
+        tables: dict[int, Table] = {}
+        for table, line, asked, refused in self._entries:
+            own = tables.setdefault(id(table), _with_settings(table, names))
+            case = msgspec.structs.replace(asked, env=own.env)
+            if (first := commands.setdefault(case, table.command)) != table.command:
+                self.warn(
+                    f"'{table.command}' repeats what '{first}' ran: taken for repetitions of one"
+                    " measurement"
+                )
+            cycles[case] += 1
+            counted_case = msgspec.structs.replace(case, cycle=cycles[case] - 1)
+            if refused:
+                self.records.append(
+                    Record(case=counted_case, status="skipped", note=refused, started=line.started)
+                )
+            else:
+                world = self._world(own, case.world)
+                self.records.append(_record(counted_case, own, line, world))
+
+    def _differing_facts(self) -> list[str]:
+        """The facts in which tables of one case differ where both tell."""
+        values: dict[tuple[Case, str], set[str]] = {}
+        for table, _, case, refused in self._entries:
+            for name, value in () if refused else facts_of(table):
+                values.setdefault((case, name), set()).add(value)
+        return list(dict.fromkeys(name for (_, name), found in values.items() if len(found) > 1))
 
     def _compare(self, case: Case, line: Line, refused: bool) -> None:
         """Warns where the log's own numbers do not fit together, most likely because ranks are
@@ -304,6 +375,34 @@ class Reading:
             self.worlds.append(msgspec.structs.replace(world, index=index))
         self._last = (table, index)
         return index
+
+
+def facts_of(table: Table) -> list[tuple[str, str]]:
+    """What Case does not hold of a table, as far as the log tells."""
+    hosts = sorted({rank.host for rank in table.ranks if rank.host})
+    devices = sorted({name for rank in table.ranks if (name := _device_name(rank))})
+    facts = [
+        ("host", "+".join(hosts)),
+        ("device", "+".join(devices)),
+        ("library", table.library),
+        ("sync", table.sync or "none"),
+        *table.facts,
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _with_settings(table: Table, names: Sequence[str]) -> Table:
+    """The table with those of its facts as settings."""
+    settings = ((name, _shortened(value)) for name, value in facts_of(table) if name in names)
+    return msgspec.structs.replace(table, env=(*table.env, *settings))
+
+
+def _shortened(value: str) -> str:
+    """A fact in one word of bounded length, and another one for each."""
+    word = re.sub(r"[\s,=]+", "-", environment.mask(value))
+    return (
+        word if len(word) <= MOST_FACT else f"{word[:MOST_FACT]}-{zlib.crc32(value.encode()):08x}"
+    )
 
 
 def _case(table: Table, line: Line) -> Case:
@@ -399,8 +498,17 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
         )
     if asked.collective:
         asked = msgspec.structs.replace(asked, collective=collective(asked.collective).name)
-    if not re.match(JSON, text):
-        text = unprefixed(text)
+    is_json = JSON.match(text) is not None
+    parts = {"": text} if is_json else split_processes(text)
+    if not is_json:
+        parts = {
+            label: restore_hashes(join_continued(unprefixed(part))) for label, part in parts.items()
+        }
+    text = "\n".join(parts.values())
+    if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
+        raise UsageError(
+            f"{asked.name} is a log of {other}, which is not read", "collbench help import: what is"
+        )
     if kind == "auto":
         kind = next((name for name, known in FORMATS.items() if known.mark.search(text)), "")
     if not kind:
@@ -410,9 +518,11 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
             f"looked for {looked}; --from names the kind",
         )
     reading = Reading(asked)
-    importlib.import_module(f"collbench.records.importers.{FORMATS[kind].module}").read(
-        text, reading
-    )
+    parser = importlib.import_module(f"collbench.records.importers.{FORMATS[kind].module}")
+    for label, part in parts.items():
+        reading.process = label
+        parser.read(part, reading)
+    reading.finish()
     if not any(record.told or record.status == "wrong" for record in reading.records):
         why = [*(f"{where}: {reason}" for where, reason in reading.lost), *reading.omitted]
         why += [record.note for record in reading.records]

@@ -178,7 +178,11 @@ def _add(reading: Reading, kind: _Kind, calls: _Calls) -> None:
     ]
     alike = len(calls.channels) == 1 and max(calls.channels)
     # as the application called it: not aligned, one call at a time
-    table = Table(collective=name, n=n, mode="host")
+    facts = (
+        ("communicator", " ".join(filter(None, (kind.communicator, kind.name)))),
+        ("clock", kind.clock),
+    )
+    table = Table(collective=name, n=n, mode="host", facts=facts)
     line = Line(
         where=calls.where,
         size=kind.nbytes * (n if block else 1),

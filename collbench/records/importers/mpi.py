@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from collbench.core.collectives import COLLECTIVES
-from collbench.records.importers import VALIDATED, Line, Reading, Table, number
-from collbench.records.importers.text import lines
+from collbench.core.collectives import COLLECTIVES, Collective
+from collbench.machine import environment
+from collbench.records.importers import VALIDATED, Line, Reading, Table, commands, number
+from collbench.records.importers.text import cut_library_output, library_hosts, lines
 from collbench.records.types import ToolTime
 from collbench.suite.policy import Policy
 
@@ -94,25 +95,43 @@ IMB_COLUMNS = {
     "t_max[usec]": "Max",
     "t_avg[usec]": "Avg",
     "#bytes": "Size",
-} | {"#repetitions": "Iterations"}
+    "bytes": "Size",
+    "#repetitions": "Iterations",
+    "repetitions": "Iterations",
+}
+
+
+UNUSED_COLUMNS = ("Mbytes/sec", "Msg/sec", "t[usec]")
+
+
+FAILURE = re.compile(
+    r"DATA VALIDATION ERROR|Validation (?:failed|error)|^\d+: Error \w+, ?size", re.IGNORECASE
+)
 
 
 def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    tables = (_Intel if re.search(r"^[ \t]*# ?Benchmarking ", text, re.MULTILINE) else _Osu)(
-        reading
-    )
-    for at, line in enumerate(lines(text), 1):
-        tables.line(f"line {at}", line.strip())
+    every = lines(text)
+    kind = _Intel if re.search(r"^[ \t]*# ?Benchmarking ", text, re.MULTILINE) else _Osu
+    tables = kind(reading, commands.varying_variables(every))
+    hosts = library_hosts(every)
+    for at, line in enumerate(every, 1):
+        tables.any_line(f"line {at}", cut_library_output(line, hosts).strip())
+    tables.end()
 
 
 class _Tables:
     """Where a text has got to: the benchmark under way, or why it has no place here, and its
     columns."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, reading: Reading, varying: set[str]) -> None:
+        self._reading, self._varying = reading, varying
+        self._first: list[str] = []
+        self._command: list[str] = []
+        self._is_fresh = False  # the command has started no table yet
+        self._version = ""
+        self._table: Table | None = None
         self._test: Test | None = None
         self._why = ""
         self._columns: Sequence[str] = ()
@@ -123,8 +142,32 @@ class _Tables:
         self._types: dict[bool, str] = {}
         reading.policy = Policy(sync="barrier")
 
-    def _open(self, name: str, tests: Mapping[str, Test], tool: str) -> None:
-        self._columns = ()
+    def any_line(self, where: str, text: str) -> None:
+        self._reading.failures += bool(FAILURE.search(text))
+        if words := commands.words_of(text):
+            self._hear(words)
+        else:
+            self.line(where, text)
+
+    def _hear(self, words: list[str]) -> None:
+        """A command, unless it is what the launcher before it runs."""
+        self._first = self._first or words
+        if not self._is_fresh or commands.is_launch(words) or not commands.is_launch(self._command):
+            self._command, self._is_fresh = words, True
+
+    def line(self, where: str, text: str) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Warns of failures that no row shows."""
+        reading = self._reading
+        reading.command = reading.command or self._first
+        if reading.failures and not reading.is_wrong:
+            reading.warn(f"{reading.failures} checks of the data failed, but no row says where")
+
+    def _open(self, where: str, name: str, tests: Mapping[str, Test], tool: str) -> None:
+        self._columns, self._table = (), None
+        self._where, self._name = where, f"{tool} {name}"
         self._test = tests.get(name.lower())
         why = OTHERS.get(name.lower(), "collbench has no such collective, or not in this form")
         self._why = f"{tool} {name}: {why}"
@@ -168,20 +211,12 @@ class _Tables:
     ) -> None:
         """The result that a row of the table is; ``reason`` is why there is none."""
         row = COLLECTIVES[test.collective]
-        n = self._reading.ranks(self._n)
-        mode: Any = "streaming" if streaming or row.pairwise else "isolated"
-        table = Table(
-            collective=row.name,
-            n=n,
-            backend=self._backend,
-            mode=mode,
-            library=self._library,
-            env=(("buffers", "-".join(self._memory)),) if self._memory else (),
-            sync="barrier" if mode == "isolated" else "",
-        )
+        table = self._table = self._table or self._begin_table(row, streaming)
+        n = table.n
         kind = self._types.get(row.reduces, "float" if row.reduces else "int8")
         told = None if reason else self._told(values)
-        checked = cells.get("Validation", "")
+        checked, defects = cells.get("Validation", ""), values.get("defects") or 0.0
+        note = {"Pass": VALIDATED, "Fail": "validation failed"}.get(checked, "")
         self._reading.add(
             table,
             Line(
@@ -191,9 +226,33 @@ class _Tables:
                 op="sum" if row.reduces else "none",
                 told=told,
                 failed=reason,
-                bad=checked == "Fail",
-                note={"Pass": VALIDATED, "Fail": "validation failed"}.get(checked, ""),
+                bad=checked == "Fail" or defects > 0,
+                note=f"{cells['defects']} defects" if defects else note,
             ),
+        )
+
+    def _begin_table(self, row: Collective, streaming: bool) -> Table:
+        """What all rows of the table have in common."""
+        told = self._n or commands.count_ranks(self._command)
+        name = " ".join((self._name, *self._memory))
+        is_told = bool(self._n or (told and self._is_fresh))
+        self._reading.warn_if_repeated(self._where, name, is_told)
+        self._is_fresh = False
+        mode: Any = "streaming" if streaming or row.pairwise else "isolated"
+        settings = environment.variables(commands.settings_of(self._command))
+        env = [(name, value) for name, value in settings.items() if name in self._varying]
+        if self._memory:
+            env.append(("buffers", "-".join(self._memory)))
+        return Table(
+            collective=row.name,
+            n=self._reading.ranks(told),
+            backend=self._backend,
+            mode=mode,
+            library=self._library,
+            env=tuple(env),
+            sync="barrier" if mode == "isolated" else "",
+            command=" ".join(map(environment.mask, self._command)),
+            facts=(("tool", self._version), ("ranks", str(told or ""))),
         )
 
     def _time(self, values: Mapping[str, float | None]) -> float | None:
@@ -218,11 +277,12 @@ class _Osu(_Tables):
         if found := OSU_HEAD.match(text):
             reading = self._reading
             reading.tool = f"OSU Micro-Benchmarks {found['version'] or ''}".strip()
+            self._version = reading.tool
             self._backend = LIBRARIES.get(found["library"], "mpi")
             self._library = found["library"]
             self._types = {True: "float", False: "float"} if self._backend == "nccl" else {}
             self._memory = tuple(re.findall(r"\w+", found["memory"]))
-            self._open(found["test"], OSU, "OSU")
+            self._open(where, found["test"], OSU, "OSU")
             if "_" in found["library"]:
                 self._test = None
                 self._why = f"OSU {found['library']} {found['test']}: one-sided, so no collective"
@@ -247,8 +307,8 @@ class _Osu(_Tables):
 class _Intel(_Tables):
     """Settings stand before the first table, the number of processes in the head of each."""
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
+    def __init__(self, reading: Reading, varying: set[str]) -> None:
+        super().__init__(reading, varying)
         self._calling = False
         reading.tool = "Intel MPI Benchmarks"
 
@@ -257,7 +317,7 @@ class _Intel(_Tables):
         self._calling = self._calling and (bool(text.strip()) or not reading.command)
         if found := re.match(r"# ?Benchmarking (\S+)", text):
             self._calling = False
-            self._open(found[1], IMB, "IMB")
+            self._open(where, found[1], IMB, "IMB")
             if found[1].startswith("Multi-"):
                 self._why = f"IMB {found[1]}: groups that run at once disturb each other"
         elif found := re.match(r"#\s*#processes = (\d{1,9})", text):
@@ -271,8 +331,10 @@ class _Intel(_Tables):
         elif "Calling sequence was" in text:
             self._calling = True
         elif "#repetitions" in text or "#bytes" in text:
-            self._columns = [IMB_COLUMNS.get(name, name) for name in text.split()]
+            self._columns = [IMB_COLUMNS.get(name, name) for name in text.lstrip("# ").split()]
             self._calling = False
+            for name in {*self._columns} - {*IMB_COLUMNS.values(), *UNUSED_COLUMNS, "defects"}:
+                reading.warn(f"the column '{name}' is not read")
         elif self._calling and (text.startswith("#") or not reading.command):
             reading.command += text.lstrip("#").split()
         elif text.strip() and not text.startswith("#"):

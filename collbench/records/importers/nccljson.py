@@ -17,8 +17,8 @@ import msgspec
 
 from collbench.core.errors import UsageError
 from collbench.records.importers import Line, Reading, Table, number
+from collbench.records.importers.commands import PROGRAM
 from collbench.records.importers.nccltests import (
-    PROGRAM,
     RANKS,
     SPELLED,
     averaged,
@@ -115,6 +115,8 @@ class _Document(msgspec.Struct):
     rccl_version: int = 0
     config: _Config = msgspec.field(default_factory=_Config)
     average_bus_bandwidth: dict[str, Any] = {}
+    out_of_bounds: dict[str, Any] = {}
+    errors: list[Any] = []
     collbench: _Ours | None = None
 
 
@@ -148,6 +150,8 @@ def read(text: str, reading: Reading) -> None:
             )
             if half:
                 _take(reading, table, line, half, series or _Iterations(), told)
+    if reading.failures and not reading.is_wrong:
+        reading.warn(f"{reading.failures} checks of the data failed, but no result says where")
 
 
 def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:
@@ -158,6 +162,10 @@ def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dic
     reading.tool = f"{tool} JSON, schema {document.version}"
     reading.command, reading.started = document.args, _iso(document.start_time)
     reading.averages += filter(number, [str(document.average_bus_bandwidth.get("bandwidth"))])
+    failures = _number(document.out_of_bounds.get("count")) or 0
+    reading.failures = int(max(failures, document.out_of_bounds.get("okay") == "false"))
+    for error in document.errors:
+        reading.warn(f"the log has an error: {error}")
     reading.ended, reading.closed = _iso(document.end_time), bool(document.end_time)
     reading.settings = dict(setting.split("=", 1) for setting in document.env if "=" in setting)
     given = re.search(r" (?:-z ?|--blocking[ =])([0-3])", " ".join(document.args))
@@ -261,9 +269,14 @@ def _take(
         time = from_bandwidth(size, f"{_number(half.alg_bw) or 0:f}") or None
         note = reading.rebuilt() if time else ""
     line = msgspec.structs.replace(line, wrong=None if wrong is None else int(wrong), note=note)
-    if time is None:  # not measured, or by us, who show no time of wrong data
-        if wrong:
-            reading.add(table, line)
+    if time is None and wrong:  # by us, who show no time of wrong data
+        reading.add(table, line)
+        return
+    if time is None:
+        shown = half.time if half.cpu_time is None else half.alg_bw
+        if shown is not None:
+            place = "in place" if line.in_place else "out of place"
+            reading.lost.append((f"{line.where}, {place}", f"a time of {shown}"))
         return
     skip = max(0, series.skipped_iterations)
     try:

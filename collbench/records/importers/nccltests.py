@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from collbench.core.text import counted as plural
 from collbench.machine import environment
 from collbench.records.importers import RELATIVE, TYPES, Line, Reading, Table, number, step
-from collbench.records.importers.text import lines
+from collbench.records.importers.commands import (
+    PROGRAM,
+    count_gpus,
+    count_ranks,
+    settings_of,
+    varying_variables,
+    words_of,
+)
+from collbench.records.importers.text import cut_library_output, library_hosts, lines
 from collbench.records.types import RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
 from collbench.suite.policy import MOST_SAMPLES, Policy
 
-FOREIGN = re.compile(r"[A-Za-z][\w.-]*:\d+:\d+ (?:\[\d+\] )?NCCL .*|[NR]CCL version .*")
+FOREIGN = re.compile(r"[NR]CCL version .*")
 
 
 LIBRARY = re.compile(r"\b([NR]CCL) version (?:: )?(\S+)")
@@ -56,9 +65,6 @@ OURS = re.compile(
 REPEATED = re.compile(r"# repeated: the columns (in|out of) place")
 
 
-PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
-
-
 ROW = re.compile(r"(?<!\S)\d{1,18}\s+\d{1,18}\s+[A-Za-z_]\w*(?!\S)")
 
 
@@ -86,14 +92,15 @@ def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
     every = lines(text)
-    tables = _Tables(reading, _varying(every))
+    hosts = library_hosts(every) | {d[4] for line in every if (d := DEVICE.match(line))}
+    tables = _Tables(reading, varying_variables(every))
     for at, line in enumerate(_measured(every), 1):
-        tables.line(f"line {at}", line)
+        tables.line(f"line {at}", line, hosts)
     tables.end()
 
 
 def _measured(every: Sequence[str]) -> list[str]:
-    """The lines, with nan where collbench's own text repeats a half for one that was not measured,
+    """The lines, with N/A where collbench's own text repeats a half for one that was not measured,
     as a remark below the table says."""
     told: list[str] = []
     copied: set[bool] = set()
@@ -107,31 +114,11 @@ def _measured(every: Sequence[str]) -> list[str]:
         text = line
         for place in copied if len(rest) >= 8 and ROW.match(line.lstrip()) else ():
             if halves[False][:3] == halves[True][:3] and halves[place][3] == "N/A":
-                halves[place][:3] = ["nan"] * 3
+                halves[place][:3] = ["N/A"] * 3
                 stamp = STAMP.findall(line)
                 text = " ".join([*lead, *halves[False], *halves[True], *stamp])
         told.append(text)
     return told[::-1]
-
-
-def _varying(every: Sequence[str]) -> set[str]:
-    """Variables that not all commands in a log set alike, and that therefore tell its tests
-    apart."""
-    commands = [
-        environment.variables(_settings(words)) for line in every if (words := _command(line))
-    ]
-    names = {name for command in commands for name in command}
-    return {name for name in names if len({command.get(name) for command in commands}) > 1}
-
-
-def _command(line: str) -> list[str]:
-    """The words of a line in which a test is called, as a shell with -x prints it."""
-    called = "_perf" in line and not line.startswith("#") and PROGRAM.search(line)
-    return line.strip().lstrip("+$> ").split() if called else []
-
-
-def _settings(command: Sequence[str]) -> dict[str, str]:
-    return dict(word.split("=", 1) for word in command if "=" in word)
 
 
 class _Layout(NamedTuple):
@@ -149,7 +136,8 @@ class _Layout(NamedTuple):
 
 class _Tables:
     """Where a text has got to: the test under way, its settings and columns, and a row that is not
-    yet whole."""
+    yet whole. Processes of a test that was built without MPI run alone, each with all of its text:
+    devices are then of several sets, by rank."""
 
     def __init__(self, reading: Reading, varying: set[str]) -> None:
         self._reading, self._varying = reading, varying
@@ -162,33 +150,41 @@ class _Tables:
         self._program, self._fresh = program, bool(program)
         self._command: list[str] = []
         self._told: dict[str, int] = {}
-        self._devices: list[re.Match[str]] = []
+        self._sets: list[list[re.Match[str]]] = []  # devices, of each rank once
+        self._table_count = 0
+        self._rows: Counter[tuple[str, ...]] = Counter()
+        self._waiting: list[tuple[int, Line, dict[str, str]]] = []
         self._layout = _Layout()
         self._places: tuple[bool, ...] = (False, True)
         self._ours: re.Match[str] | None = None
         self._average: dict[str, Any] = {}
         self._blocking = 0
-        self._table: Table | None = None
+        self._tables: dict[int, Table | None] = {}
         self._inside = False
         self._torn: tuple[str, str] | None = None
 
+    def _begin(self, program: str) -> None:
+        """The next test of the log begins."""
+        if self._inside:
+            self._reading.warn("a test begins before the last lines of the one before it")
+        self._close()
+        self._open(program)
+
     def end(self) -> None:
-        self._lose()
+        self._close()
         reading = self._reading
         if self._inside:
             reading.closed = False
-        if reading.failures and not any(record.status == "wrong" for record in reading.records):
-            reading.warnings.append(
-                f"{reading.failures} checks of the data failed, but no row says where"
-            )
+        if reading.failures and not reading.is_wrong:
+            reading.warn(f"{reading.failures} checks of the data failed, but no row says where")
         if not reading.tool:
             reading.tool = "nccl-tests text"
 
-    def line(self, where: str, text: str) -> None:
+    def line(self, where: str, text: str, hosts: Collection[str]) -> None:
         if "CCL " in text:
             found = LIBRARY.search(text)
             self._library = f"{found[1]} {found[2]}" if found else self._library
-            text = FOREIGN.sub("", text)
+            text = FOREIGN.sub("", cut_library_output(text, hosts))
         if text.startswith("#") or VERSION.match(text) or DEVICE.match(text):
             return self._comment(text)
         row = (ROW if self._inside else KNOWN_ROW).search(text)
@@ -203,7 +199,7 @@ class _Tables:
             self._try(self._torn[0], f"{self._torn[1]} {text}")
         elif self._inside and re.match(r"\s*[\d.]+\s+[\d.]+(\s|$)", text):
             self._reading.lost.append((where, "not a row of the table it stands in"))
-        elif words := _command(text):
+        elif PROGRAM.search(text) and (words := words_of(text)):
             self._heard = words
 
     def _comment(self, text: str) -> None:
@@ -211,19 +207,24 @@ class _Tables:
             self._reading.tool = f"{found[1]} {found[2]} text"
             self._library = library_name(int(found[3] or 0), found[1]) or self._library
         elif "Collective test starting:" in text:
-            self._lose()
-            self._open(text.partition("starting:")[2].strip())
+            program = text.partition("starting:")[2].strip()
+            if self._table_count or self._heard or program != self._program:
+                self._begin(program)
         elif "nThread" in text:
-            if not self._fresh:
-                self._lose()
-                self._open("")
+            if self._table_count or self._rows or (self._heard and not self._fresh):
+                self._begin("")
             self._fresh = False
             self._told = {
                 name.lower().replace(" ", ""): int(value) for name, value in SETTINGS.findall(text)
             }
             self._set_up()
-        elif found := DEVICE.match(text):
-            self._devices.append(found)
+        else:
+            self._describe(text)
+
+    def _describe(self, text: str) -> None:
+        """A comment about the test under way or its table."""
+        if found := DEVICE.match(text):
+            self._add_device(found)
         elif found := OURS.match(text):
             self._ours = found
         elif text.startswith("# time: median"):
@@ -236,16 +237,13 @@ class _Tables:
             )
         elif "out-of-place" in text or "in-place" in text:
             self._places = tuple(
-                place
-                for place, word in ((False, "out-of-place"), (True, " in-place"))
-                if word in text
+                word == "in-place" for word in re.findall(r"(?<!\S)(?:out-of|in)-place", text)
             )
         elif "algbw" in text and "size" in text:
-            self._layout, self._inside, self._table = (
-                _layout(text[1:].split(), self._places),
-                True,
-                None,
-            )
+            self._layout, self._inside = _layout(text[1:].split(), self._places), True
+            self._table_count += 1
+            if not self._waiting:
+                self._tables = {}
         elif "Out of bounds values" in text:
             self._lose()
             self._inside = False
@@ -253,12 +251,43 @@ class _Tables:
         elif found := re.match(r"# Avg bus bandwidth\s*: (\S+)", text):
             self._reading.averages += filter(number, [found[1]])
 
+    def _close(self) -> None:
+        """The test under way is through, or another begins: shares out rows of processes that ran
+        alone."""
+        self._lose()
+        waiting, self._waiting = self._waiting, []
+        count, hosts = len(self._sets), [_hosts(one) for one in self._sets]
+        apart = self._table_count >= count
+        if count > 1:
+            rank = self._sets[-1][0][1]
+            self._reading.warn(
+                f"rank {rank} is listed more than once: tests built without MPI run alone; "
+                + (
+                    f"rows are shared out to {count} of them in the order in which they stand"
+                    if apart
+                    else f"{count} of them have one table, of which no host is named"
+                )
+            )
+        for at, line, half in waiting:
+            table = self._here(at % count if apart else -1, len({*hosts}) < count)
+            if table is not None:
+                self._take(table, line, half)
+
+    def _add_device(self, device: re.Match[str]) -> None:
+        """Adds a device to the devices of its test, of which several may run alone."""
+        lacking = [one for one in self._sets if device[1] not in {other[1] for other in one}]
+        same_host = [one for one in lacking if device[4] in _hosts(one)]
+        if lacking:
+            (same_host or lacking)[0].append(device)
+        else:
+            self._sets.append([device])
+
     def _set_up(self) -> None:
         told, reading = self._told, self._reading
-        self._command, self._heard = self._heard, []
+        self._command, self._heard = self._heard or self._command, []
         if self._command and not reading.command:
             reading.command = self._command
-            settings = _settings(self._command)
+            settings = settings_of(self._command)
             reading.settings = {name: settings[name] for name in settings.keys() - self._varying}
         reading.policy = Policy(
             iters=counted(told.get("iter")),
@@ -290,9 +319,8 @@ class _Tables:
         self._torn, self._inside = None, True
         size, count, kind, *words = lead
         root = int(words.pop()) if self._layout.root else 0
-        table = self._here()
-        if table is None:
-            return
+        at = self._rows[tuple(lead)]
+        self._rows[tuple(lead)] += 1
         for in_place, names in self._layout.halves:
             half, rest = dict(zip(names, rest, strict=False)), rest[len(names) :]
             line = Line(
@@ -305,7 +333,10 @@ class _Tables:
                 root=root,
                 started=stamp[0].replace(" ", "T") if stamp else "",
             )
-            self._take(table, line, half)
+            if len(self._sets) > 1:
+                self._waiting.append((at, line, half))
+            elif table := self._here(0):
+                self._take(table, line, half)
 
     def _take(self, table: Table, line: Line, half: Mapping[str, str]) -> None:
         time, mean = half.get("time", half.get("cputime", "")), half.get("i_min") is None
@@ -313,8 +344,11 @@ class _Tables:
         line = msgspec.structs.replace(
             line, wrong=None if wrong is None else int(wrong), bad=error.endswith("*")
         )
-        if number(time) is None:  # not measured, or by us, who show no time of wrong data
-            return self._reading.add(table, line) if wrong else None
+        if number(time) is None and wrong:  # by us, who show no time of wrong data
+            return self._reading.add(table, line)
+        if number(time) is None:
+            self._name_odd_half(line, time)
+            return None
         microseconds = float(time)
         if "cputime" in half and (microseconds := from_bandwidth(line.size, half["algbw"])) == 0:
             self._reading.omitted["only the time to hand calls over was printed (-C)"] += 1
@@ -336,53 +370,79 @@ class _Tables:
             ),
         )
 
-    def _here(self) -> Table | None:
-        """The table that rows now belong to; None, with a word about it, where it is of no
-        collective of ours."""
-        if self._table is None:
-            reading, ours = self._reading, self._ours
-            command = self._command or self._heard
-            heard = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
-            program = self._program.partition("_perf")[0] or heard
-            name = reading.collective(program)
-            if reason := why_foreign(name, program, ours["splits"] if ours else ""):
-                reading.omitted[reason] += 1
-                return None
-            own = _ours(ours) if ours else {}
-            counted, group = self._members(bool(ours))
-            n = reading.ranks(own.pop("n", counted))
-            devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
-            mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
-            settings = environment.variables(_settings(command))
-            env = tuple((name, value) for name, value in settings.items() if name in self._varying)
-            words = " ".join(map(environment.mask, command))
-            waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
-            fields = {
-                "mode": mode,
-                "library": self._library,
-                "env": env,
-                "command": words,
-                **waits,
-                **own,
-            }
-            self._table = Table(
-                collective=name,
-                n=n,
-                ranks=devices if n * own.get("of", 1) == len(devices) else [],
-                **fields,
-            )
-        return self._table
+    def _name_odd_half(self, line: Line, time: str) -> None:
+        """A half that was measured, and has no time."""
+        if time not in ("", "N/A"):
+            place = "in place" if line.in_place else "out of place"
+            self._reading.lost.append((f"{line.where}, {place}", f"a time of {time}"))
 
-    def _members(self, ours: bool) -> tuple[int, list[re.Match[str]]]:
+    def _here(self, at: int, by_process: bool = False) -> Table | None:
+        """The table that rows now belong to, of the set of devices ``at`` (-1: of any); None, with
+        a word about it, where it is of no collective of ours."""
+        if at not in self._tables:
+            self._tables[at] = self._make_table(at, by_process)
+        return self._tables[at]
+
+    def _make_table(self, at: int, by_process: bool) -> Table | None:
+        reading, ours = self._reading, self._ours
+        command = self._command or self._heard
+        heard = next((m[1] for word in command if (m := PROGRAM.search(word))), "")
+        program = self._program.partition("_perf")[0] or heard
+        name = reading.collective(program)
+        if reason := why_foreign(name, program, ours["splits"] if ours else ""):
+            reading.omitted[reason] += 1
+            return None
+        own = _ours(ours) if ours else {}
+        counted, group = self._members(bool(ours), at)
+        n = reading.ranks(own.pop("n", counted or self._asked_ranks()))
+        reading.warn_if_repeated("", f"{program}_perf", bool(ours or counted or command))
+        devices = [_rank(i, d, own.get("backend", "nccl")) for i, d in enumerate(group)]
+        mode: Mode = "graph" if self._told.get("graph") else mode_of(self._blocking)
+        settings = environment.variables(settings_of(command))
+        env = tuple((name, value) for name, value in settings.items() if name in self._varying)
+        words = " ".join(map(environment.mask, command))
+        waits = {"sync": "barrier"} if self._blocking == 1 and mode == "streaming" else {}
+        facts = [] if ours else self._facts(command)
+        facts.append(("process", str(at) if by_process else reading.process))
+        fields = {
+            "mode": mode,
+            "library": self._library,
+            "env": env,
+            "command": words,
+            "facts": tuple(facts),
+            **waits,
+            **own,
+        }
+        return Table(
+            collective=name,
+            n=n,
+            ranks=devices if n * own.get("of", 1) == len(devices) else [],
+            **fields,
+        )
+
+    def _asked_ranks(self) -> int:
+        """How many ranks the command asks for, 0 where it does not say."""
+        return count_ranks(self._command) * count_gpus(self._command)
+
+    def _facts(self, command: Sequence[str]) -> list[tuple[str, str]]:
+        """Settings that a row depends on and that Case does not hold."""
+        names = ("nthread", "ngpu", "aggiter", "unalign")
+        facts = [(name, str(self._told.get(name, ""))) for name in names]
+        given = " ".join(command)
+        for name, option in (
+            ("register", "-R|--local_register"),
+            ("kernel", "-D|--device_impl\\w*"),
+        ):
+            match = re.search(rf"(?<!\S)(?:{option})[ =]?(\d+)", given)
+            facts.append((name, match[1] if match else "0" * bool(command)))
+        return [*facts, ("average", averaged(command) if command else "")]
+
+    def _members(self, ours: bool, at: int) -> tuple[int, list[re.Match[str]]]:
         """How many ranks a group has, 0 where none is listed, and the devices of the first group,
         or of all in a text of ours; none where the list is not of each rank once."""
-        reading, devices = self._reading, self._devices
+        reading, devices = self._reading, self._sets[at] if self._sets else []
         numbers = [int(device[1]) for device in devices]
         total, groups = max(numbers, default=-1) + 1, len({device[2] for device in devices})
-        if repeated := [number for number, times in Counter(numbers).items() if times > 1]:
-            reading.warn(
-                f"rank {repeated[0]} is listed more than once: tests built without MPI run alone"
-            )
         if missing := total - len({*numbers}):
             reading.warn(
                 f"{missing} of {total} ranks, by the highest number, are not listed, so that no"
@@ -392,10 +452,25 @@ class _Tables:
             reading.warn(
                 f"groups of {total // groups} ranks ran at once; times are the mean of all groups"
             )
-        if missing or repeated:
+        if not ours:
+            self._doubt_count(total)
+        if missing or at < 0:
             return total // max(1, groups), []
         group = [device for device in devices if ours or device[2] == devices[0][2]]
         return len(group), group
+
+    def _doubt_count(self, listed: int) -> None:
+        """Warns where the list of devices and the settings above it disagree."""
+        each = max(1, self._told.get("nthread", 1)) * max(1, self._told.get("ngpu", 1))
+        if listed % each:
+            self._reading.warn(
+                f"{each} GPUs a process by the log's head, and {plural(listed, 'rank')} listed:"
+                " busbw depends on how many there were; --ranks N says it"
+            )
+
+
+def _hosts(devices: Sequence[re.Match[str]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device[4] for device in devices))
 
 
 def _layout(names: Sequence[str], places: Sequence[bool]) -> _Layout:

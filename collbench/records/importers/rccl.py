@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from collbench.core.errors import UsageError
+from collbench.core.errors import UsageError, first_line
 from collbench.records.importers import JSON, Line, Reading, Table, nccljson, nccltests, number
 from collbench.records.importers.text import lines, sane
 from collbench.records.types import ToolTime
@@ -22,28 +23,38 @@ from collbench.records.types import ToolTime
 NAMES = {"collective": "name", "#wrong": "wrong"}  # the CSV's, where the JSON has others
 
 
+FLAT_CSV = re.compile(r'^[\s"]{0,9}(?:numCycle|collective)"? ?, ?"?\w', re.MULTILINE)
+
+
+FLAT_JSON = re.compile(r'"(?:numCycle|inPlace|algBw)"\s*:')
+
+
+LAYOUT = ("nodes", "ranks", "ranksPerNode", "gpusPerRank")  # of one number of ranks there are many
+
+
 def read(text: str, reading: Reading) -> None:
     """Tells ``reading`` all results in ``text``. Raises UsageError where it lacks what a person
     must add."""
-    if "numCycle" not in text[:200]:
-        (nccljson if JSON.match(text) else nccltests).read(text, reading)
+    is_json = JSON.match(text) is not None
+    if not (FLAT_JSON if is_json else FLAT_CSV).search(text):
+        (nccljson if is_json else nccltests).read(text, reading)
         return
-    flat_json = text.lstrip()[:1] == "["
-    reading.tool = f"rccl-tests {'JSON' if flat_json else 'CSV'}"
+    reading.tool = f"rccl-tests {'JSON' if is_json else 'CSV'}"
     text = sane(text, reading.asked.name)
-    for where, fields in (_json if flat_json else _csv)(text, reading):
+    tables: dict[tuple[Any, ...], Table] = {}
+    for where, fields in (_json if is_json else _csv)(text, reading):
         try:
-            _take(reading, where, fields)
+            _take(reading, tables, where, fields)
         except (KeyError, ValueError) as e:
             reading.lost.append((where, f"no {e}" if isinstance(e, KeyError) else str(e)))
 
 
 def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
     try:
-        head, *rows = csv.reader(lines(text.strip()))
+        head, *rows = csv.reader(lines(text.strip()), skipinitialspace=True)
     except csv.Error as e:
         raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
-    names = [NAMES.get(name, name.lower()) for name in head]
+    names = [_field(name) for name in head]
     found: list[tuple[str, Mapping[str, str]]] = []
     for at, row in enumerate(rows, 2):
         if len(row) == len(names) + 1 and "ranks" in names:
@@ -51,24 +62,53 @@ def _csv(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
         else:
             here = names
         if len(row) == len(here):
-            found.append((f"line {at}", dict(zip(here, row, strict=True))))
+            cells = (cell.strip() for cell in row)
+            found.append((f"line {at}", dict(zip(here, cells, strict=True))))
         elif row:
             reading.lost.append((f"line {at}", f"{len(row)} fields under a header of {len(names)}"))
     return found
 
 
 def _json(text: str, reading: Reading) -> list[tuple[str, Mapping[str, str]]]:
+    """The objects of an array, or those that lines hold."""
     try:
-        found = msgspec.convert(json.loads(text), list[dict[str, Any]])
+        if text.lstrip()[:1] == "[":
+            objects = msgspec.convert(json.loads(text), list[dict[str, Any]])
+            places = [(f"result {at}", fields) for at, fields in enumerate(objects, 1)]
+        else:
+            places = _json_lines(text, reading)
     except (ValueError, RecursionError) as e:
         raise UsageError(f"{reading.asked.name}: {e}", "is it whole?") from e
     return [
-        (f"result {at}", {NAMES.get(name, name.lower()): str(value) for name, value in one.items()})
-        for at, one in enumerate(found, 1)
+        (where, {_field(name): str(value) for name, value in fields.items()})
+        for where, fields in places
     ]
 
 
-def _take(reading: Reading, where: str, fields: Mapping[str, str]) -> None:
+def _json_lines(text: str, reading: Reading) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for at, line in enumerate(lines(text), 1):
+        if not line.strip(", "):
+            continue
+        try:
+            fields = msgspec.convert(json.loads(line.strip(", ")), dict[str, Any])
+            found.append((f"line {at}", fields))
+        except (ValueError, RecursionError) as e:
+            reading.lost.append((f"line {at}", first_line(e)))
+    return found
+
+
+def _field(name: str) -> str:
+    name = name.strip()
+    return NAMES.get(name.lower(), name.lower())
+
+
+def _take(
+    reading: Reading,
+    tables: dict[tuple[Any, ...], Table],
+    where: str,
+    fields: Mapping[str, str],
+) -> None:
     """One record. Raises KeyError for a missing field, ValueError for one that is no number."""
     name = reading.collective(fields["name"])
     if reason := nccltests.why_foreign(name, fields["name"]):
@@ -87,4 +127,8 @@ def _take(reading: Reading, where: str, fields: Mapping[str, str]) -> None:
         wrong=None if wrong is None else int(wrong),
         printed=(fields["time"], fields["algbw"], fields["busbw"]),
     )
-    reading.add(Table(collective=name, n=reading.ranks(n), library="RCCL"), line)
+    key = (name, n, tuple((part, fields.get(part.lower(), "")) for part in LAYOUT))
+    table = tables.setdefault(
+        key, Table(collective=name, n=reading.ranks(n), library="RCCL", facts=key[2])
+    )
+    reading.add(table, line)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import re
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import BinaryIO
 
@@ -18,7 +20,44 @@ MOST_BYTES = 16 << 20  # of a log, unpacked, without what the library says of it
 MOST_READ = 256 << 20  # bytes with all of that
 
 
-DEBUGGING = re.compile(rb" NCCL (?:INFO|TRACE) ")  # with NCCL_DEBUG most of a log
+MARK = " NCCL "  # in each line that NCCL writes of itself: with NCCL_DEBUG most of a log
+
+
+# A time stamp (of warnings, since NCCL 2.26), host, process and thread, device, for TRACE a time,
+# for WARN and TRACE the line of the source. A number may be glued to the host where it tore a row.
+LIBRARY_LINE = re.compile(
+    r"(?:\[[^\]\s][^\]]{2,39}\] ?)?(?<![\w.-])(?P<host>[\w.-]{1,255}+):\d{1,10}:\d{1,10} "
+    r"(?:\[-?\d{1,4}\] )?(?:\d+\.\d+ )?(?:[\w./+-]{1,160}+:\d{1,6} )?NCCL [A-Z]+\b"
+)
+
+
+NUMBER = re.compile(r"(?<!\S)-?\d[\d.]*(?!\S)")
+
+
+# as tables print them; 0 is the only whole number that begins with 0
+PRINTED = r"-1|N/A|-?nan|inf|0(?![\d.])|0(?=\d)|\d+\.\d{1,2}|\d+(?:e[+-]\d+)?"
+
+
+MOST_HOSTS = 4096  # whose lines are kept once each, to know them by where they tear a row
+
+
+WRAPPED = re.compile(
+    rb'"(log|message|MESSAGE|msg)"\s*:\s*"'
+)  # a line of Docker's or journald's JSON
+
+
+MOST_WRAPPED = 1 << 16  # bytes of such a line
+
+
+# how files begin that hold packed logs, what they are, and what unpacks them
+ARCHIVES = {
+    b"PK\3\4": ("a zip archive", "unzip"),
+    b"\xfd7zXZ\0": ("packed by xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "unzstd"),
+    b"BZh": ("packed by bzip2", "bunzip2"),
+    b"\x04\x22\x4d\x18": ("packed by lz4", "unlz4"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "7z x"),
+}
 
 
 MOST_PACKED = 4 << 20  # bytes of what unpacks to that, lest there be a million parts
@@ -34,10 +73,24 @@ MOST_VALUES = 1_000_000  # of JSON or CSV, each an object of its own when it is 
 LABELLED = r"\[[^]\s]*\d+,\d+\]<std\w+>: ?|[ \t]*\d+: "
 
 
+# what stands before the first line of a test's settings
+LABELLED_HEAD = re.compile(r"(\S[^#\n]{0,79}?)# *nThreads?:? \d")
+
+
 # what stands before the '#' of a line that benchmarks begin with one
 PREFIXED = re.compile(
     r"([^#]{1,160}+)#(?=#? *(?:nThread|Using devices|Rank +\d|size +count|Size|OSU|processes"
     r"|bytes|Benchmarking|Datatype|Out of bounds|Avg bus|Collective test|(?:nccl|rccl)-tests))"
+)
+
+
+# how lines begin that benchmarks begin with a '#', which web forms swallow
+UNHASHED = re.compile(
+    r"[ \t]*(?:nThreads?:? \d|Using devices|Rank +\d+ .*Pid|size +count .*time|\(B\) +\(elements\)"
+    r"|out-of-place|in-place|Out of bounds values|Avg bus bandwidth|Collective test "
+    r"|Blocking Enabled|OSU \w.* Test|Size +(?:Avg |Min |Max )?Lat|Datatype: |Send Buffer on "
+    r"|Benchmarking \w|#processes = |bytes +#repetitions|Intel ?\(R\) MPI Bench|Calling sequence"
+    r"|MPI_Datatype|\S*IMB-\w)"
 )
 
 
@@ -51,26 +104,94 @@ LONGEST_LINE = 4096  # characters; what is longer is no row of any table
 
 
 def bounded(log: BinaryIO | gzip.GzipFile) -> bytes:
-    """A log's bytes without NCCL's debugging lines; where there are more than MOST_BYTES, so many
+    """A log's bytes without what NCCL says of itself; where there are more than MOST_BYTES, so many
     that they are refused."""
     kept, left = io.BytesIO(), MOST_READ
+    hosts: set[str] = set()
     for line in iter(partial(log.readline, MOST_BYTES + 1), b""):
         left -= len(line)
-        if not DEBUGGING.search(line) or left < 0:
-            kept.write(line if left >= 0 else bytes(MOST_BYTES + 1))
+        kept.write(_shortened(_unwrapped(line), hosts) if left >= 0 else bytes(MOST_BYTES + 1))
         if kept.tell() > MOST_BYTES:
             break
     return kept.getvalue()
 
 
+def _unwrapped(line: bytes) -> bytes:
+    """The line of a log that a JSON object of one line holds, as Docker keeps them."""
+    if line[:1] != b"{" or len(line) > MOST_WRAPPED or not (key := WRAPPED.search(line)):
+        return line
+    try:
+        text = json.loads(line)[key[1].decode()]
+    except (ValueError, RecursionError, KeyError):
+        return line
+    if not isinstance(text, str):
+        return line
+    return text.rstrip("\r\n").encode(errors="replace") + b"\n"
+
+
+def _shortened(line: bytes, hosts: set[str]) -> bytes:
+    """A line up to NCCL's message in it; nothing of a line that is all NCCL's, but the first of
+    each host and those that tell a version."""
+    if MARK.encode() not in line or len(line) > LONGEST_LINE or b"CCL version " in line:
+        return line
+    text = line.decode("latin-1")
+    match = find_library_output(text)
+    if match is None:
+        return line
+    if is_whole_line(text, match):
+        if match["host"] in hosts or len(hosts) >= MOST_HOSTS:
+            return b""
+        hosts.add(match["host"])
+    return text[: match.end()].encode("latin-1") + b"\n"
+
+
+def find_library_output(text: str) -> re.Match[str] | None:
+    """Where NCCL's own output begins in a line, None where there is none."""
+    at = text.find(MARK)
+    return LIBRARY_LINE.search(text, max(0, at - 480), at + 40) if at >= 0 else None
+
+
+def is_whole_line(text: str, match: re.Match[str]) -> bool:
+    """Whether nothing of a table stands before NCCL's output."""
+    return not match["host"].startswith("-") and not NUMBER.search(text[: match.start()])
+
+
+def library_hosts(every: Iterable[str]) -> set[str]:
+    """The hosts of lines that are all NCCL's."""
+    found = ((line, match) for line in every if (match := find_library_output(line)))
+    return {match["host"] for line, match in found if is_whole_line(line, match)}
+
+
+def cut_library_output(text: str, hosts: Iterable[str]) -> str:
+    """What stands before NCCL's output in a line, with the number that is glued to one of
+    ``hosts``; the whole line where there is none of it."""
+    match = find_library_output(text)
+    if match is None:
+        return text
+    glued = "" if is_whole_line(text, match) else _glued_number(match["host"], hosts)
+    return text[: match.start()] + glued
+
+
+def _glued_number(token: str, hosts: Iterable[str]) -> str:
+    """The number before a host's name, "" if there is none."""
+    for host in sorted(hosts, key=len, reverse=True):
+        before = token.removesuffix(host)
+        if before != token and (not before or re.fullmatch(PRINTED, before)):
+            return before
+    found = re.match(rf"({PRINTED})(?=[A-Za-z\d])", token)
+    return found[1] if found else ""
+
+
 def decode(data: bytes, name: str) -> str:
     """A log's text, unpacked if need be. Raises UsageError for what is no text."""
+    _refuse_archive(data, name)
     if data[:2] == b"\x1f\x8b" and len(data) <= MOST_PACKED:
         try:
             with gzip.open(io.BytesIO(data)) as packed:
                 data = bounded(packed)
         except (OSError, EOFError, zlib.error) as e:
             raise UsageError(f"{name}: cannot unpack it: {e}", "is it whole?") from e
+        _refuse_archive(data, name)
     if len(data) > MOST_BYTES:
         raise UsageError(
             f"{name} is larger than {MOST_BYTES >> 20} MiB",
@@ -88,6 +209,37 @@ def decode(data: bytes, name: str) -> str:
             f"{name} is not text", "give the log that the tool printed, or its JSON or CSV"
         )
     return data.decode("utf-8-sig", errors="replace")
+
+
+def _refuse_archive(data: bytes, name: str) -> None:
+    """Raises UsageError for a file of files, or one packed other than by gzip."""
+    for start, (what, program) in ARCHIVES.items():
+        if data.startswith(start):
+            raise UsageError(f"{name} is {what}", f"unpack it first: {program} {name}")
+    if data[257:262] == b"ustar":
+        raise UsageError(f"{name} is a tar archive", f"unpack it first: tar -xf {name}")
+
+
+def split_processes(text: str) -> dict[str, str]:
+    """The text of each process that printed a whole table of nccl-tests, by the label that a
+    launcher put before its lines; all of it under "" where fewer than two did. Lines keep their
+    numbers."""
+    every = text.split("\n")
+    heads = {match[1] for line in every if (match := LABELLED_HEAD.match(line))}
+    labels = [
+        label
+        for label in sorted(heads, key=len, reverse=True)[:MOST_SHAPES]
+        if any(line.startswith(label) and "algbw" in line for line in every)
+    ]
+    if len(labels) < 2:
+        return {"": text}
+    of_line = [next((label for label in labels if line.startswith(label)), "") for line in every]
+    return {
+        label: "\n".join(
+            line if owner in ("", label) else "" for line, owner in zip(every, of_line, strict=True)
+        )
+        for label in sorted(labels)
+    }
 
 
 def unprefixed(text: str) -> str:
@@ -114,6 +266,22 @@ def _shape(prefix: str) -> str:
     parts[::2] = map(re.escape, parts[::2])
     parts[1::2] = (r"[ \t]*+\d++" if p[-1].isdigit() else r"[ \t]++" for p in parts[1::2])
     return "".join(parts)
+
+
+def restore_hashes(text: str) -> str:
+    """``text`` with a '#' before the lines that benchmarks print with one."""
+    every = text.split("\n")
+    return "\n".join(f"# {line.strip()}" if UNHASHED.match(line) else line for line in every)
+
+
+def join_continued(text: str) -> str:
+    """``text`` with commands on one line that a backslash continues on the next, and as many lines
+    as before."""
+    return re.sub(
+        r"(?:[^\n]{0,2000}\\\r?\n){1,50}[^\n]*",
+        lambda m: re.sub(r"\\\r?\n\s*", " ", m[0]) + "\n" * m[0].count("\n"),
+        text,
+    )
 
 
 def sane(text: str, name: str) -> str:

@@ -208,6 +208,21 @@ def find(name: str) -> Backend:
     return backend
 
 
+# names of libraries that torch knows under others
+ELSEWHERE = {
+    "rccl": "nccl: torch's name of RCCL, too",
+    "oneccl": "xccl, or ccl with Intel's plug-in for torch, where it is installed",
+    "openmpi": "mpi",
+    "mpich": "mpi",
+}
+
+
+def spell(name: str) -> str:
+    """A backend's name with '_' for '-', where only that is one of ours."""
+    word = name.replace("-", "_")
+    return word if word in _known() else name
+
+
 def refuse_unknown(asked: Iterable[str]) -> None:
     """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
     may be a plug-in's loads torch."""
@@ -215,7 +230,8 @@ def refuse_unknown(asked: Iterable[str]) -> None:
     for name in asked:
         if name not in known and name.lower() not in registered():
             members = [member for member, module in TOGETHER.items() if module == name]
-            hint = "" if members else near(name, known)
+            alike = [one for one in known if one[:1] == name[:1]]  # oneccl is no nccl
+            hint = ELSEWHERE.get(name, "") or ("" if members else near(name, alike))
             raise UsageError(
                 f"unknown backend '{name}'", hint or f"one of {', '.join(members or known)}"
             )

@@ -51,7 +51,12 @@ def document(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     ]
     return Document(
         title=title,
-        brief=[toned(title, strong=True), _times(view, sizes, found), *notes(view, sizes)],
+        brief=[
+            toned(title, strong=True),
+            _best(view, sizes, found),
+            *([_times(view, sizes, found)] if len(view.predictors) > 1 else []),
+            *notes(view, sizes),
+        ],
         rows=found,
         values={
             "about": title,
@@ -63,14 +68,12 @@ def document(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     )
 
 
-def _times(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]) -> Table:
-    """A line per size."""
-    heads = ["size", "best", "time", "algbw\nGB/s", "busbw\nGB/s", "bound", "time /\nbound"]
-    heads += [name.replace("_", "_\n").replace(":", ":\n") for name in view.predictors]
+def _best(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]) -> Table:
+    """The best algorithm at each size."""
+    heads = ("size", "best", "time", "algbw\nGB/s", "busbw\nGB/s", "bound", "time /\nbound")
     lines, many = [], len(view.predictors)
     for place, nbytes in enumerate(sizes):
-        here = found[place * many : place * many + many]
-        best = next(row for row in here if row["best"])
+        best = next(row for row in found[place * many : place * many + many] if row["best"])
         cells: list[Cell] = [
             size(nbytes),
             toned(best["algorithm"], "good", strong=True),
@@ -80,14 +83,21 @@ def _times(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]
             duration(best["bound_ns"]),
             f"{best['time_ns'] / best['bound_ns']:.2f}",
         ]
-        cells += [
-            toned(duration(row["time_ns"]), "good" if row["best"] else "", bool(row["best"]))
-            for row in here
-        ]
         lines.append(Line(cells))
-    return Table(
-        heads=tuple(heads), lines=lines, align="rl", quiet=("bound", "time /\nbound"), split=True
-    )
+    return Table(heads=heads, lines=lines, align="rl", quiet=("bound", "time /\nbound"))
+
+
+def _times(view: Forecast, sizes: Sequence[int], found: Sequence[dict[str, Any]]) -> Table:
+    """A line per algorithm, with its time at each size."""
+    many = len(view.predictors)
+    lines = []
+    for at, name in enumerate(view.predictors):
+        cells = [
+            toned(duration(row["time_ns"]), "good" if row["best"] else "", bool(row["best"]))
+            for row in found[at::many]
+        ]
+        lines.append(Line([name, *cells]))
+    return Table(heads=("algorithm", *map(size, sizes)), lines=lines, align="lr", split=True)
 
 
 def notes(view: Forecast, sizes: Sequence[int]) -> list[str]:

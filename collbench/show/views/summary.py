@@ -156,16 +156,30 @@ def late(view: View) -> list[str]:
 
 
 def verified(view: View) -> list[str]:
-    checked = sum(record.checked for file in view.files for record in file.records)
-    measured_any = any(record.status == "ok" for file in view.files for record in file.records)
-    if not checked and any(file.run.imported for file in view.files):
-        return _by_tools(view)
-    if not checked:
-        return ["Data was not verified."] if measured_any else []
-    wrong = any(record.wrong for file in view.files for record in file.records)
-    return [
-        f"{checked:,} elements were verified, {'not all of them right' if wrong else 'none wrong'}."
+    """What collbench verified, and what the logs of other tools report."""
+    own = [record for file in view.files if not file.run.imported for record in file.records]
+    checked = sum(record.checked for record in own)
+    lines = _reported(view) if any(file.run.imported for file in view.files) else []
+    if checked:
+        wrong = any(record.wrong for record in own)
+        result = "not all of them right" if wrong else "none wrong"
+        return [f"{checked:,} elements were verified, {result}.", *lines]
+    measured_any = any(record.status == "ok" for record in own)
+    return ["Data was not verified.", *lines] if measured_any else lines
+
+
+def _reported(view: View) -> list[str]:
+    """What logs report of the data, which their tools checked."""
+    counts = [
+        record.wrong
+        for file in view.files
+        if file.run.imported
+        for record in file.records
+        if record.wrong is not None
     ]
+    if not counts:
+        return _by_tools(view)
+    return [f"The log reports {counted(sum(counts), 'wrong element')}."]
 
 
 def _by_tools(view: View) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -14,7 +14,7 @@ from collbench.cli import flags, main
 PLACES = main.COMMANDS | main.GROUPS
 
 
-def commands() -> Iterator[tuple[str, click.Command]]:
+def commands() -> Iterator[tuple[str, Any]]:
     """Every command by its full name, those of groups too."""
     root = typer.main.get_command(main.app)
     left = [(name, root.get_command(None, name)) for name in [*PLACES, "all_reduce"]]  # type: ignore[attr-defined]

@@ -117,3 +117,9 @@ def test_importing_collbench_loads_nothing_heavy() -> None:
     code = f"import sys, collbench; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_rows_are_sorted_by_implementation_and_size_with_the_order_of_measuring() -> None:
+    made = {own: record(own, 1.0) for own in (case(64), case(8), case(1024))}
+    frame = collbench.frame(stored(made))
+    assert list(frame["nbytes"]) == [8, 64, 1024] and list(frame["order"]) == [1, 0, 2]

@@ -160,7 +160,9 @@ def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
     assert flat["min"] is None and flat["mad"] is None and flat["mean"] == 50_000
     out = io.StringIO()
     writer = programs.Csv(out)
+    writer.begin(factories.run(), [], [])
     writer.record(record, shown)
+    writer.end(End(exit=0, ended=""), None)
     assert "nan" not in out.getvalue()
 
 
@@ -861,13 +863,17 @@ def test_osu_sizes_are_those_of_a_block_where_there_is_one_for_each_rank(
 
 
 @pytest.mark.parametrize(
-    "table", [log([row(4096, 9.0)]), osu("Allreduce", ["4096      9.00", "8192     12.00"])]
+    ("table", "warnings"),
+    [
+        (log([row(4096, 9.0)]), 0),
+        (osu("Allreduce", ["4096      9.00", "8192     12.00"]), 1),  # of how many ranks?
+    ],
 )
-def test_a_table_that_a_log_has_twice_is_two_cycles_of_one_world(table: str) -> None:
+def test_a_table_that_a_log_has_twice_is_two_cycles_of_one_world(table: str, warnings: int) -> None:
     """Whatever its figures: they may be alike by chance, and imports decide nothing."""
     reading = read(table + table, ranks=8)
     assert [record.case.cycle for record in reading.records] == [0, 0, 1, 1]
-    assert len(reading.worlds) == 1 and not reading.warnings
+    assert len(reading.worlds) == 1 and len(reading.warnings) == warnings
 
 
 def test_a_secret_in_a_tag_is_not_kept() -> None:
@@ -1240,11 +1246,11 @@ def test_what_nccl_says_of_itself_takes_no_room(
 ) -> None:
     plain = log([row(1 << 20, 50.0)])
     loud = "node1:12:34 [0] NCCL INFO Channel 00/32 : 0 1 2 3\n" * 999 + plain
-    monkeypatch.setattr(importers.text, "MOST_BYTES", len(plain))
+    monkeypatch.setattr(importers.text, "MOST_BYTES", len(plain) + 99)
     data = gzip.compress(loud.encode()) if packed else bounded(io.BytesIO(loud.encode()))
-    assert decode(data, "x") == plain
+    assert read(decode(data, "x")).records == read(plain).records
     with pytest.raises(UsageError, match="larger than"):
-        decode(bounded(io.BytesIO(loud.encode() + b"more")), "x")
+        decode(bounded(io.BytesIO(loud.encode() + b"more" * 99)), "x")
 
 
 def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1252,3 +1258,294 @@ def test_a_log_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "node1:12:34 [0] NCCL INFO Channel 00/32\n" * 99_999
     with pytest.raises(UsageError, match="larger than"):
         decode(bounded(io.BytesIO(endless.encode())), "x")
+
+
+# --- what stands beside rows, and what must not be pooled
+
+
+TEAR = 52  # characters of a row: up to its root
+
+
+def torn(whole: str, output: str) -> list[str]:
+    return [whole[:TEAR] + output, whole[TEAR:]]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "n-1:41:43 [0] NCCL INFO 64 Bytes -> Algo 1 proto 2 time 9.5",
+        "n-1:41:43 [3] transport/net.cc:77 NCCL WARN no plugin",
+        "[2026-01-05 10:00:00] n-1:41:43 [3] transport/net.cc:77 NCCL WARN no plugin",
+        "[2026-01-05 10:00:00.123] n-1:41:43 [-1] NCCL INFO x",
+        "n-1:41:43 [0] 17.500000 enqueue.cc:12 NCCL TRACE x",
+        "3f2a9c:41:43 [0] NCCL INFO 1048576 Bytes",
+        "10-0-0-7:41:43 [0] NCCL INFO x",
+        "192.168.0.7:41:43 [0] init.cc:9 NCCL WARN x",
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_a_row_that_nccl_writes_into_is_whole_again(output: str, known: bool) -> None:
+    whole = row(1 << 20, 50.0)
+    rows = [*torn(whole, output), row(2 << 20, 60.0) + output, row(4 << 20, 70.0)]
+    if known or not output[0].isdigit():  # else the number cannot be told from the host
+        rows = [output, *rows] if known else rows
+        data = bounded(io.BytesIO(log(rows).encode()))
+        found = read(decode(data, "x"))
+        assert [(size, us) for _, size, place, us in seen(found) if not place] == [
+            (1 << 20, 50.0),
+            (2 << 20, 60.0),
+            (4 << 20, 70.0),
+        ]
+        assert found.lost == [] and {record.wrong for record in found.records} == {0}
+
+
+def test_a_library_version_in_a_debugging_line_is_kept() -> None:
+    text = log([row(1 << 20, 50.0)]).partition("\n")[2]  # without the tool's own version line
+    loud = f"n1:1:2 [0] NCCL INFO NCCL version 2.21.5+cuda12.4\n{text}"
+    data = bounded(io.BytesIO(loud.encode()))
+    assert read(decode(data, "x")).worlds[0].library == "NCCL 2.21.5+cuda12.4"
+
+
+def test_docker_and_journal_lines_are_unwrapped() -> None:
+    text = log([*torn(row(1 << 20, 50.0), "n1:1:2 [0] NCCL INFO x"), row(2 << 20, 60.0)])
+    for key, end in (("log", "\n"), ("MESSAGE", "")):
+        wrapped = [json.dumps({key: line + end, "x": 1}) for line in text.split("\n")]
+        data = bounded(io.BytesIO("\n".join(wrapped).encode()))
+        assert seen(read(decode(data, "x"))) == seen(read(text))
+
+
+def test_lines_that_a_web_form_left_without_a_hash_are_read() -> None:
+    for text in (
+        log([row(4096, 12.5, lead="sum", wrong="2e-07")], head=OLD.format(root="")),
+        imb("Allreduce", 2, ["         1024         1000         1.50         2.50         2.00"]),
+    ):
+        bare = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.split("\n"))
+        found, before = read(bare, kind="auto"), read(text)
+        assert seen(found) == seen(before)
+        assert (found.lost, found.closed, found.averages) == ([], True, before.averages)
+
+
+def test_halves_are_in_the_order_of_the_header() -> None:
+    text = log([row(1 << 20, 50.0)]).replace(
+        "out-of-place                       in-place", "in-place                   out-of-place"
+    )
+    assert [(place, us) for _, _, place, us in seen(read(text))] == [(True, 50.0), (False, 49.0)]
+
+
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf"])
+def test_a_half_without_a_number_is_named(value: str) -> None:
+    text = log([row(1 << 20, 50.0).replace("49.00", f"{value:>5}"), row(2 << 20, 60.0)])
+    found = read(text)
+    assert len(seen(found)) == 3
+    assert [why for _, why in found.lost] == [f"a time of {value}"]
+    content = document([result(1 << 20, 50.0), result(2 << 20, 60.0)])
+    content["results"][0]["in_place"]["time"] = value  # type: ignore[index]
+    found = read(json.dumps(content))
+    assert len(seen(found)) == 3 and len(found.lost) == 1
+
+
+COMMANDS = {
+    "$ mpirun -n 4 --map-by node ./osu_allreduce -x 9 -i 9": 4,
+    "+ mpirun -np 6 -H a,b ./osu_allreduce": 6,
+    "mpiexec.hydra --np 3 -genv A=1 ./osu_allreduce": 3,
+    "srun -N 2 --ntasks-per-node=5 ./osu_allreduce": 10,
+    "srun -N2 -n12 ./osu_allreduce": 12,
+    "user@host:~$ srun --nodes=2 --ntasks-per-node 8 -- ./osu_allreduce": 16,
+    "mpirun -np 2 ./osu_allreduce : -np 3 ./osu_allreduce": 5,
+    "mpirun \\\n  -n 7 \\\n ./osu_allreduce": 7,
+}
+
+
+def test_ranks_are_those_of_the_command_that_started_the_table() -> None:
+    table = osu("Allreduce", ["4096      9.00"])
+    text = "".join(f"{command}\n{table}" for command in COMMANDS)
+    found = read(text)
+    assert [record.case.n for record in found.records] == [*COMMANDS.values()]
+    assert {record.case.cycle for record in found.records} == {0} and not found.warnings
+
+
+def test_a_table_more_that_no_command_started_is_a_warning() -> None:
+    table = osu("Allreduce", ["4096      9.00"])
+    found = read(f"mpirun -n 4 ./osu_allreduce\n{table}{table}")
+    assert [record.case.n for record in found.records] == [4, 4] and len(found.warnings) == 1
+
+
+def test_tables_of_other_ranks_stay_apart_where_ranks_are_given() -> None:
+    table = osu("Allreduce", ["4096      9.00"])
+    commands = [f"mpirun -n {n} ./osu_allreduce\n{table}" for n in (4, 6)]
+    found = read("".join(commands), ranks=8)
+    assert len({record.case.key for record in found.records}) == 2
+
+
+def alone(hosts: list[str], rows: list[str], tables: int = 2) -> str:
+    """What processes of a test without MPI print at once, each on a host of its own."""
+    head, _, rest = log([]).partition("# Using devices\n")
+    settings = head.split("\n")[2]
+    columns = rest.split("#\n", 1)[1].split("\n# Out")[0]
+    listed = [devices(2).replace("node00", host) for host in hosts]
+    parts = [settings, "# Using devices"] * 2 + listed + ["#", columns] * tables + rows
+    return "\n".join(
+        ["+ mpirun -np 2 ./all_reduce_perf -g 2", *parts, "# Out of bounds values : 0 OK"]
+    )
+
+
+@pytest.mark.parametrize(("hosts", "name"), [(["a", "b"], "host"), (["a", "a"], "process")])
+def test_processes_that_ran_alone_are_results_of_their_own(hosts: list[str], name: str) -> None:
+    rows = [row(size, us, 2) for size in (1 << 20, 2 << 20) for us in (50.0, 90.0)]
+    found = read(alone(hosts, rows))
+    firsts = [record for record in found.records if not record.case.in_place]
+    assert [(r.case.nbytes >> 20, r.told and r.told.time, r.case.cycle) for r in firsts] == [
+        (1, 50e3, 0),
+        (1, 90e3, 0),
+        (2, 50e3, 0),
+        (2, 90e3, 0),
+    ]
+    assert len({r.case.env for r in firsts}) == 2 and {r.case.n for r in firsts} == {2}
+    assert [r.case.env[0][0] for r in firsts] == [name] * 4
+    hosted = [found.worlds[r.world].ranks[0].host for r in firsts]
+    assert hosted == hosts * 2
+    assert "listed more than once" in found.warnings[0]
+
+
+def test_one_table_of_several_processes_names_no_host() -> None:
+    found = read(alone(["a", "b"], [row(1 << 20, 50.0, 2), row(2 << 20, 50.0, 2)], tables=1))
+    assert len(seen(found)) == 4 and {record.case.collective for record in found.records} == {
+        "all_reduce"
+    }
+    assert {record.case.n for record in found.records} == {2}
+    assert [world.ranks for world in found.worlds] == [[]]
+
+
+def test_labels_tell_whose_rows_are_whose() -> None:
+    """Process 1 is ahead, so that the order in which rows stand would mislead."""
+    texts = [
+        log([row(size, us)]).replace("node00", host)
+        for size, us, host in ((1 << 20, 50.0, "a"), (1 << 20, 90.0, "b"))
+    ]
+    lines = [
+        f"[1,{process}]<stdout>:{line}" for process in (1, 0) for line in texts[process].split("\n")
+    ]
+    lines.sort(key=lambda line: "float" in line)  # rows last, of process 1 first
+    found = read("\n".join(lines))
+    hosted = {found.worlds[r.world].ranks[0].host: r.told for r in found.records[::2]}
+    assert {host: told and told.time for host, told in hosted.items()} == {"a": 50e3, "b": 90e3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("node00", "node77"),  # the host
+        ("H200", "H100"),
+        ("nccl-library=23004", "nccl-library=22706"),
+        ("agg iters: 1", "agg iters: 4"),
+        ("nThread 1 nGpus 1", "nThread 1 nGpus 8"),
+        ("#\n# Using", "# Blocking Enabled: wait for completion and barrier\n#\n# Using"),
+    ],
+)
+def test_tables_that_differ_in_what_a_case_does_not_hold_are_not_repetitions(
+    old: str, new: str
+) -> None:
+    text = log([row(1 << 20, 50.0)])
+    found = read(text + text.replace(old, new))
+    assert len({record.case.key for record in found.records}) == 4
+    assert {record.case.cycle for record in found.records} == {0}
+
+
+def test_the_number_of_gpus_in_the_head_and_in_the_list_must_agree() -> None:
+    text = log([row(1 << 20, 50.0, 2)], n=2)
+    assert read(text).warnings == []
+    warnings = read(text.replace("nGpus 1", "nGpus 8")).warnings
+    assert len(warnings) == 1 and "8 GPUs" in warnings[0] and "2 ranks" in warnings[0]
+
+
+# --- wrong data
+
+
+def test_defects_of_imb_are_wrong_data() -> None:
+    found = read(
+        imb(
+            "Allreduce",
+            2,
+            [
+                "         1024         1000         1.50         2.50         2.00         0.00",
+                "         2048         1000         1.50         2.50         2.00         3.00",
+            ],
+            "#bytes #repetitions  t_min[usec]  t_max[usec]  t_avg[usec]      defects",
+        )
+    )
+    assert [record.status for record in found.records] == ["ok", "wrong"]
+
+
+def test_failed_checks_of_a_json_are_told() -> None:
+    found = read(json.dumps(document([result(1 << 20, 50.0)], out_of_bounds={"count": 2})))
+    end = importers.assemble(found)[-1]
+    assert isinstance(end, End) and end.exit == 7 and len(found.warnings) == 1
+
+
+def test_a_failed_validation_between_rows_of_osu_is_told() -> None:
+    rows = ["4096      9.00", "DATA VALIDATION ERROR: osu_allreduce exited with status 1"]
+    found = read(osu("Allreduce", rows), ranks=4)
+    assert found.failures == 1 and len(found.warnings) == 1
+
+
+# --- forms of rccl-tests and of others
+
+
+def rccl_rows(**layout: int) -> list[dict[str, object]]:
+    size, us = 1 << 20, 50.0
+    rate = size / us / 1e3
+    return [
+        {"name": "AllReduce", **layout, "size": size, "type": "float", "redop": "sum"}
+        | {"inPlace": place, "time": us, "algBw": rate, "busBw": rate * 1.75, "wrong": "0"}
+        for place in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["wrong", "#wrong"])
+@pytest.mark.parametrize(
+    "layout", [{"gpus": 8}, {"nodes": 2, "ranks": 4, "ranksPerNode": 2, "gpusPerRank": 2}]
+)
+def test_older_flat_files_of_rccl_tests(layout: dict[str, int], wrong: str) -> None:
+    rows = rccl_rows(**layout)
+    for fields in rows:
+        fields[wrong] = fields.pop("wrong")
+    names = {"name": "collective", "inPlace": "inplace", "algBw": "algbw", "busBw": "busbw"}
+    head = ", ".join(names.get(name, name) for name in rows[0])
+    table = "\n".join([head, *(", ".join(map(str, fields.values())) for fields in rows)])
+    lines = "\n".join(json.dumps(dict(sorted(fields.items()))) for fields in rows)
+    for text in (table, lines, json.dumps(rows)):
+        found = read(text)
+        assert [place for _, _, place, _ in seen(found)] == [False, True]
+        assert {record.case.n for record in found.records} == {8}
+        assert {record.wrong for record in found.records} == {0} and not found.lost
+
+
+def test_rccl_rows_of_other_layouts_are_not_pooled() -> None:
+    rows = rccl_rows(nodes=1, ranks=8, ranksPerNode=8, gpusPerRank=1)
+    rows += rccl_rows(nodes=2, ranks=8, ranksPerNode=4, gpusPerRank=1)
+    assert len({record.case.key for record in read(json.dumps(rows)).records}) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"PK\3\4\x14", "zip"),
+        (b"\xfd7zXZ\0\0", "xz"),
+        (b"\x28\xb5\x2f\xfd\x24", "zstd"),
+        (b"BZh91AY", "bzip2"),
+        (b"a.log" + bytes(252) + b"ustar\x0000", "tar"),
+        (gzip.compress(b"a.log" + bytes(252) + b"ustar\x0000"), "tar"),
+    ],
+)
+def test_archives_are_named_with_what_unpacks_them(data: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as refused:
+        decode(bounded(io.BytesIO(data)), "logs")
+    assert "unpack it" in refused.value.hint
+
+
+def test_a_neighbour_is_named() -> None:
+    text = (
+        "# minBytes 8 maxBytes 8 step: 2(factor) graph: 10, kernel num: 0\n# Initializing MSCCL++"
+    )
+    with pytest.raises(UsageError, match="mscclpp-test"):
+        read(text)

@@ -116,8 +116,8 @@ def test_bandwidth_is_what_the_inspector_makes_of_it() -> None:
 
 def test_communicators_sizes_and_clocks_are_records_of_their_own() -> None:
     found = read(line(), line(id="0xff"), line(size=131072), line(clock="collective_cpu"))
-    assert len(found.records) == 4
-    assert [record.case.cycle for record in found.records] == [0, 1, 0, 2]
+    assert len({record.case.key for record in found.records}) == 4
+    assert [record.case.cycle for record in found.records] == [0, 0, 0, 0]
 
 
 def test_verbose_lines_and_fields_of_later_versions_are_read() -> None:

@@ -321,6 +321,19 @@ def test_a_tag_of_several_runs_names_the_last_and_those_before_it(
         store.find("ok~7")
 
 
+def test_the_unique_end_of_an_id_names_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    for name, tag in (("1-a-f575", ""), ("2-a-0001", ""), ("3-b-0001", "f57"), ("4-c-f57", "")):
+        factories.saved(factories.run_file([], name=name, tag=tag), tmp_path)
+    assert store.find("f575").stem == "1-a-f575"
+    assert store.find("f57").stem == "3-b-0001"  # a tag is meant by its whole name
+    for name in ("0001", "7777"):
+        with pytest.raises(UsageError, match="no run called"):
+            store.find(name)
+
+
 def test_where_no_run_is_saved_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,13 @@ it."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from xml.etree import ElementTree
 
+import factories
 import junit
 import msgspec
 import pytest
@@ -23,6 +26,7 @@ from collbench.judge.health.findings import (
     Subject,
     Verdict,
 )
+from collbench.records.types import End
 from collbench.show import html as report
 from collbench.show import markdown, programs, terminal
 from collbench.show.views import health
@@ -238,3 +242,24 @@ def test_a_healthy_page_says_so_and_has_no_links_astray() -> None:
         and "Nothing was found." in html
         and 'href="#evidence' not in html
     )
+
+
+def test_records_are_sorted_for_programs_and_say_when_each_was_measured() -> None:
+    cases = [
+        factories.case(nbytes=nbytes, backend=backend)
+        for nbytes, backend in ((64, "shm"), (8, "shm"), (64, "gloo"), (1024, "gloo"))
+    ]
+    for kind in (programs.Csv, programs.Json):
+        reporter = kind(out := io.StringIO())
+        reporter.begin(factories.run(), cases, [])
+        for case in cases:
+            reporter.record(factories.record(case), None)
+        reporter.end(End(exit=0, ended=""), None)
+        text = out.getvalue()
+        rows = (
+            json.loads(text)["records"]
+            if kind is programs.Json
+            else list(csv.DictReader(io.StringIO(text)))
+        )
+        keys = [(row["backend"], int(row["nbytes"]), int(row["order"])) for row in rows]
+        assert keys == [("gloo", 64, 2), ("gloo", 1024, 3), ("shm", 8, 1), ("shm", 64, 0)]

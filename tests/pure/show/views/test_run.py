@@ -1148,3 +1148,18 @@ def test_collectives_that_share_a_figure_keep_what_else_sets_lines_apart() -> No
         "all_gather, before, out of place",
         "all_gather, r2, in place",
     ]
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_what_a_log_reports_of_its_data_was_not_verified_by_collbench(wrong: int) -> None:
+    told = Record(
+        case=case(),
+        status="wrong" if wrong else "ok",
+        told=ToolTime(time=1000.5),
+        wrong=wrong,
+        checked=99,
+    )
+    document = sections.document([run(told, environment={}, imported="nccl-tests")])
+    words = section(document, "summary").words
+    assert f"The log reports {wrong} wrong elements." in words
+    assert not any("were verified" in line for line in words)

@@ -1,0 +1,201 @@
+"""Errors in a command line, as all other errors are told: what was given, and what to give."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from collbench.core.collectives import COLLECTIVES
+from collbench.core.errors import UsageError
+
+SIZE = re.compile(r"\d+(?:\.\d+)?[kmgt]?i?b?", re.IGNORECASE)
+
+
+class Foreign(NamedTuple):
+    """What other tools call an option: ``hint`` is shown by commands that have the option, and
+    whose help of it has the word ``value``."""
+
+    names: tuple[str, ...]
+    option: str
+    value: str
+    hint: str
+
+
+FOREIGN = (
+    Foreign(("json", "export_json"), "-J", "", "-J FILE.json, or --format json"),
+    Foreign(("json", "export_json"), "--format", "json", "--format json"),
+    Foreign(("csv", "export_csv"), "--format", "csv", "--format csv"),
+    Foreign(("md", "markdown", "export_markdown"), "--format", "md", "--format md"),
+    Foreign(("junit",), "--format", "junit", "--format junit"),
+    Foreign(("html",), "--format", "html", "--format html"),
+    Foreign(("np", "nproc", "nprocs", "ntasks", "gpus", "world_size"), "-g", "", "-g 2: two ranks"),
+    Foreign(("np", "nproc", "nprocs", "ntasks", "gpus"), "--ranks", "", "--ranks 2"),
+    Foreign(("warmup", "warmups", "min_warmup"), "-w", "", "-w 5: five warm-up samples"),
+    Foreign(("runs", "repeat", "repeats", "iterations", "rounds"), "-n", "sample", "-n 20"),
+    Foreign(("threshold", "tolerance"), "--tau", "", "--tau 5%: the smallest change that matters"),
+    Foreign(
+        ("fail_on", "fail_under"),
+        *("--tau", "", "--tau 5% is what fails a row; a limit in GB/s is --min-busbw of a run"),
+    ),
+    Foreign(("size", "bytes"), "--sizes", "", "--sizes 1M,64M"),
+    Foreign(("min", "min_bytes"), "-b", "", "-b 8"),
+    Foreign(("max", "max_bytes"), "-e", "", "-e 1G"),
+    Foreign(("factor", "step_factor"), "-f", "", "-f 2"),
+    Foreign(("dtype", "type"), "-d", "", "-d float"),
+    Foreign(("algorithm",), "--algo", "", "--algo ring"),
+)
+
+
+VERSION = ("-v", "-V", "--version", "-version")
+
+
+def describe(error: Any) -> tuple[str, str]:
+    """The message and the hint of an error that the parser of options has found."""
+    path, command = _command(error)
+    kind = type(error).__name__  # of click, or of the copy of it that typer has
+    if kind == "NoSuchOption":
+        return _unknown_option(error.option_name, path, command)
+    if kind == "BadOptionUsage":
+        return _misused_option(error, path, command)
+    if kind == "MissingParameter":
+        return _missing(error, path, command)
+    if parameter := getattr(error, "param", None):
+        return _bad_value(parameter, error.message)
+    message = error.format_message()
+    if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
+        return _extra(extra[1].split(), path, command)
+    return message[:1].lower() + message[1:].rstrip("."), f"{path} --help lists its options"
+
+
+def _misused_option(error: Any, path: str, command: Any) -> tuple[str, str]:
+    name, message = _as_given(error.option_name), error.format_message()
+    if "does not take" in message:
+        return f"{name} takes no value", f"give {name} alone"
+    return f"{name} needs a value", _help_of(command, name) or f"{path} --help lists its options"
+
+
+def _command(error: Any) -> tuple[str, Any]:
+    """How the command is called, and the command itself where the parser says which it was."""
+    context = getattr(error, "ctx", None)
+    names: list[str] = []
+    command = context.command if context else None
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name or "")
+        context = context.parent
+    if not names and command is None:
+        names = [word for word in sys.argv[1:2] if not word.startswith("-")]
+    return " ".join(["collbench", *names]), command
+
+
+def _unknown_option(name: str, path: str, command: Any) -> tuple[str, str]:
+    name = _as_given(name)
+    command_name = path.removeprefix("collbench").strip()
+    message = f"{command_name}: no option {name}" if command_name else f"no option {name}"
+    if name in VERSION:
+        return message, "collbench --version"
+    word = name.lstrip("-").replace("-", "_")
+    for row in FOREIGN:
+        text = _help_of(command, row.option)
+        if word in row.names and text is not None and row.value in text:
+            return message, row.hint
+    flags = [flag for flag in _flags(command) if flag.startswith("--")]
+    near = difflib.get_close_matches(name, flags, 1)
+    return message, f"did you mean {near[0]}?" if near else f"{path} --help lists its options"
+
+
+def _missing(error: Any, path: str, command: Any) -> tuple[str, str]:
+    parameter = error.param
+    if parameter is None or command is None:
+        return "an argument is missing", f"{path} --help"
+    if parameter.param_type_name == "option":
+        return f"{parameter.opts[0]} is missing", parameter.help or f"{path} --help"
+    arguments = [_label(one) for one in command.params if one.param_type_name == "argument"]
+    return f"{_label(parameter)} is missing", " ".join([path, *arguments])
+
+
+def _label(argument: Any) -> str:
+    """The name of an argument, in brackets where it may be left out."""
+    name = (argument.metavar or argument.name or "").strip("[]{}")
+    return name if argument.required else f"[{name}]"
+
+
+def _bad_value(parameter: Any, message: str) -> tuple[str, str]:
+    option = parameter.param_type_name == "option"
+    flag = parameter.opts[0] if option else _label(parameter)
+    given = next((value for name in parameter.opts if (value := _value_of(name))), "")
+    if (option and flag == "-n" and given == "p") or "-np" in sys.argv[1:]:
+        return "-np: no such option", "-g 2: two ranks"
+    shown = f"{flag} {given}".strip()
+    return f"{shown}: {_plain(message)}", parameter.help or ""
+
+
+def _plain(message: str) -> str:
+    """What the parser says of a value, in our words."""
+    for pattern, words in (
+        (r"greater than or equal to (\S+)|x>=([^\s.<]+)\.?$", "must be at least {}"),
+        (r"less than or equal to (\S+)|x<=([^\s.]+)\.?$", "must be at most {}"),
+        (r"([\d.e+]+)<=x<=([\d.e+]+?)\.?$", "must be from {} to {}"),
+        (r"valid integer|valid int", "must be a whole number"),
+        (r"valid number|valid float", "must be a number"),
+    ):
+        if match := re.search(pattern, message):
+            return words.format(*filter(None, match.groups()))
+    return message[:1].lower() + message[1:].rstrip(".")
+
+
+def _extra(words: Sequence[str], path: str, command: Any) -> tuple[str, str]:
+    name, first = path.rpartition(" ")[2], words[0]
+    message = f"{name}: unexpected argument {first}"
+    if name not in COLLECTIVES:
+        return message, f"{path} --help shows what it takes"
+    if SIZE.fullmatch(first):
+        return message, f"--sizes {first}"
+    return message, f"an algorithm is --algo {first}; {path} --help lists options"
+
+
+def _flags(command: Any) -> list[str]:
+    """All names of a command's options that its help shows."""
+    shown = [one for one in command.params if not getattr(one, "hidden", False)] if command else []
+    return [flag for one in shown for flag in (*one.opts, *one.secondary_opts)]
+
+
+def _help_of(command: Any, flag: str) -> str | None:
+    """The help of an option, None where the command has none such."""
+    found = (one for one in command.params if flag in one.opts) if command else ()
+    return next((getattr(one, "help", None) or "" for one in found), None)
+
+
+def _as_given(name: str) -> str:
+    """An option as it stands in the command line, where the parser has put '_' for '-'."""
+    words = (word.partition("=")[0] for word in sys.argv[1:])
+    same = (word for word in words if word.replace("-", "_") == name.replace("-", "_"))
+    return next(same, name)
+
+
+def _value_of(flag: str) -> str:
+    """What the command line gives an option, "" if it cannot be told."""
+    words = sys.argv[1:]
+    for at, word in enumerate(words):
+        if word == flag and at + 1 < len(words):
+            return words[at + 1]
+        if word.startswith(f"{flag}=") or (
+            len(flag) == 2 and word.startswith(flag) != (word == flag)
+        ):
+            return word[len(flag) :].lstrip("=")
+    return ""
+
+
+def refuse_osu_flags(words: Sequence[str]) -> None:
+    """Raises UsageError for a command line of OSU's, whose letters mean other things here."""
+    ranges = [value for flag, value in itertools.pairwise(words) if flag == "-m"]
+    found = next((m for value in ranges if (m := re.fullmatch(r"(\d+\w?):(\d+\w?)", value))), None)
+    if found or (words and words[0].startswith("osu_")):
+        sizes = f"-b {found[1]} -e {found[2]}" if found else "-b A -e B"
+        raise UsageError(
+            f"{f'-m {found[0]}' if found else words[0]}: that is OSU's",
+            f"{sizes} for OSU's -m A:B; its -i is -n, its -x is -w, its -f needs nothing",
+        )

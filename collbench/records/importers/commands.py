@@ -1,0 +1,120 @@
+"""The lines of a log that started its tables: which they are, what they set, and how many ranks
+they asked a launcher for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from collbench.machine import environment
+
+PROGRAM = re.compile(r"(?:^|[\s/])(\w+?)_perf\w*")
+
+
+LAUNCHERS = "mpirun|mpiexec|orterun|prterun|prun|srun|aprun|jsrun|ibrun|yhrun"
+
+
+LAUNCH = re.compile(rf"(?:^|[\s/;&(])(?:{LAUNCHERS})(?:\.\w+)?\s+(?:[-./~$]|osu_|IMB-)")
+
+
+BENCHMARK = re.compile(r"(?:^|/)(?:osu_[a-z]\w*|IMB-\w+|\w+_perf\w*)$")
+
+
+CALL = re.compile(r"(?:^[\s+$>]*(?:\w+=\S+\s+)*|/)(?:osu_[a-z]\w*|IMB-\w+)(?=\s|$)")
+
+
+RANKS = ("-n", "-np", "--np", "--n", "--ntasks")
+
+
+NODES = ("-N", "--nodes", "-nodes")
+
+
+PER_NODE = ("--ntasks-per-node", "--tasks-per-node", "-ppn", "--ppn", "-perhost", "--npernode")
+
+
+MAX_TOLD = 1 << 20  # ranks that an option can mean
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line in which a benchmark or a launcher is called, as a shell prints it; none
+    where it is another line."""
+    called = not line.lstrip().startswith("#") and any(
+        pattern.search(line) for pattern in (CALL, PROGRAM, LAUNCH)
+    )
+    return line.strip().lstrip("+$>% ").split() if called else []
+
+
+def is_launch(command: Sequence[str]) -> bool:
+    """Whether a launcher starts it."""
+    return any(_is_launcher(word) for word in command)
+
+
+def _is_launcher(word: str) -> bool:
+    return re.fullmatch(rf"(?:.*/)?(?:{LAUNCHERS})(?:\.\w+)?", word) is not None
+
+
+def settings_of(command: Sequence[str]) -> dict[str, str]:
+    """The variables that a command sets."""
+    return dict(word.split("=", 1) for word in command if "=" in word)
+
+
+def varying_variables(every: Sequence[str]) -> set[str]:
+    """Variables that not all commands in a log set alike, and that therefore tell its tests
+    apart."""
+    commands = [
+        environment.variables(settings_of(words)) for line in every if (words := words_of(line))
+    ]
+    names = {name for command in commands for name in command}
+    return {name for name in names if len({command.get(name) for command in commands}) > 1}
+
+
+def count_ranks(command: Sequence[str]) -> int:
+    """How many processes a command starts, by its launcher's options; 0 where these do not say."""
+    start = next((i for i, word in enumerate(command) if _is_launcher(word)), len(command))
+    if start == len(command) or "jsrun" in command[start]:  # whose -n are sets of ranks
+        return 0
+    counts = [_count(_options(part)) for part in _programs(command[start + 1 :])]
+    return sum(counts) if all(counts) else 0
+
+
+def _options(words: Sequence[str]) -> Sequence[str]:
+    """The words before the benchmark."""
+    at = (i for i, word in enumerate(words) if BENCHMARK.search(word))
+    return words[: next(at, len(words))]
+
+
+def _programs(words: Sequence[str]) -> list[list[str]]:
+    """Words of each of the programs that a colon divides."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def _count(words: Sequence[str]) -> int:
+    if ranks := _value(words, RANKS):
+        return ranks
+    return _value(words, NODES) * _value(words, PER_NODE)
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> int:
+    """The number behind one of these options, be it a word of its own, after '=' or glued; 0 where
+    there is none."""
+    text = " ".join(words)
+    options = "|".join(
+        rf"{re.escape(name)}(?:[ =]+{'|' if len(name) == 2 else ''})" for name in names
+    )
+    found = re.findall(rf"(?<!\S)(?:{options})(\d{{1,7}})(?!\S)", text)
+    return int(found[0]) if found and int(found[0]) < MAX_TOLD else 0
+
+
+def count_gpus(command: Sequence[str]) -> int:
+    """How many GPUs a process of nccl-tests has, by -t and -g."""
+    arguments = command[len(_options(command)) :]
+    return math.prod(
+        _value(arguments, names) or 1 for names in (("-t", "--nthreads"), ("-g", "--ngpus"))
+    )

@@ -1,0 +1,151 @@
+"""Mistakes in a command line, and ways to write it that mean the same."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from collbench.core import algorithms
+from collbench.core.errors import Exit, UsageError
+from collbench.run import backends
+from collbench.suite import grammar
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "hint"),
+    [
+        (("all_reduce", "100M"), "100M", "--sizes 100M"),
+        (("all_reduce", "ring"), "ring", "--algo ring"),
+        (("all_reduce", "-n", "0"), "-n 0", ""),
+        (("all_reduce", "-n", "many"), "-n many", ""),
+        (("all_reduce", "-c=-1"), "-c", ""),
+        (("all_reduce", "--json"), "--json", "--format json"),
+        (("compare", "a", "b", "--json"), "--json", "--format json"),
+        (("all_reduce", "--export-json", "x"), "--export-json", "-J"),
+        (("all_reduce", "-v"), "-v", "collbench --version"),
+        (("-v",), "-v", "collbench --version"),
+        (("all_reduce", "--np", "2"), "--np", "-g 2"),
+        (("all_reduce", "-np", "2"), "-np", "-g 2"),
+        (("all_reduce", "--warmup", "2"), "--warmup", "-w"),
+        (("all_reduce", "--runs", "2"), "--runs", "-n"),
+        (("compare", "a", "b", "--threshold", "2"), "--threshold", "--tau"),
+        (("compare", "a", "b", "--fail-on", "2"), "--fail-on", "--min-busbw"),
+        (("compare",), "BASE", "collbench compare BASE [HEAD]"),
+        (("show", "all_reduce"), "ALGORITHM", "collbench show COLLECTIVE ALGORITHM"),
+        (("all_reduce", "--backend"), "--backend", ""),
+        (("all_reduce", "--no-save=3"), "--no-save", ""),
+        (("all_reduce", "--bakend", "gloo"), "--bakend", "--backend"),
+        (("history", "lst"), "lst", ""),
+        (("all_reduce", "-m", "4:1048576", "-i", "9", "-x", "2", "-f"), "4:1048576", "-e 1048576"),
+        (("osu_allreduce",), "osu_allreduce", "-b"),
+        (("all_reduce", "-t", "2", "-g", "3"), "-t 2", "-g 6"),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_hint(
+    inside, args: tuple[str, ...], given: str, hint: str
+) -> None:
+    done = inside(*args)
+    assert done.returncode == Exit.USAGE and done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first.startswith("collbench: ") and given in first
+    assert second.startswith("  hint: ") and hint in second
+
+
+def test_no_hint_names_an_option_that_the_command_lacks(inside) -> None:
+    assert "--format" not in inside("show", "all_reduce", "ring", "--json").stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("all-reduce", "--algo", "recursive-doubling", "--max-time", "1s", "--dry-run"),
+        ("all_reduce_perf", "--warmup-iters", "3", "--dry-run", "--backend", "model"),
+        ("all_reduce", "--op", "premul-sum", "--max_time", "1s", "--dry_run"),
+        ("show", "all-reduce", "recursive-doubling"),
+        ("predict", "all-gather", "--algo", "recursive-doubling"),
+    ],
+)
+def test_a_dash_may_stand_for_an_underscore(inside, args: tuple[str, ...]) -> None:
+    model = ("--backend", "model", "-b", "8", "-e", "8")
+    done = inside(*args, *(model if "--max" in " ".join(args) else ()))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_backend_with_dashes_is_the_one_with_underscores() -> None:
+    assert backends.spell("torch-one-shot") == "torch_one_shot"
+    assert backends.spell("my-plugin") == "my-plugin"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("10sec", 10),
+        ("1h30m", 5400),
+        ("1h30", 5400),
+        ("2 min", 120),
+        ("1m30s", 90),
+        ("1h 5m 2s", 3902),
+        ("2hours", 7200),
+        ("1.5h", 5400),
+        ("20", 20),
+        ("5ms", 0.005),
+    ],
+)
+def test_durations_as_people_write_them(text: str, seconds: float) -> None:
+    assert grammar.parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "h", "10x", "1m1h", "1h1h", "10 20", "1.5.5", "-1s", "5ms3"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        grammar.parse_duration(text)
+
+
+@pytest.mark.parametrize(("size", "count"), [("1MB", 1), ("1mb", 1), ("1MiB", 0), ("1M", 0)])
+def test_it_is_said_once_that_mb_is_mib(inside, size: str, count: int) -> None:
+    args = ("-b", size, "-e", size, "--backend", "model", "--dry-run")
+    assert inside("all_reduce", *args).stderr.count("1 MiB") == count
+
+
+@pytest.mark.parametrize(
+    ("args", "sizes"),
+    [
+        (("-b", "100M"), [100 << 20]),
+        (("--sizes", "3M,8"), [3 << 20, 8]),
+        (("-b", "8", "-e", "24", "-i", "8"), [8, 16, 24]),
+        (("-b", "16M"), [16 << 20, 32 << 20]),
+    ],
+)
+def test_predict_takes_sizes_as_measuring_does(
+    inside, args: tuple[str, ...], sizes: list[int]
+) -> None:
+    done = inside("predict", "all_reduce", *args, "--algo", "ring", "--format", "json")
+    rows = msgspec.json.decode(done.stdout)["predictions"]
+    assert [row["size"] for row in rows] == sizes
+
+
+@pytest.mark.parametrize("name", ["oneccl", "hccl", "cncl"])
+def test_a_library_is_not_taken_for_another(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        backends.refuse_unknown([name])
+    assert "did you mean" not in refused.value.hint
+
+
+def test_a_slip_in_a_backends_name_is_noticed() -> None:
+    with pytest.raises(UsageError) as refused:
+        backends.refuse_unknown(["glo"])
+    assert "gloo" in refused.value.hint
+
+
+def test_two_algorithms_of_one_name_are_an_error() -> None:
+    first, second, *_ = algorithms.of("all_reduce")
+    twin = second._replace(name=first.name)
+    algorithms.refuse_repeated([first, second])
+    with pytest.raises(ValueError, match=first.name):
+        algorithms.refuse_repeated([first, twin])
+    with pytest.raises(ValueError, match=first.name):
+        algorithms.refuse_repeated([first, second._replace(aliases=(first.name,))])
+
+
+def test_help_of_backend_names_mpi(inside) -> None:
+    assert " mpi," in inside("all_reduce", "--help").stdout
