@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -266,6 +267,25 @@ def test_commands_whose_output_finds_no_room_end_with_5(bare, words: tuple[str, 
     done = on_a_full_disk(store.home(), *words)
     assert (done.returncode, "Traceback" in done.stderr) == (5, False)
     assert "standard output: No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("all_reduce", "--sizes", "1K", *MODEL), 0),
+        (("compare", "@last", "absent"), 2),
+        (("health", "--no-history"), 3),
+        (("report", "absent"), 2),
+        (("all_reduce", "--no-such-option"), 2),
+    ],
+)
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2</dev/null"])
+def test_messages_that_cannot_be_printed_change_no_exit_code(
+    bare, words: tuple[str, ...], code: int, stream: str
+) -> None:
+    bare("all_reduce", "--sizes", "1K", *MODEL)
+    command = f"{sys.executable} -m collbench {shlex.join(words)} {stream}"
+    assert subprocess.run(command, shell=True, check=False, capture_output=True).returncode == code
 
 
 def test_a_name_that_no_disk_takes_is_told(bare) -> None:

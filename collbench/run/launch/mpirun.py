@@ -21,11 +21,12 @@ from pathlib import Path
 
 import msgspec
 
+from collbench.core import streams
 from collbench.core.errors import CannotRun
 from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.children import bound, die_with_parent
+from collbench.run.launch.children import bound, die_with_parent, module
 from collbench.run.launch.forkserver import Note, Parent, leave
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
@@ -87,7 +88,7 @@ class Mpirun(Parent):
         self._alive = n
         me = os.getpid()
         mine = [str(self._place), f"/proc/{me}/fd/{board}", "{pid}"]
-        warden = [self._python, "-m", "collbench.run.launch.mpirun", *mine]
+        warden = module(self._python, "collbench.run.launch.mpirun", *mine)
         started = [self._mpirun, "-n", str(n), *bound(self._python, signal.SIGKILL, 0, *warden)]
         with interrupts.held():
             self.process = subprocess.Popen(
@@ -178,6 +179,7 @@ def _rank(rank: int, board: Board, at: socket.socket) -> int:
 
 def main() -> None:
     """A warden's process: ``PLACE BOARD MPIRUN``."""
+    streams.secure()
     _guard(*sys.argv[1:])
 
 

@@ -1,0 +1,58 @@
+"""Descriptors 0 to 2 of a process of ours, which may be closed or may take nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+
+class GivesUp(io.FileIO):
+    """A descriptor that raises nothing: it drops what cannot be written, as on a full disk, into a
+    pipe that nobody reads or to a terminal that is gone."""
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        total = len(rest)
+        with suppress(OSError):
+            while rest and (written := super().write(rest)):
+                rest = rest[written:]
+        return total
+
+
+def secure() -> None:
+    """Opens those of descriptors 0 to 2 that are closed, so that no other file of this process gets
+    their numbers, and makes standard error a stream that raises nothing. A process calls it once,
+    before it opens anything."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        _open_if_closed(number)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            _replace(name, stream)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        _replace("stderr", _unfailing(sys.stderr))
+
+
+def _replace(name: str, stream: Any) -> None:
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+def _open_if_closed(number: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        os.set_inheritable(number, True)
+
+
+def _unfailing(stream: io.TextIOWrapper) -> Any:
+    with suppress(OSError):
+        stream.flush()
+    raw = GivesUp(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", write_through=True)
