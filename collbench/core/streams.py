@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
 from contextlib import suppress
 from typing import Any
+
+SPELLED = "collbench"  # the name of what an encoding does with letters that it lacks
+# what is printed where an encoding lacks a letter; "?" for any other
+SPELLINGS = {
+    **{"µ": "u", "μ": "u", "±": "+-", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-"},
+    **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "∞": "inf", "⚑": "!"},
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "Δ": "delta", "✓": "ok", "✗": "x", "●": "*"},
+    **{"─": "-", "│": "|", "━": "-", "█": "#", "▁": "_"},
+}
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(SPELLINGS.get(letter, "?") for letter in letters), error.end
+
+
+codecs.register_error(SPELLED, _spell_out)
 
 
 class GivesUp(io.FileIO):
@@ -29,7 +49,7 @@ def secure() -> None:
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         _open_if_closed(number)
         if getattr(sys, name) is None:
-            stream = open(number, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            stream = open(number, mode, encoding="utf-8", errors=SPELLED, closefd=False)  # noqa: SIM115
             _replace(name, stream)
     if isinstance(sys.stderr, io.TextIOWrapper):
         _replace("stderr", _unfailing(sys.stderr))
@@ -55,4 +75,4 @@ def _unfailing(stream: io.TextIOWrapper) -> Any:
     with suppress(OSError):
         stream.flush()
     raw = GivesUp(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", write_through=True)
+    return io.TextIOWrapper(raw, stream.encoding, SPELLED, write_through=True)

@@ -233,8 +233,15 @@ def opened(run: Run, output: Path | None) -> Writer:
 def home() -> Path:
     """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
     if os.environ.get("COLLBENCH_HOME"):
-        return Path(os.environ["COLLBENCH_HOME"]).expanduser()
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "collbench"
+        return files.expand(os.environ["COLLBENCH_HOME"])
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise CannotRun(
+            "there is no place for runs: HOME is not set, and this user has no home folder",
+            "set COLLBENCH_HOME to a folder, or measure with --no-save",
+        ) from None
+    return Path(state) / "collbench"
 
 
 def new_id(name: str) -> str:
@@ -245,8 +252,19 @@ def new_id(name: str) -> str:
 
 
 def saved() -> list[Path]:
-    """All saved runs, oldest first."""
-    return sorted((home() / "runs").glob("*.jsonl"))
+    """All saved runs, oldest first. Raises CannotRun where their folder cannot be read."""
+    folder = home() / "runs"
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.name.endswith(".jsonl") and e.is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise CannotRun(
+            f"cannot read {folder}: {e.strerror}",
+            "run this as the owner of that folder, or set COLLBENCH_HOME to another",
+        ) from e
+    return sorted(folder / name for name in names)
 
 
 def find(name: str) -> Path:

@@ -69,7 +69,8 @@ class Mpirun(Parent):
     name = "mpirun"
 
     def __init__(self, env: Mapping[str, str], python: str, folder: Path) -> None:
-        self._python, self._mpirun, self._place = python, find(python), folder / "notes"
+        self._python, self._mpirun = python, find(python)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         as_root = AS_ROOT if os.getuid() == 0 else {}
         self._env = {
             **SETTINGS,
@@ -84,10 +85,12 @@ class Mpirun(Parent):
 
     def spawn(self, n: int, board: int) -> None:
         """Have n ranks made, around the board of a descriptor that stays open."""
-        self._notes.bind(str(self._place))
-        self._alive = n
         me = os.getpid()
-        mine = [str(self._place), f"/proc/{me}/fd/{board}", "{pid}"]
+        # a socket's path may have 107 characters, and TMPDIR may be longer
+        place = f"/proc/{me}/fd/{self._folder}/notes"
+        self._notes.bind(place)
+        self._alive = n
+        mine = [place, f"/proc/{me}/fd/{board}", "{pid}"]
         warden = module(self._python, "collbench.run.launch.mpirun", *mine)
         started = [self._mpirun, "-n", str(n), *bound(self._python, signal.SIGKILL, 0, *warden)]
         with interrupts.held():
@@ -124,6 +127,7 @@ class Mpirun(Parent):
             os.close(self._end)
         self._ready.close()
         self._notes.close()
+        os.close(self._folder)
 
 
 def _guard(place: str, board: str, mpirun: str) -> None:

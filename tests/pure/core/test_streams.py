@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from collbench.core import text
-from collbench.core.streams import GivesUp
+from collbench.core.streams import SPELLED, GivesUp
 
 
 def opened(descriptor: int) -> io.TextIOWrapper:
@@ -64,3 +64,7 @@ def test_all_that_is_written_arrives() -> None:
         print("µs", "x" * 5_000, file=stream)
     with os.fdopen(read, encoding="utf-8") as arrived:
         assert arrived.read() == f"µs {'x' * 5_000}\n"
+
+
+def test_letters_that_an_encoding_lacks_are_spelled_out() -> None:
+    assert "28 µs ±3 % → α 中\udcff".encode("ascii", SPELLED) == b"28 us +-3 % -> alpha ??"

@@ -3,6 +3,7 @@ numpy's detours."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import collbench
-from collbench.core.errors import UsageError
+from collbench.core.errors import CannotRun, UsageError
 from collbench.records import derive, rows, stats, store
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
@@ -319,6 +320,31 @@ def test_a_tag_of_several_runs_names_the_last_and_those_before_it(
     assert {name: store.find(name).stem for name in named} == named
     with pytest.raises(UsageError, match="ok~7: only 2 runs of that name"):
         store.find("ok~7")
+
+
+def test_a_folder_of_runs_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(CannotRun, match="Permission denied"):
+        store.saved()
+
+
+def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLLBENCH_HOME", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(CannotRun, match="HOME is not set"):
+        store.home()
+
+
+def test_only_files_are_runs(home: Path) -> None:
+    (home / "runs" / "folder.jsonl").mkdir(parents=True)
+    os.mkfifo(home / "runs" / "pipe.jsonl")
+    assert store.saved() == []
 
 
 def test_where_no_run_is_saved_that_is_said(
