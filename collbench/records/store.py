@@ -25,8 +25,8 @@ from typing import BinaryIO, NamedTuple, TypeVar
 import msgspec
 
 from collbench.core import files
-from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.core.text import counted
+from collbench.core.errors import CannotRun, CollbenchError, NoVerdict, UsageError
+from collbench.core.text import counted, tell
 from collbench.records.derive import Digested, derive
 from collbench.records.types import End, Record, Run, RunFile, World
 
@@ -43,13 +43,14 @@ class _Part(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """A run, the number of its records, how it ended, None where it was cut short, and whether it
-    was measured on fake GPUs."""
+    """A run, the number of its records, how it ended, None where it was cut short or is
+    ``running``, and whether it was measured on fake GPUs."""
 
     run: Run
     cases: int
     end: End | None
     fake: bool = False
+    running: bool = False
 
 
 class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
@@ -80,6 +81,7 @@ PART_BYTES = 1 << 22  # a process reads so much at a time
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
 MOST_LINE = 16 << 20  # bytes: of 4096 ranks' own times it takes 12 MB
 MOST_LINES = 100_000  # two attempts at each case of the largest suite
+MOST_RUNNING = 32  # so many of the latest runs may be running
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
@@ -267,9 +269,43 @@ def saved() -> list[Path]:
     return sorted(folder / name for name in names)
 
 
-def find(name: str) -> Path:
+def is_running(path: Path) -> bool:
+    """Whether some process is writing the run: its Writer holds a lock. Never where the file system
+    has none."""
+    try:
+        with path.open("rb") as f:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def describe_running(path: Path) -> str:
+    """That a run is still running, in which process, and since when."""
+    facts = [f"pid {pid}"] if (pid := _holder(path)) else []
+    with suppress(CollbenchError):
+        facts.append(f"since {read_run(path).started}")
+    return f"{path.stem} is still running ({', '.join(facts)})"
+
+
+def _holder(path: Path) -> int:
+    """The process that holds the lock of a file, as Linux says; 0 where it does not."""
+    with suppress(OSError):
+        found = path.stat()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == f"{device}:{found.st_ino}":
+                return max(0, int(fields[4]))
+    return 0
+
+
+def find(name: str, running: bool = False) -> Path:
     """The file a person means by a path, ``@last``, a run's id (or its beginning), or a tag; of
-    several the last, or with ``~1`` … the one so many before it."""
+    several the last, or with ``~1`` … the one so many before it. ``@last`` has ended, or may be
+    ``running``. Raises UsageError and NoVerdict."""
     if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
     runs = saved()
@@ -280,6 +316,8 @@ def find(name: str) -> Path:
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, place in tries:
         found = runs if called == "@last" else _called(called, runs)
+        if called == "@last" and not running:
+            found = _without_running(name, place, runs)
         if place < len(found):
             return found[-1 - place]
         if found:
@@ -289,6 +327,20 @@ def find(name: str) -> Path:
         f"no run called '{name}'",
         "a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
     )
+
+
+def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
+    """The runs less those among the latest that are still running, of which it tells. Raises
+    NoVerdict where there is no other."""
+    latest, left = runs[-MOST_RUNNING:], runs[:-MOST_RUNNING]
+    active = [path for path in latest if is_running(path)]
+    left = left + [path for path in latest if path not in active]
+    if active and not left:
+        raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
+    for path in active:
+        if back < len(left) and left[-1 - back] < path:
+            tell(f"{describe_running(path)}: {name} is {left[-1 - back].stem}")
+    return left
 
 
 def _called(name: str, runs: Sequence[Path]) -> list[Path]:
@@ -371,7 +423,8 @@ def outline(path: Path) -> Outline:
             fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
                 found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
-    return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None, fake)
+    end = last if isinstance(last, End) else None
+    return Outline(run, len(_standing(run, found)), end, fake, is_running(path))
 
 
 @_reading()

@@ -21,7 +21,7 @@ from collbench.suite.policy import Policy
 def find(name: str) -> RunFile:
     """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
     it."""
-    path = store.find(name)
+    path = store.find(name, running=True)
     run = store.read_run(path)
     reasons = {
         f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import collbench
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.records import derive, rows, stats, store
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
@@ -339,6 +339,26 @@ def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.Monke
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     with pytest.raises(CannotRun, match="HOME is not set"):
         store.home()
+
+
+def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("1-x", "2-x"):
+        store.Writer(home / "runs" / f"{name}.jsonl", factories.run(name)).close()
+    writer = store.Writer(home / "runs" / "3-x.jsonl", factories.run("3-x"))
+    assert store.find("@last").stem == "2-x"
+    assert f"3-x is still running (pid {os.getpid()}, since" in capsys.readouterr().err
+    assert store.find("@last~1").stem == "1-x"
+    assert store.find("@last", running=True).stem == store.find("3-x").stem == "3-x"
+    assert store.outline(store.find("3-x")).running
+    writer.close()
+    assert store.find("@last").stem == "3-x"
+
+
+def test_where_all_runs_are_running_none_is_the_last(home: Path) -> None:
+    writer = store.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x"))
+    with pytest.raises(NoVerdict, match="1-x is still running"):
+        store.find("@last")
+    writer.close()
 
 
 def test_only_files_are_runs(home: Path) -> None:
