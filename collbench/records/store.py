@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import hashlib
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -101,19 +102,22 @@ class Writer:
     to its owner, and locked as long as this process lives.
 
     When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
-    says so. Where somebody removes the file, it is written anew with all that it held; where
-    somebody cuts it, with what is still to come, and ``lost`` says so.
+    says so. Where somebody removes or renames the file, it is written anew with all that it held:
+    at its path, or beside it where another file is there now, and ``moved`` says so. Where somebody
+    cuts the file or writes into it, it is written anew with what is still to come, and ``lost``
+    says so.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
         """A new file that begins with ``run``; or an old one to go on with, less a line torn off at
         its end."""
         self.path = path
-        self.trouble = self.lost = ""
+        self.trouble = self.lost = self.moved = ""
         self._heads: list[bytes] = []  # without which no record can be read
         self._encoder = msgspec.json.Encoder()
         self._waiting: list[bytes] = []
         self._good = 0
+        self._written, self._changed = hashlib.blake2b(), -1  # what is written, and when
         try:
             files.make(path.parent)
             self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
@@ -153,11 +157,14 @@ class Writer:
         with self.path.open("rb") as f:
             for _, last in _bounded(self.path, f):
                 self._heads += [last] if last.startswith(kinds) else []
-                self._good += len(last) if last.endswith(b"\n") else 0
+                if last.endswith(b"\n"):
+                    self._good += len(last)
+                    self._written.update(last)
         with suppress(msgspec.DecodeError, RecursionError):
             if not last.endswith(b"\n"):
                 msgspec.json.decode(last, type=Line)
                 self._good += len(last)
+                self._written.update(last)
                 self._append(b"\n")
         os.ftruncate(self._fd, self._good)
 
@@ -186,23 +193,60 @@ class Writer:
             return
         if found.st_size < self._good:
             os.ftruncate(self._fd, 0)
-            self._good = 0
             self.lost = f"{self.path} was cut while it was written: what it held is lost"
-            self._append(b"".join(self._heads))
-        elif not found.st_nlink:
-            held, old = os.pread(self._fd, self._good, 0), self._fd
-            files.make(self.path.parent)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.close(old)
-            self._lock()
-            self._good = 0
-            self._append(held)
+            self._begin_anew(b"".join(self._heads))
+        elif found.st_mtime_ns != self._changed and self._is_of_others():
+            self.lost = f"{self.path} was overwritten while it was written: what it held is lost"
+            self._go_on_elsewhere(b"".join(self._heads))
+        elif found.st_size > self._good:
+            held = os.pread(self._fd, self._good, 0)
+            before = self.path
+            self._go_on_elsewhere(held)
+            self.moved = f"another process wrote to {before}: the run is in {self.path}"
+        elif not self._is_at_its_path(found):
+            before = self.path
+            self._go_on_elsewhere(os.pread(self._fd, self._good, 0))
+            if self.path != before:
+                self.moved = f"{before} is another file now: the run is in {self.path}"
+
+    def _is_at_its_path(self, found: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), found)
+        except FileNotFoundError:
+            return False
+        except OSError:  # nobody can tell
+            return found.st_nlink > 0
+
+    def _is_of_others(self) -> bool:
+        """Whether what was written is no longer in the file as it was."""
+        held = os.pread(self._fd, self._good, 0)
+        return hashlib.blake2b(held).digest() != self._written.digest()
+
+    def _go_on_elsewhere(self, held: bytes) -> None:
+        """Begin a new file with what the run holds, at the path of the old one if that is free,
+        else beside it."""
+        files.make(self.path.parent)
+        old, names = self._fd, (f"{self.path.stem}-{i}{self.path.suffix}" for i in count(1))
+        for path in chain([self.path], map(self.path.with_name, names)):
+            with suppress(FileExistsError):
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                self.path = path
+                break
+        os.close(old)
+        self._lock()
+        self._begin_anew(held)
+
+    def _begin_anew(self, held: bytes) -> None:
+        self._good, self._written = 0, hashlib.blake2b()
+        self._append(held)
 
     def _append(self, line: bytes) -> None:
         at = self._good
         while at < self._good + len(line):
             at += os.pwrite(self._fd, line[at - self._good :], at)
         self._good = at
+        self._written.update(line)
+        self._changed = os.fstat(self._fd).st_mtime_ns
 
     def close(self) -> None:
         os.close(self._fd)

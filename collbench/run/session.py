@@ -468,7 +468,7 @@ class _Session:
         end = End(exit=code, ended=now(), note=note, load=self._after)
         path = None
         if self._writer is not None:
-            self._writer.write(end)
+            write(self._writer, end)
             self._writer.close()
             path = self._writer.path
         self._reporter.end(end, path)
@@ -479,13 +479,18 @@ class _Session:
             )
 
 
-def write(writer: store.Writer, line: World | Record) -> None:
-    """Save a line; where that fails for the first time, say so."""
-    before = writer.trouble, writer.lost
+def write(writer: store.Writer, line: World | Record | End) -> None:
+    """Save a line; where that fails for the first time, or others changed the file, say so."""
+    lost, moved, troubled = writer.lost, writer.moved, bool(writer.trouble)
     writer.write(line)
-    for had, has in zip(before, (writer.trouble, writer.lost), strict=True):
-        if has and not had:
-            tell(f"{has}; measuring goes on")
+    if writer.moved != moved:
+        tell(writer.moved)
+    if isinstance(line, End):
+        return  # what is not saved then is an error
+    if writer.lost != lost:
+        tell(f"{writer.lost}; measuring goes on")
+    if writer.trouble and not troubled:
+        tell(f"{writer.trouble}; measuring goes on")
 
 
 def now() -> str:

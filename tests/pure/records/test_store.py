@@ -238,6 +238,88 @@ def test_a_file_removed_while_it_is_written_is_written_anew(tmp_path: Path) -> N
         store.Writer(path)
 
 
+def rename(path: Path) -> Path:
+    path.rename(path.with_name("moved.jsonl"))
+    return path
+
+
+def rename_the_folder(path: Path) -> Path:
+    path.parent.rename(path.parent.with_name("moved"))
+    return path
+
+
+def link_and_remove(path: Path) -> Path:
+    path.with_name("kept.jsonl").hardlink_to(path)
+    path.unlink()
+    return path
+
+
+def rename_and_create(path: Path) -> Path:  # as logrotate does
+    rename(path).touch()
+    return path.with_name("a-1.jsonl")
+
+
+def replace_twice(path: Path) -> Path:
+    path.with_name("a-1.jsonl").write_text("of others")
+    other = path.with_name("other")
+    other.write_text("of others")
+    other.rename(path)
+    return path.with_name("a-2.jsonl")
+
+
+def append(path: Path) -> Path:
+    with path.open("a") as f:
+        f.write("of others\n")
+    return path.with_name("a-1.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [rename, rename_the_folder, link_and_remove, rename_and_create, replace_twice, append],
+)
+def test_a_run_is_whole_whatever_becomes_of_its_file(
+    tmp_path: Path, change: Callable[[Path], Path]
+) -> None:
+    path = tmp_path / "folder" / "a.jsonl"
+    writer, records = three(path)
+    expected = change(path)
+    for record in records[1:]:
+        writer.write(record)
+    assert writer.path == expected
+    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records]
+    assert (writer.trouble, writer.lost) == ("", "")
+    assert (str(expected) in writer.moved) == (expected != path)
+    with pytest.raises(UsageError, match="being written by another process"):
+        store.Writer(writer.path)
+
+
+def test_a_file_that_was_overwritten_is_left_and_what_it_held_is_said_to_be_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    with path.open("r+") as f:
+        f.write("of others")
+    os.utime(path, ns=(0, 0))
+    for record in records[1:]:
+        writer.write(record)
+    assert path.read_text().startswith("of others")
+    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records[1:]]
+    assert "was overwritten" in writer.lost and writer.path != path
+
+
+def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    os.utime(path, ns=(0, 0))
+    writer.write(records[1])
+    assert (writer.path, writer.moved, writer.lost) == (path, "", "")
+    writer.close()
+    again = store.Writer(path)
+    again.write(records[2])
+    assert (again.path, again.lost, len(store.read(path).records)) == (path, "", 3)
+
+
 @pytest.mark.parametrize("left", [0, 300])
 def test_a_file_cut_while_it_is_written_keeps_what_is_to_come_and_says_so(
     tmp_path: Path, left: int
