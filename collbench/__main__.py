@@ -7,7 +7,13 @@ from contextlib import suppress
 
 INTERRUPTED = 130  # core.errors' Exit.INTERRUPTED, before more is imported
 
+if __name__ == "__main__" and not sys.flags.safe_path and os.path.isdir(sys.path[0]):  # noqa: PTH112
+    # -m puts the current folder first, where files may be named as modules are
+    current = sys.path.pop(0)
+    if os.path.dirname(os.path.dirname(os.path.abspath(__file__))) == current:  # noqa: PTH100, PTH120
+        sys.path.append(current)
 try:
+    from collbench.core import streams
     from collbench.core.interrupts import interrupts
 except KeyboardInterrupt:  # it came before anything could wait for it
     os._exit(INTERRUPTED)
@@ -17,6 +23,7 @@ def main() -> None:
     """The command line. From the first moment on SIGTERM and SIGHUP end it as Ctrl-C does, unless
     they are ignored."""
     try:
+        streams.secure()
         interrupts.__enter__()  # to the end of this process
         from collbench.cli.main import main as command
 

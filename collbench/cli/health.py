@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 from msgspec.structs import replace
 
-from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
+from collbench.core.errors import CannotRun, CollbenchError, Exit, NoVerdict, UsageError
 from collbench.core.text import tell
 
 if TYPE_CHECKING:
@@ -166,6 +166,8 @@ def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
     if asked.inject and (runs := planted(asked.inject, asked.ngpus, seconds or 120.0)) is None:
         return None
     paths = list(dict.fromkeys(map(store.find, runs or [_last_night()])))
+    for path in filter(store.is_running, paths):
+        raise NoVerdict(store.describe_running(path), "judge it once it has ended")
     more += [located(asked.tests, asked.ngpus)] if asked.locate else []
     files = [store.digest(path) for path in paths]
     trend = None
@@ -176,14 +178,22 @@ def judge(asked: AskedNight, seconds: float | None) -> JudgedNight | None:
 
 
 def _last_night() -> str:
-    """The last saved run of a nightly suite; where there is none, the last run, and that is
-    told."""
+    """The last saved run of a nightly suite that has ended; where there is none, the last run, and
+    that is told. Raises NoVerdict where the only night is still running."""
     from collbench.records import store
 
+    running: list[str] = []
     for path in reversed(store.saved()):
         with suppress(CollbenchError):  # what cannot be read is no night
-            if NIGHTLY in store.read_run(path).suite.tags:
+            if NIGHTLY not in store.read_run(path).suite.tags:
+                continue
+            if not store.is_running(path):
+                for text in running:
+                    tell(f"{text}: this is about {path.stem}, the night before")
                 return str(path)
+            running.append(store.describe_running(path))
+    if running:
+        raise NoVerdict(running[0], "no other night is saved: judge it once it has ended")
     tell(f"no run of a suite with the tag {NIGHTLY} is saved: this is about @last")
     return "@last"
 

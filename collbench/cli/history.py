@@ -97,7 +97,7 @@ def trend(
         found = outlook(name, series, kept.anchors(name), share)
     document = views.document(found, everything, terminal.width())
     if page:
-        files.save(page, html.page(document), outputs.MARKS["html"], "--html")
+        files.save(page, html.page(document), outputs.MARKS["html"], "--html", shared=True)
     outputs.deliver(document, output_format)
 
 

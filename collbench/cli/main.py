@@ -3,6 +3,7 @@ called."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -20,9 +21,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from collbench.cli import mistakes
 from collbench.core.collectives import COLLECTIVES, collective
-from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
+from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError, first_line
 from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
+from collbench.core.streams import SPELLED
 from collbench.core.text import near, plain, tell
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
@@ -278,6 +280,27 @@ def _root(
 NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
 
 
+_MAY_NOT = "run this as its owner, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
+_NO_ROOM = "free some space, or name another place (COLLBENCH_HOME, TMPDIR, -o)"
+
+
+# errors of the machine and of what a person gave, and what to do about them
+OF_THE_MACHINE = {
+    errno.EACCES: _MAY_NOT,
+    errno.EPERM: _MAY_NOT,
+    errno.EROFS: _NO_ROOM,
+    errno.ENOSPC: _NO_ROOM,
+    errno.EDQUOT: _NO_ROOM,
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "it is a link that leads to itself",
+    errno.EIO: "is its disk or its network well? see dmesg",
+    errno.ESTALE: "is its file server there?",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has too many files open",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u)",
+}
+
+
 def main() -> None:
     """The console script: errors meant for people become two lines and an exit code."""
     if not os.environ.get("COLUMNS", "1").strip("0"):
@@ -294,7 +317,7 @@ def _own_stdout() -> Any:
     inherited = sys.stdout
     if not isinstance(inherited, io.TextIOWrapper):
         return inherited or io.StringIO()
-    inherited.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    inherited.reconfigure(errors=SPELLED)  # what its encoding lacks is no reason to stop
     try:
         descriptor = os.dup(inherited.fileno())
     except OSError:
@@ -313,6 +336,7 @@ def _ended() -> int:
     """Runs the command; its exit code."""
     try:
         with interrupts:
+            _refuse_no_folder()
             mistakes.refuse_osu_flags(sys.argv[1:])
             code = app(standalone_mode=False)
     except CollbenchError as e:
@@ -336,18 +360,7 @@ def _failed(error: Exception) -> int:
         return _refuse_command_line(error)
     if "--debug" in sys.argv:
         raise error
-    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
-        tell(
-            "there is not enough memory",
-            "free some, raise ulimit -v, or give fewer or smaller runs",
-        )
-        return Exit.CANNOT_RUN
-    kept = keep_traceback("".join(traceback.format_exception(error)))
-    tell(
-        f"{type(error).__name__}, {first_line(error)}",
-        f"this is a fault of collbench, please report it: {kept}",
-    )
-    return Exit.FAULT
+    return _unforeseen(error)
 
 
 def _refuse_command_line(error: Any) -> int:
@@ -359,6 +372,34 @@ def _refuse_command_line(error: Any) -> int:
     message, hint = mistakes.describe(error)
     tell(message, hint)
     return _refused(message, Exit.USAGE)
+
+
+def _unforeseen(error: Exception) -> int:
+    """The exit code of an error that no command expects: the machine's, or a fault of collbench."""
+    if NO_MEMORY.search(f"{type(error).__name__}: {error}"):
+        tell(
+            "there is not enough memory",
+            "free some, raise ulimit -v, or give fewer or smaller runs",
+        )
+        return Exit.CANNOT_RUN
+    if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+        what = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        tell(what, OF_THE_MACHINE[error.errno])
+        return _refused(what, Exit.CANNOT_RUN)
+    kept = keep_traceback("".join(traceback.format_exception(error)))
+    tell(
+        f"{type(error).__name__}, {first_line(error)}",
+        f"this is a fault of collbench, please report it: {kept}",
+    )
+    return Exit.FAULT
+
+
+def _refuse_no_folder() -> None:
+    """Raises CannotRun where the current folder was removed: libraries end the process there."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        raise CannotRun("the current folder was removed", "cd to one that is there") from None
 
 
 def _refused(message: str, code: int) -> int:

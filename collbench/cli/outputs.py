@@ -27,9 +27,6 @@ MARKS = {
 SUFFIXES = {".md": "md", ".json": "json", ".html": "html", ".xml": "junit", ".prom": "prometheus"}
 
 
-SHARED = (".prom", ".xml")  # without a description of the machine, and for other programs to read
-
-
 PLOTLYJS = ("inline", "cdn", "directory")  # how a page comes by plotly.js
 
 
@@ -68,16 +65,16 @@ def deliver(
 
 def write(make: Callable[[str], Document], files: Sequence[Path], plotlyjs: str = "inline") -> None:
     """Writes ``files`` in the formats that their endings name, and plotly.js beside pages that load
-    it from there. Raises CannotRun."""
+    it from there. The umask decides who may read them. Raises CannotRun."""
     from collbench.core.files import save
 
     for path in files:
         name = SUFFIXES[path.suffix]
-        save(path, text(make(name), name, plotlyjs), MARKS[name], shared=path.suffix in SHARED)
+        save(path, text(make(name), name, plotlyjs), MARKS[name], shared=True)
         if name == "html" and plotlyjs == "directory":
             from collbench.show import html
 
-            save(path.with_name(html.LIBRARY), html.library(), html.BANNER)
+            save(path.with_name(html.LIBRARY), html.library(), html.BANNER, shared=True)
 
 
 def text(document: Document, name: str, plotlyjs: str = "inline") -> str:

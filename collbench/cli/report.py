@@ -113,5 +113,5 @@ def _write(path: Path, text: str, mark: str) -> None:
     from collbench.core.files import save
     from collbench.core.text import size
 
-    save(path, text, mark)
+    save(path, text, mark, shared=True)
     typer.echo(f"wrote {path} ({size(len(text.encode()))})")

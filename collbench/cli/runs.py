@@ -17,12 +17,16 @@ def runs(last: int = 20, output_format: str = "table") -> None:
     found, unreadable = [], []
     every = store.saved()
     paths = every[-last:]
-    for back, path in zip(range(len(paths) - 1, -1, -1), paths, strict=True):
+    back = 0
+    for path in reversed(paths):
         try:
-            found.append((f"@last~{back}" if back else "@last", store.outline(path)))
+            outline = store.outline(path)
+            name = f"@last~{back}" if back else "@last"
+            found.append(("" if outline.running else name, outline))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
-    document = cases.saved(found, len(every))
+        back += not store.is_running(path)
+    document = cases.saved(found[::-1], len(every))
     if output_format != "table":
         outputs.deliver(document, output_format)
     elif paths:

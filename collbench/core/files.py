@@ -58,6 +58,17 @@ def toml(path: Path, most: int) -> tuple[str, dict[str, Any]]:
     return text, tomllib.loads(text)
 
 
+def expand(text: str) -> Path:
+    """A path in which ``~`` is a home folder. Raises UsageError where that is not known."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{text}: there is no such home folder",
+            "write the whole path: HOME is not set, or there is no such user",
+        ) from None
+
+
 def make(folder: Path) -> None:
     """Makes a folder, and those above it that are missing, for their owner alone."""
     missing = takewhile(lambda each: not each.exists(), [folder, *folder.parents])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collbench.core import files
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _listed(text: str) -> np.ndarray:
 
 
 def _read(path: str) -> np.ndarray:
-    file = Path(path).expanduser().resolve()
+    file = files.expand(path).resolve()
     if not file.is_file():
         raise ValueError("it is not a file" if file.exists() else "there is no such file")
     if file.stat().st_size > MOST_BYTES:

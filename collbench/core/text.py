@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -64,10 +65,12 @@ def printable(text: str) -> str:
 
 def tell(message: str, hint: str = "") -> None:
     """Prints to standard error what a person is to know and may do: whatever files, hosts and
-    libraries had to say in it steers no terminal."""
-    print(f"collbench: {plain(message)}", file=sys.stderr)
-    if hint:
-        print(f"  hint: {plain(hint)}", file=sys.stderr)
+    libraries had to say in it steers no terminal. It is given up where nothing can be printed."""
+    lines = [f"collbench: {plain(message)}\n", *([f"  hint: {plain(hint)}\n"] if hint else [])]
+    with suppress(OSError, ValueError):
+        if sys.stderr:
+            sys.stderr.write("".join(lines))
+            sys.stderr.flush()
 
 
 def inert(value: Any) -> Any:

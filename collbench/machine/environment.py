@@ -23,7 +23,7 @@ from typing import Any
 
 from collbench.core.text import plain
 from collbench.core.version import __version__
-from collbench.machine import amd, topology
+from collbench.machine import amd, secrets, topology
 from collbench.machine.sysfs import cpu_list, find, hashed, integer, kib, text
 
 # key path, value in one environment, value in another; None where absent
@@ -79,23 +79,14 @@ ALLOWED = re.compile(
 )
 
 
-# in any part of a name, the short ones as words of it: SIGNAL and CREDITS are no secrets
-SECRET = (
-    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CRED(?!IT)|AUTH|PRIVATE"
-    r"|(?<![A-Z])(?:PASS|PWD|PSK|SIG|PAT)(?![A-Z])"
-)
-
-
-IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
-
-
-IN_VALUE = re.compile(rf"""(\w*(?:{SECRET})\w*["']?\s*[=:])[^&,;]+""", re.IGNORECASE)
-
-
-# --password X, sshpass -p X, token X
-IN_WORDS = re.compile(
-    rf"(--?\w*(?:{SECRET})\w*\s+|sshpass\s+-p\s*|\b(?:TOKEN|BEARER)\s+)\S+", re.IGNORECASE
-)
+# what a scheduler's and a launcher's values look like: anybody may set them to anything
+VALUES = {
+    "SLURM_JOB_ID": r"\d+([_+]\d+)?",
+    "PBS_JOBID": r"\d+(\[\d*\])?(\.[\w.-]+)?",
+    "FLUX_JOB_ID": r"\d+|ƒ\w{1,16}",
+    **dict.fromkeys(("SLURM_NNODES", "SLURM_NTASKS", "SLURM_PROCID"), r"\d+"),
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"), r"\d+"),
+}
 
 
 DEVICE_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}", re.IGNORECASE)
@@ -341,9 +332,9 @@ def memory_limit(root: Path = ROOT) -> tuple[int, str]:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Allow-listed variables whose names do not smell of secrets, values masked."""
     return {
-        k: mask(environ[k])
+        k: mask(environ[k]) if re.fullmatch(VALUES.get(k, ".*"), environ[k], re.DOTALL) else "***"
         for k in sorted(environ)
-        if ALLOWED.fullmatch(k) and not re.search(SECRET, k.upper())
+        if ALLOWED.fullmatch(k) and not secrets.is_name_of_one(k)
     }
 
 
@@ -353,11 +344,9 @@ def foreign(names: Iterable[str]) -> list[str]:
 
 
 def mask(text: str) -> str:
-    """``text`` without credentials in URLs (user:password@), settings (token=...) and options
-    (--password ...); GPU UUIDs are hashed."""
-    for pattern, instead in ((IN_URL, "***@"), (IN_VALUE, r"\1***"), (IN_WORDS, r"\1***")):
-        text = pattern.sub(instead, text)
-    return DEVICE_UUID.sub(lambda m: hashed(m[0]), text)
+    """``text`` without what looks like a secret (secrets.mask); GPU UUIDs are hashed."""
+    hidden = DEVICE_UUID.sub(lambda m: hashed(m[0]), text)
+    return secrets.mask(hidden)
 
 
 def _relevant(

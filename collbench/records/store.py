@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import hashlib
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -25,8 +26,8 @@ from typing import BinaryIO, NamedTuple, TypeVar
 import msgspec
 
 from collbench.core import files
-from collbench.core.errors import CannotRun, CollbenchError, UsageError
-from collbench.core.text import counted
+from collbench.core.errors import CannotRun, CollbenchError, NoVerdict, UsageError
+from collbench.core.text import counted, tell
 from collbench.records.derive import Digested, derive
 from collbench.records.types import End, Record, Run, RunFile, World
 
@@ -43,13 +44,14 @@ class _Part(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """A run, the number of its records, how it ended, None where it was cut short, and whether it
-    was measured on fake GPUs."""
+    """A run, the number of its records, how it ended, None where it was cut short or is
+    ``running``, and whether it was measured on fake GPUs."""
 
     run: Run
     cases: int
     end: End | None
     fake: bool = False
+    running: bool = False
 
 
 class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
@@ -80,6 +82,7 @@ PART_BYTES = 1 << 22  # a process reads so much at a time
 RECORD = b'{"line":"record",'  # how Writer begins a record's line
 MOST_LINE = 16 << 20  # bytes: of 4096 ranks' own times it takes 12 MB
 MOST_LINES = 100_000  # two attempts at each case of the largest suite
+MOST_RUNNING = 32  # so many of the latest runs may be running
 MIN_FREE = 16 << 20  # bytes a disk must have before a run is begun on it
 
 
@@ -99,19 +102,22 @@ class Writer:
     to its owner, and locked as long as this process lives.
 
     When the disk is full, lines wait in memory for the next ``write`` to try again, and ``trouble``
-    says so. Where somebody removes the file, it is written anew with all that it held; where
-    somebody cuts it, with what is still to come, and ``lost`` says so.
+    says so. Where somebody removes or renames the file, it is written anew with all that it held:
+    at its path, or beside it where another file is there now, and ``moved`` says so. Where somebody
+    cuts the file or writes into it, it is written anew with what is still to come, and ``lost``
+    says so.
     """
 
     def __init__(self, path: Path, run: Run | None = None) -> None:
         """A new file that begins with ``run``; or an old one to go on with, less a line torn off at
         its end."""
         self.path = path
-        self.trouble = self.lost = ""
+        self.trouble = self.lost = self.moved = ""
         self._heads: list[bytes] = []  # without which no record can be read
         self._encoder = msgspec.json.Encoder()
         self._waiting: list[bytes] = []
         self._good = 0
+        self._written, self._changed = hashlib.blake2b(), -1  # what is written, and when
         try:
             files.make(path.parent)
             self._fd = os.open(path, os.O_RDWR | (os.O_CREAT if run else 0), 0o600)
@@ -151,11 +157,14 @@ class Writer:
         with self.path.open("rb") as f:
             for _, last in _bounded(self.path, f):
                 self._heads += [last] if last.startswith(kinds) else []
-                self._good += len(last) if last.endswith(b"\n") else 0
+                if last.endswith(b"\n"):
+                    self._good += len(last)
+                    self._written.update(last)
         with suppress(msgspec.DecodeError, RecursionError):
             if not last.endswith(b"\n"):
                 msgspec.json.decode(last, type=Line)
                 self._good += len(last)
+                self._written.update(last)
                 self._append(b"\n")
         os.ftruncate(self._fd, self._good)
 
@@ -184,23 +193,60 @@ class Writer:
             return
         if found.st_size < self._good:
             os.ftruncate(self._fd, 0)
-            self._good = 0
             self.lost = f"{self.path} was cut while it was written: what it held is lost"
-            self._append(b"".join(self._heads))
-        elif not found.st_nlink:
-            held, old = os.pread(self._fd, self._good, 0), self._fd
-            files.make(self.path.parent)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            os.close(old)
-            self._lock()
-            self._good = 0
-            self._append(held)
+            self._begin_anew(b"".join(self._heads))
+        elif found.st_mtime_ns != self._changed and self._is_of_others():
+            self.lost = f"{self.path} was overwritten while it was written: what it held is lost"
+            self._go_on_elsewhere(b"".join(self._heads))
+        elif found.st_size > self._good:
+            held = os.pread(self._fd, self._good, 0)
+            before = self.path
+            self._go_on_elsewhere(held)
+            self.moved = f"another process wrote to {before}: the run is in {self.path}"
+        elif not self._is_at_its_path(found):
+            before = self.path
+            self._go_on_elsewhere(os.pread(self._fd, self._good, 0))
+            if self.path != before:
+                self.moved = f"{before} is another file now: the run is in {self.path}"
+
+    def _is_at_its_path(self, found: os.stat_result) -> bool:
+        try:
+            return os.path.samestat(self.path.stat(), found)
+        except FileNotFoundError:
+            return False
+        except OSError:  # nobody can tell
+            return found.st_nlink > 0
+
+    def _is_of_others(self) -> bool:
+        """Whether what was written is no longer in the file as it was."""
+        held = os.pread(self._fd, self._good, 0)
+        return hashlib.blake2b(held).digest() != self._written.digest()
+
+    def _go_on_elsewhere(self, held: bytes) -> None:
+        """Begin a new file with what the run holds, at the path of the old one if that is free,
+        else beside it."""
+        files.make(self.path.parent)
+        old, names = self._fd, (f"{self.path.stem}-{i}{self.path.suffix}" for i in count(1))
+        for path in chain([self.path], map(self.path.with_name, names)):
+            with suppress(FileExistsError):
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                self.path = path
+                break
+        os.close(old)
+        self._lock()
+        self._begin_anew(held)
+
+    def _begin_anew(self, held: bytes) -> None:
+        self._good, self._written = 0, hashlib.blake2b()
+        self._append(held)
 
     def _append(self, line: bytes) -> None:
         at = self._good
         while at < self._good + len(line):
             at += os.pwrite(self._fd, line[at - self._good :], at)
         self._good = at
+        self._written.update(line)
+        self._changed = os.fstat(self._fd).st_mtime_ns
 
     def close(self) -> None:
         os.close(self._fd)
@@ -233,8 +279,15 @@ def opened(run: Run, output: Path | None) -> Writer:
 def home() -> Path:
     """Where runs are kept: $COLLBENCH_HOME, else collbench under the XDG state folder."""
     if os.environ.get("COLLBENCH_HOME"):
-        return Path(os.environ["COLLBENCH_HOME"]).expanduser()
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "collbench"
+        return files.expand(os.environ["COLLBENCH_HOME"])
+    try:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise CannotRun(
+            "there is no place for runs: HOME is not set, and this user has no home folder",
+            "set COLLBENCH_HOME to a folder, or measure with --no-save",
+        ) from None
+    return Path(state) / "collbench"
 
 
 def new_id(name: str) -> str:
@@ -245,13 +298,58 @@ def new_id(name: str) -> str:
 
 
 def saved() -> list[Path]:
-    """All saved runs, oldest first."""
-    return sorted((home() / "runs").glob("*.jsonl"))
+    """All saved runs, oldest first. Raises CannotRun where their folder cannot be read."""
+    folder = home() / "runs"
+    try:
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if e.name.endswith(".jsonl") and e.is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise CannotRun(
+            f"cannot read {folder}: {e.strerror}",
+            "run this as the owner of that folder, or set COLLBENCH_HOME to another",
+        ) from e
+    return sorted(folder / name for name in names)
 
 
-def find(name: str) -> Path:
-    """The file a person means by a path, ``@last``, a run's id (its beginning or end), or a tag; of
-    several the last, or with ``~1`` … the one so many before it."""
+def is_running(path: Path) -> bool:
+    """Whether some process is writing the run: its Writer holds a lock. Never where the file system
+    has none."""
+    try:
+        with path.open("rb") as f:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def describe_running(path: Path) -> str:
+    """That a run is still running, in which process, and since when."""
+    facts = [f"pid {pid}"] if (pid := _holder(path)) else []
+    with suppress(CollbenchError):
+        facts.append(f"since {read_run(path).started}")
+    return f"{path.stem} is still running ({', '.join(facts)})"
+
+
+def _holder(path: Path) -> int:
+    """The process that holds the lock of a file, as Linux says; 0 where it does not."""
+    with suppress(OSError):
+        found = path.stat()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == f"{device}:{found.st_ino}":
+                return max(0, int(fields[4]))
+    return 0
+
+
+def find(name: str, running: bool = False) -> Path:
+    """The file a person means by a path, ``@last``, a run's id (its beginning or end), or a tag;
+    of several the last, or with ``~1`` … the one so many before it. ``@last`` has ended, or may be
+    ``running``. Raises UsageError and NoVerdict."""
     if os.path.isfile(name):  # noqa: PTH113 - Path's raises for a name that is too long
         return Path(name)
     runs = saved()
@@ -262,6 +360,8 @@ def find(name: str) -> Path:
     tries = [(name, 0), *([(stem, int(back))] if tilde and re.fullmatch(r"\d{1,9}", back) else [])]
     for called, place in tries:
         found = runs if called == "@last" else _called(called, runs)
+        if called == "@last" and not running:
+            found = _without_running(name, place, runs)
         if place < len(found):
             return found[-1 - place]
         if found:
@@ -271,6 +371,20 @@ def find(name: str) -> Path:
         f"no run called '{name}'",
         "a path, @last, @last~1, an id, a tag or tag~1; collbench runs lists them",
     )
+
+
+def _without_running(name: str, back: int, runs: list[Path]) -> list[Path]:
+    """The runs less those among the latest that are still running, of which it tells. Raises
+    NoVerdict where there is no other."""
+    latest, left = runs[-MOST_RUNNING:], runs[:-MOST_RUNNING]
+    active = [path for path in latest if is_running(path)]
+    left = left + [path for path in latest if path not in active]
+    if active and not left:
+        raise NoVerdict(describe_running(active[-1]), "no other run is saved: wait for its end")
+    for path in active:
+        if back < len(left) and left[-1 - back] < path:
+            tell(f"{describe_running(path)}: {name} is {left[-1 - back].stem}")
+    return left
 
 
 def _called(name: str, runs: Sequence[Path]) -> list[Path]:
@@ -357,7 +471,8 @@ def outline(path: Path) -> Outline:
             fake = fake or (isinstance(last, World) and last.fake)
             if isinstance(last, _Read):
                 found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
-    return Outline(run, len(_standing(run, found)), last if isinstance(last, End) else None, fake)
+    end = last if isinstance(last, End) else None
+    return Outline(run, len(_standing(run, found)), end, fake, is_running(path))
 
 
 @_reading()

@@ -220,13 +220,11 @@ class Experiment:
         """Write the last lines; where both files are. Raises CannotRun if something could not be
         saved."""
         for side in self._sides.values():
-            side.writer.write(End(exit=code, ended=session.now(), note=note))
+            session.write(side.writer, End(exit=code, ended=session.now(), note=note))
             side.writer.close()
         for side in self._sides.values():
-            if side.writer.trouble:
-                raise CannotRun(
-                    side.writer.trouble, "free some space; what was measured is not all saved"
-                )
+            if trouble := side.writer.trouble or side.writer.lost:
+                raise CannotRun(trouble, "free some space; what was measured is not all saved")
         return [side.writer.path for side in self._sides.values()]
 
     def _decide(self, rows: Sequence[Row]) -> None:

@@ -37,6 +37,8 @@ SLACK = 1.3  # by how much a case may take longer than the like of it has
 
 LARGE = 1 << 20  # bytes: what smaller cases take does not tell what larger ones do
 
+NO_SECOND_PASS = "interrupted before its second pass"
+
 SAMPLES = ("times_ns", "glob_ns", "skew_ns", "host_ns", "device_ns")
 
 BY_RANK = ("per_rank", "starts_ns")
@@ -87,13 +89,16 @@ class Passes:
         """The second pass of the world that has just ended its first: cases without a valid sample,
         then widest intervals first."""
         wide = {
-            case: r
-            for case, r in self._coarse.items()
-            if r.stop in ("budget", "max_n") or is_without_samples(r)
+            case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
         }
         leading = sorted((case for case in wide if case.place == 0), key=lambda c: -width(wide[c]))
         self._coarse = wide
         return [self._second(wide[case]) for case in leading]
+
+    def interrupted(self) -> list[Record]:
+        """The records of the first pass that wait for their second, as they are kept where the run
+        ends before it."""
+        return [without_second_pass(r) for r in self._coarse.values() if is_too_wide(r)]
 
     def _second(self, first: Record) -> Job:
         """The job of a second visit; what one without a valid sample has learned is nothing."""
@@ -107,6 +112,25 @@ class Passes:
 def _holding_back(record: Record) -> tuple[bool, bool]:
     """Whether GPUs were held back, and whether anything limited their clocks."""
     return any(gpu.is_held_back for gpu in record.gpus), any(gpu.throttle for gpu in record.gpus)
+
+
+def is_too_wide(record: Record) -> bool:
+    """Whether sampling ended before the interval was as narrow as asked for."""
+    return record.status == "ok" and record.stop in ("budget", "max_n")
+
+
+def missed_second_pass(record: Record, policy: Policy) -> bool:
+    """Whether a record of a run without an end is of the first pass, and a second was to come."""
+    most = policy.resolved(False).max_seconds
+    if policy.iters or most is None or record.again or record.case.step:
+        return False
+    return is_too_wide(record) and record.seconds < (AT_ONCE + COARSE) * most
+
+
+def without_second_pass(first: Record) -> Record:
+    """The record of a first pass where the run ended before the second: it is measured again where
+    the run is resumed."""
+    return msgspec.structs.replace(first, again=True, stop="cut", note=NO_SECOND_PASS)
 
 
 def is_without_samples(record: Record) -> bool:

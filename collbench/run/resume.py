@@ -12,8 +12,8 @@ from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
-from collbench.records.types import SCHEMA, Record, RunFile
-from collbench.run import plan
+from collbench.records.types import SCHEMA, Record, Run, RunFile
+from collbench.run import pacing, plan
 from collbench.run.plan import Job, Plan
 from collbench.suite.policy import Policy
 
@@ -21,7 +21,7 @@ from collbench.suite.policy import Policy
 def find(name: str) -> RunFile:
     """The run called ``name``. Raises UsageError where what would be measured now cannot belong to
     it."""
-    path = store.find(name)
+    path = store.find(name, running=True)
     run = store.read_run(path)
     reasons = {
         f"it has schema {run.schema}, and this version writes {SCHEMA}": run.schema != SCHEMA,
@@ -62,11 +62,27 @@ def refuse_another_machine(resumed: RunFile, now: Mapping[str, Any], jobs: Seque
 def standing(resumed: RunFile | None) -> list[Record]:
     """What need not be measured again: all but what failed or was cut short, what a budget left no
     time for, and what could not be opened. Wrong data stays: it is a finding."""
+    missed = {record.case for record in missed_second_passes(resumed)}
     return [
         record
         for record in (resumed.records if resumed else ())
-        if not store.unfinished(record) and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
+        if not store.unfinished(record)
+        and record.case not in missed
+        and not record.note.startswith((NO_TIME_LEFT, NOT_OPENED))
     ]
+
+
+def missed_second_passes(resumed: RunFile | None) -> list[Record]:
+    """Records of a run that was killed, of cases that were to be measured a second time. A run that
+    could write its end says so of each (pacing.without_second_pass)."""
+    if resumed is None or resumed.end or is_budgeted(resumed.run):
+        return []
+    return [r for r in resumed.records if pacing.missed_second_pass(r, resumed.run.policy)]
+
+
+def is_budgeted(run: Run) -> bool:
+    """Whether --budget shared out the run's time, which leaves no case a second pass."""
+    return any(word.partition("=")[0] == "--budget" for word in run.command)
 
 
 def unplanned(record: Record) -> bool:

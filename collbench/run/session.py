@@ -45,7 +45,7 @@ from collbench.run.launch.environments import Membership
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.ray import Cluster, Where
 from collbench.run.launch.world import Listener
-from collbench.run.pacing import Budget, Passes
+from collbench.run.pacing import Budget, Passes, without_second_pass
 from collbench.run.plan import Job, Plan
 from collbench.run.reporter import PlanRow, Reporter
 from collbench.suite import faults
@@ -170,7 +170,8 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     member = join.detect(order.launcher)
     follows = member is not None and member.rank > 0
     resumed = order.resumed
-    if resumed and resumed.end and not ((complete := prepare(order)).jobs or complete.skips):
+    ended = resumed and resumed.end and resumed.end.exit != Exit.INTERRUPTED
+    if ended and not ((complete := prepare(order)).jobs or complete.skips):
         return Exit.OK if follows else _tell_again(order, complete, make_reporter())
     if any(map(is_predicted, order.suite.values("backends"))):
         if follows:
@@ -344,6 +345,8 @@ class _Session:
             self._writer = resume.writer(self._resumed)
         elif self._order.save or self._order.output is not None:
             self._writer = store.opened(self._run, self._order.output)
+        for record in resume.missed_second_passes(self._resumed):
+            self._keep(without_second_pass(record))
         self.begin()
         for skip in self._prepared.skips:
             self._keep(Record(case=skip.case, status="skipped", note=skip.reason))
@@ -384,7 +387,11 @@ class _Session:
             self._reporter.so_far(record)
 
     def _keep_what_was_cut(self, why: str) -> None:
-        """Records of what is finished of cases that were being measured when the run ended."""
+        """Records of what is finished of cases that were being measured when the run ended, and of
+        those that were to be measured a second time."""
+        for record in self._pace.interrupted() if why and isinstance(self._pace, Passes) else ():
+            self._keep(record)
+            self._tell(record)
         for record in list(self._so_far.values()):
             rounds = counted(len(record.times_ns), "round")
             if len(record.times_ns) >= FEWEST_SAMPLES:
@@ -449,6 +456,7 @@ class _Session:
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
         tell(error.message)
+        self._keep_what_was_cut(error.message)
         self._finish(error.exit, error.message)
 
     def _keep(self, line: World | Record) -> None:
@@ -461,7 +469,7 @@ class _Session:
         end = End(exit=code, ended=now(), note=note, load=self._after)
         path = None
         if self._writer is not None:
-            self._writer.write(end)
+            write(self._writer, end)
             self._writer.close()
             path = self._writer.path
         self._reporter.end(end, path)
@@ -472,13 +480,18 @@ class _Session:
             )
 
 
-def write(writer: store.Writer, line: World | Record) -> None:
-    """Save a line; where that fails for the first time, say so."""
-    before = writer.trouble, writer.lost
+def write(writer: store.Writer, line: World | Record | End) -> None:
+    """Save a line; where that fails for the first time, or others changed the file, say so."""
+    lost, moved, troubled = writer.lost, writer.moved, bool(writer.trouble)
     writer.write(line)
-    for had, has in zip(before, (writer.trouble, writer.lost), strict=True):
-        if has and not had:
-            tell(f"{has}; measuring goes on")
+    if writer.moved != moved:
+        tell(writer.moved)
+    if isinstance(line, End):
+        return  # what is not saved then is an error
+    if writer.lost != lost:
+        tell(f"{writer.lost}; measuring goes on")
+    if writer.trouble and not troubled:
+        tell(f"{writer.trouble}; measuring goes on")
 
 
 def now() -> str:

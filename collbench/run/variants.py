@@ -270,7 +270,7 @@ def refuse_absent(tree: str, option: str) -> None:
 
 def _interpreter(text: str, option: str) -> str:
     """The executable in ``text``: a path, a virtual environment's folder, or a name on PATH."""
-    inside = Path(text).expanduser() / "bin" / "python"
+    inside = files.expand(text) / "bin" / "python"
     # a Path loses "./"
     found = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
     if found is None:

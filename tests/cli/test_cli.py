@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -268,6 +270,25 @@ def test_commands_whose_output_finds_no_room_end_with_5(bare, words: tuple[str, 
     assert "standard output: No space left on device" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("all_reduce", "--sizes", "1K", *MODEL), 0),
+        (("compare", "@last", "absent"), 2),
+        (("health", "--no-history"), 3),
+        (("report", "absent"), 2),
+        (("all_reduce", "--no-such-option"), 2),
+    ],
+)
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2</dev/null"])
+def test_messages_that_cannot_be_printed_change_no_exit_code(
+    bare, words: tuple[str, ...], code: int, stream: str
+) -> None:
+    bare("all_reduce", "--sizes", "1K", *MODEL)
+    command = f"{sys.executable} -m collbench {shlex.join(words)} {stream}"
+    assert subprocess.run(command, shell=True, check=False, capture_output=True).returncode == code
+
+
 def test_a_name_that_no_disk_takes_is_told(bare) -> None:
     done = bare("all_reduce", "--sizes", "1K", *MODEL, "--output", f"{'a' * 300}.jsonl")
     assert (done.returncode, "cannot write aaa" in done.stderr) == (5, True)
@@ -290,6 +311,41 @@ def test_an_encoding_without_our_letters_is_no_reason_to_stop(
     done = subprocess.run(command, check=False, env=surroundings, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
+
+
+def test_units_are_read_where_the_encoding_is_ascii(tmp_path: Path) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "COLLBENCH_HOME": str(tmp_path)}
+    words = ("all_reduce", "--sizes", "1K", *MODEL, "--format", "table")
+    done = subprocess.run(
+        [sys.executable, "-m", "collbench", *words],
+        check=True,
+        env={**os.environ, **ascii_only},
+        capture_output=True,
+        text=True,
+    )
+    assert " us" in done.stdout and "?" not in done.stdout
+
+
+def test_a_folder_that_was_removed_is_no_place_to_start(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"rmdir {gone}; exec {sys.executable} -P -m collbench list"
+    done = subprocess.run(command, shell=True, cwd=gone, check=False, capture_output=True)
+    assert (done.returncode, b"Traceback" in done.stderr) == (5, False)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC, errno.EROFS, errno.EMFILE])
+def test_what_the_machine_refuses_is_no_fault_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    def refused() -> None:
+        raise OSError(number, os.strerror(number), "/some/where")
+
+    monkeypatch.setattr(main_, "app", refused)
+    with pytest.raises(SystemExit) as end:
+        main_.main()
+    assert end.value.code == Exit.CANNOT_RUN
+    assert f"/some/where: {os.strerror(number)}" in capsys.readouterr().err
 
 
 def test_a_fault_of_ours_has_a_code_of_its_own_and_is_kept(

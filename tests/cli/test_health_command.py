@@ -3,13 +3,14 @@ nights."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,37 @@ def test_a_plugin_that_is_called_wrongly_is_unknown_and_not_critical(
 def test_a_plugin_that_cannot_judge_says_unknown(said: Said, home: Path) -> None:
     code, out, _ = said("--nagios")
     assert code == 3 and out.startswith("COLLBENCH UNKNOWN - ") and len(out.splitlines()) == 1
+
+
+@contextmanager
+def running(path: Path) -> Iterator[None]:
+    """A run that some process is writing: without an end, and locked."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith('{"line":"end"')))
+    with path.open("rb") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_night_that_is_still_running_is_not_judged(said: Said, home: Path) -> None:
+    kept(home, "20260101-night")
+    kept(home, "20260102-night")
+    whole = said("20260101-night", "--format", "json", "--no-history")
+    with running(home / "runs" / "20260102-night.jsonl"):
+        code, out, err = said("--format", "json", "--no-history")
+        assert (code, out) == whole[:2]
+        assert "20260102-night is still running" in err and "20260101-night" in err
+        for words in (["20260102-night"], ["--nagios", "20260102-night"]):
+            assert said(*words)[0] == Exit.NO_VERDICT
+
+
+def test_without_another_night_one_that_is_running_gives_no_verdict(said: Said, home: Path) -> None:
+    kept(home, "20260102-night")
+    with running(home / "runs" / "20260102-night.jsonl"):
+        code, out, err = said()
+        assert (code, out) == (Exit.NO_VERDICT, "")
+        assert "20260102-night is still running" in err
+        assert said("--nagios")[1].startswith("COLLBENCH UNKNOWN - 20260102-night is still")
 
 
 def test_a_closed_pipe_changes_no_verdict_and_stops_no_hook(home: Path, tmp_path: Path) -> None:

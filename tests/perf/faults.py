@@ -250,7 +250,7 @@ class Trial:
             return False
         if self._cell.local:  # forked, and of one command line with who made it
             name = "mpirun" if self._cell.world == "mpi" else "forkserver"
-            alike = parent.cmdline() == command and command[1:3] == ["-m", LAUNCH + name]
+            alike = parent.cmdline() == command and LAUNCH + name in command
             place = process.environ().get("OMPI_COMM_WORLD_RANK", "1")
             return alike and place == "1"
         variable = "RANK" if "torchrun" in self._cell.world else "OMPI_COMM_WORLD_RANK"

@@ -70,7 +70,7 @@ def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for child in psutil.Process(rank.pid).children():
-            if child.cmdline()[1:3] == ["-m", MEETING] and child.net_connections():
+            if MEETING in child.cmdline() and child.net_connections():
                 return child
         time.sleep(0.02)
     raise AssertionError("ranks meet nowhere")

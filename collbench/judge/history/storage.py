@@ -335,7 +335,7 @@ def _url(text: str) -> sql.URL:
     """What was given as a URL or the path of a file. Raises UsageError, without repeating what may
     hold a password."""
     if "://" not in text:
-        path = Path(text).expanduser() if text else store.home() / "history.sqlite"
+        path = files.expand(text) if text else store.home() / "history.sqlite"
         return sql.URL.create("sqlite", database=str(path))
     try:
         url = sql.make_url(text)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -20,6 +22,23 @@ ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
 if os.getppid() == int(sys.argv[2]) or sys.argv[2] == "0":
     os.execvp(sys.argv[3], [str(os.getpid()) if a == "{pid}" else a for a in sys.argv[3:]])
 """
+
+
+# Runs a module as ``python -m`` does, but not with the current folder on the path, where files may
+# be named as modules are. The module may lie in the folder of the first argument.
+_RUN = """
+import sys
+sys.path += filter(None, [sys.argv.pop(1)])
+import runpy
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def module(python: str, name: str, *arguments: str) -> list[str]:
+    """A command that runs a module of collbench with an interpreter: with another than this one it
+    has to find collbench by PYTHONPATH."""
+    folder = str(Path(__file__).parents[3]) if python == sys.executable else ""
+    return [python, "-P", "-c", _RUN, folder, name, *arguments]
 
 
 def bound(python: str, number: signal.Signals, parent: int, *command: str) -> list[str]:

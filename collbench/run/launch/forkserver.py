@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
+from collbench.core import streams
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS, Board
@@ -64,7 +65,8 @@ def leave(status: int, unwatched: str = "") -> NoReturn:
 
 def _cut_short(status: int, who: str) -> None:
     late = f"did not end within {LEAVE_SECONDS:g} s of its last work, and is killed"
-    os.write(2, f"collbench: {who} {late}\n".encode())
+    with suppress(OSError):
+        os.write(2, f"collbench: {who} {late}\n".encode())
     os._exit(status)
 
 
@@ -169,6 +171,7 @@ class Server:
 
 
 def main() -> None:
+    streams.secure()
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is the parent's to handle: it ends the ranks

@@ -21,7 +21,7 @@ import msgspec
 from collbench.core.errors import CannotRun
 from collbench.core.text import tell
 from collbench.run.launch.board import LEAVE_SECONDS
-from collbench.run.launch.children import bound
+from collbench.run.launch.children import bound, module
 from collbench.run.launch.meeting import Hello, News, Order, Terms
 
 ANSWER_SECONDS = 5.0  # of the process itself, which waits for nothing
@@ -43,7 +43,7 @@ class Host:
         self._numbers, self._lock = itertools.count(1), threading.Lock()
         self._answers: dict[int, Future[News]] = {}
         self._control, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "collbench.run.launch.meeting"]
+        command = module(sys.executable, "collbench.run.launch.meeting")
         with listener, theirs:
             self._process = subprocess.Popen(
                 bound(sys.executable, signal.SIGKILL, os.getpid(), *command),

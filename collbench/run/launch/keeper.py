@@ -23,12 +23,13 @@ from typing import Any, cast
 
 import msgspec
 
+from collbench.core import streams
 from collbench.core.errors import CannotRun, CollbenchError
 from collbench.machine import environment
 from collbench.run import memory, variants
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board, doing
-from collbench.run.launch.children import bound
+from collbench.run.launch.children import bound, module
 from collbench.run.launch.forkserver import leave
 from collbench.run.launch.fresh import Side, Told, live
 from collbench.run.launch.local import ForkServer
@@ -153,7 +154,7 @@ class Keeper:
         """A rank's. Raises CannotRun and RunBroken where what forks it has ended."""
         if told.side:
             return Forked(self._server(told, told.side))
-        command = [sys.executable, "-m", "collbench.run.launch.keeper"]
+        command = module(sys.executable, "collbench.run.launch.keeper")
         pipe = subprocess.PIPE
         return subprocess.Popen(
             bound(sys.executable, signal.SIGKILL, os.getpid(), *command),
@@ -260,6 +261,7 @@ def _lines(process: subprocess.Popen[bytes] | Forked) -> Iterator[tuple[Any, byt
 
 def main() -> None:
     """A rank's process. Its lines go where standard output was."""
+    streams.secure()
     leave(live(Channel(sys.stdin.buffer, os.fdopen(os.dup(1), "wb"))))
 
 

@@ -26,7 +26,7 @@ from collbench.machine import environment
 from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
-from collbench.run.launch.children import bound
+from collbench.run.launch.children import bound, module
 from collbench.run.launch.forkserver import Note, Parent, Spawn
 from collbench.run.launch.mpirun import Mpirun
 from collbench.run.launch.world import (
@@ -66,7 +66,7 @@ class ForkServer(Parent):
 
     def __init__(self, env: Mapping[str, str], python: str = sys.executable) -> None:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [python, "-m", "collbench.run.launch.forkserver", str(theirs.fileno())]
+        command = module(python, "collbench.run.launch.forkserver", str(theirs.fileno()))
         self.process = subprocess.Popen(
             bound(python, signal.SIGKILL, os.getpid(), *command),
             pass_fds=[theirs.fileno()],

@@ -21,11 +21,12 @@ from pathlib import Path
 
 import msgspec
 
+from collbench.core import streams
 from collbench.core.errors import CannotRun
 from collbench.core.interrupts import interrupts
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board
-from collbench.run.launch.children import bound, die_with_parent
+from collbench.run.launch.children import bound, die_with_parent, module
 from collbench.run.launch.forkserver import Note, Parent, leave
 
 _NEEDED = "pip install 'collbench[mpi]' brings mpi4py and an MPI with its mpirun"
@@ -68,7 +69,8 @@ class Mpirun(Parent):
     name = "mpirun"
 
     def __init__(self, env: Mapping[str, str], python: str, folder: Path) -> None:
-        self._python, self._mpirun, self._place = python, find(python), folder / "notes"
+        self._python, self._mpirun = python, find(python)
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         as_root = AS_ROOT if os.getuid() == 0 else {}
         self._env = {
             **SETTINGS,
@@ -83,11 +85,13 @@ class Mpirun(Parent):
 
     def spawn(self, n: int, board: int) -> None:
         """Have n ranks made, around the board of a descriptor that stays open."""
-        self._notes.bind(str(self._place))
-        self._alive = n
         me = os.getpid()
-        mine = [str(self._place), f"/proc/{me}/fd/{board}", "{pid}"]
-        warden = [self._python, "-m", "collbench.run.launch.mpirun", *mine]
+        # a socket's path may have 107 characters, and TMPDIR may be longer
+        place = f"/proc/{me}/fd/{self._folder}/notes"
+        self._notes.bind(place)
+        self._alive = n
+        mine = [place, f"/proc/{me}/fd/{board}", "{pid}"]
+        warden = module(self._python, "collbench.run.launch.mpirun", *mine)
         started = [self._mpirun, "-n", str(n), *bound(self._python, signal.SIGKILL, 0, *warden)]
         with interrupts.held():
             self.process = subprocess.Popen(
@@ -123,6 +127,7 @@ class Mpirun(Parent):
             os.close(self._end)
         self._ready.close()
         self._notes.close()
+        os.close(self._folder)
 
 
 def _guard(place: str, board: str, mpirun: str) -> None:
@@ -178,6 +183,7 @@ def _rank(rank: int, board: Board, at: socket.socket) -> int:
 
 def main() -> None:
     """A warden's process: ``PLACE BOARD MPIRUN``."""
+    streams.secure()
     _guard(*sys.argv[1:])
 
 

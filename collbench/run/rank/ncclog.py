@@ -226,7 +226,7 @@ def _nothing() -> None:
 def _settings() -> dict[str, str | None]:
     """What the user has NCCL log, by the environment, else by its configuration files (initEnv in
     NCCL)."""
-    own = Path(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf").expanduser()
+    own = Path(os.path.expanduser(os.environ.get("NCCL_CONF_FILE") or "~/.nccl.conf"))  # noqa: PTH111
     found: dict[str, str] = {}
     for path in (Path("/etc/nccl.conf"), own):
         with suppress(OSError):

@@ -177,12 +177,12 @@ ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name d
 
 
 def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
-    """Saved runs, oldest first, with the name each answers to and how it ended; of ``of`` in
-    all."""
+    """Saved runs, oldest first, with the name each answers to, none while it is running, and how it
+    ended; of ``of`` in all."""
     heads = ("name", "id", "tag", "cases", "ended", "arguments")
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
-        ended = _ended(file.end)
+        ended = "running" if file.running else _ended(file.end)
         arguments = plain(" ".join(file.run.command[1:]))
         names = [plain(text) for text in (name, file.run.id, file.run.tag)]
         values = (*names, file.cases, ended, arguments, file.run.started, file.fake)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
@@ -160,7 +159,7 @@ def _read(path: str, ranks: int, experts: int, each: int) -> np.ndarray:
 
     hint = f"{ranks} lines of {experts} counts, each line with a sum of {each} = tokens x top"
     try:
-        lines = files.read(Path(path).expanduser(), MOST_BYTES).decode().splitlines()
+        lines = files.read(files.expand(path), MOST_BYTES).decode().splitlines()
         rows = [[int(word) for word in re.split(r"[\s,]+", line.strip())] for line in lines if line]
     except (OSError, ValueError) as e:
         raise UsageError(f"routing=matrix: cannot read {path}: {e}", hint) from e

@@ -8,8 +8,11 @@ job that was interrupted leaves what it had, without an end, which the reader te
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -79,10 +82,13 @@ def name(rank: int) -> str:
 
 
 class Writer:
-    """A rank's file, line by line. Raises OSError, and UsageError for a file of somebody else's."""
+    """A rank's file, line by line. Where the file is removed or renamed, it is written anew with
+    all that it held. Raises OSError, also where another file is in its place, and UsageError for a
+    file of somebody else's."""
 
     def __init__(self, path: Path, about: RankTrace) -> None:
         files.refuse(path, MARK, "another folder")
+        self._path = path.absolute()  # the job may go to another folder
         self._encoder = msgspec.json.Encoder()
         self._file = files.private(path)
         head = self._encoder.encode(replace(about, calls=())).decode()
@@ -91,8 +97,26 @@ class Writer:
 
     def write(self, lines: Iterable[Call | Note]) -> None:
         """These lines, which are then with the operating system."""
+        self._return_to_its_path()
         self._file.writelines(self._encoder.encode(line).decode() + "\n" for line in lines)
         self._file.flush()
+
+    def _return_to_its_path(self) -> None:
+        number = self._file.fileno()
+        opened = os.fstat(number)
+        if not stat.S_ISREG(opened.st_mode):
+            return
+        try:
+            if os.path.samestat(self._path.stat(), opened):
+                return
+        except FileNotFoundError:
+            held = Path(f"/proc/self/fd/{number}").read_text(encoding="utf-8")
+            files.make(self._path.parent)
+            self._file.close()
+            self._file = files.private(self._path, os.O_EXCL)
+            self._file.write(held)
+        else:
+            raise FileExistsError(errno.EEXIST, "another file is there now", str(self._path))
 
     def close(self) -> None:
         self._file.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import factories
@@ -11,7 +13,9 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core import files
+from collbench.core.errors import UsageError
 from collbench.judge import history
+from collbench.records import store
 
 
 def mode(path: Path) -> int:
@@ -24,27 +28,35 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return factories.write(factories.night(rows=[factories.case()]), tmp_path / "runs" / "deep")
 
 
-@pytest.mark.parametrize("suffix", ["html", "md", "json"])
-def test_what_describes_a_machine_is_its_owners(suffix: str, saved: Path, tmp_path: Path) -> None:
+@pytest.fixture(params=[0o022, 0o077, 0o002])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.mark.parametrize("suffix", ["html", "md", "json", "prom", "xml"])
+def test_files_that_are_asked_for_follow_the_umask(
+    suffix: str, saved: Path, tmp_path: Path, umask: int
+) -> None:
     out = tmp_path / f"x.{suffix}"
     CliRunner().invoke(main.app, ["health", str(saved), "--no-history", "-o", str(out)])
-    assert mode(out) == 0o600
+    assert mode(out) == 0o666 & ~umask
 
 
-@pytest.mark.parametrize("suffix", ["prom", "xml"])
-def test_what_other_programs_read_is_as_the_umask_says(
-    suffix: str, saved: Path, tmp_path: Path
+@pytest.mark.parametrize("more", [[], ["--plotlyjs", "directory"]])
+def test_a_report_follows_the_umask(
+    saved: Path, tmp_path: Path, umask: int, more: list[str]
 ) -> None:
-    out, beside = tmp_path / f"x.{suffix}", tmp_path / "beside"
-    CliRunner().invoke(main.app, ["health", str(saved), "--no-history", "-o", str(out)])
-    beside.touch()
-    assert mode(out) == mode(beside)
-
-
-def test_a_report_is_its_owners(saved: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.html"
-    CliRunner().invoke(main.app, ["report", str(saved), "-o", str(out)])
-    assert mode(out) == 0o600
+    CliRunner().invoke(main.app, ["report", str(saved), "-o", str(out), *more])
+    assert {mode(path) for path in tmp_path.glob("*.*s*")} <= {0o666 & ~umask}
+    assert mode(out) == 0o666 & ~umask
+
+
+def test_a_run_is_its_owners_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    store.Writer(tmp_path / "r.jsonl", factories.run()).close()
+    assert mode(tmp_path / "r.jsonl") == 0o600
 
 
 def test_json_as_of_nccl_tests_is_its_owners(saved: Path, tmp_path: Path) -> None:
@@ -65,6 +77,11 @@ def test_folders_that_are_made_are_their_owners(saved: Path, tmp_path: Path) -> 
     history.book().close()
     made = [saved.parent, saved.parent.parent, tmp_path / "state", tmp_path / "state" / "home"]
     assert [mode(folder) for folder in made] == [0o700] * 4
+
+
+def test_an_unknown_home_folder_is_a_usage_error() -> None:
+    with pytest.raises(UsageError):
+        files.expand("~nobody-is-called-so/x")
 
 
 def test_folders_that_are_there_stay_as_they_are(tmp_path: Path) -> None:

@@ -421,8 +421,83 @@ def test_short_words_of_names_are_secrets_too(name: str) -> None:
     assert environment.variables({name: "x"}) == {}
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "COOKIE",
+        "SESSION",
+        "SESSIONID",
+        "PASSCODE",
+        "BEARER",
+        "DSN",
+        "PIN",
+        "OTP",
+        "TOTP",
+        "SALT",
+        "PW",
+        "LOGIN",
+        "USERPASS",
+        "DBPASS",
+        "MYSQLPW",
+        "USERPIN",
+        "SMSOTP",
+        "GHPAT",
+        "SIGNATURE",
+        "DBPWD",
+        "TICKET",
+        "JWT",
+    ],
+)
+def test_compound_names_are_secrets_too(word: str) -> None:
+    assert environment.variables({f"NCCL_{word}": "x", f"OMPI_MCA_x_{word.lower()}": "x"}) == {}
+    assert "planted" not in environment.mask(f"{word.lower()}=planted")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "AKIA" + "IOSFODNN7EXAMPLE",
+        "hf_" + "abcdefghijklmnopqrstuvwxyzabcdefgh",
+        "ghp_" + "0123456789abcdefghij",
+        "gho_" + "0123456789abcdefghij",
+        "github_pat_" + "11ABCDEFG0abcdefghijkl",
+        "glpat-" + "abcdefghij-0123456789",
+        "xoxb-" + "123456789012-abcdefgh",
+        "sk-proj-" + "abcdefghij0123456789",
+        "sk-ant-" + "api03-abcdefghij0123456789",
+        "sk_live_" + "abcdefghij0123456789",
+        "AIza" + "SyA-0123456789abcdefghijklmnopqrstu",
+        "npm_" + "abcdefghij0123456789abcdefghij012345",
+        "pypi-" + "AgEIcHlwaS5vcmcCJDAwMDAwMDAw",
+        "nvapi-" + "abcdefghij0123456789abcdefghij",
+        "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
+        "hvs." + "CAESIJabcdefghij",
+        "dckr_pat_" + "abcdefghij0123456789",
+        "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY12",
+        "A" * 86 + "==",
+    ],
+)
+@pytest.mark.parametrize("name", ["NCCL_NET", "TORCH_X", "OMPI_MCA_x", "MASTER_ADDR"])
+def test_values_that_look_like_secrets_are_masked_under_any_name(secret: str, name: str) -> None:
+    (kept,) = environment.variables({name: f"a,{secret}"}).values()
+    assert secret not in kept and "***" in kept
+    assert secret not in environment.mask(f"--tag {secret}")
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "RANK", "MASTER_PORT"])
+def test_what_a_launcher_would_not_set_is_masked(name: str) -> None:
+    assert environment.variables({name: "planted"}) == {name: "***"}
+    assert environment.variables({name: "17"}) == {name: "17"}
+
+
 def test_what_only_begins_like_a_secret_is_told() -> None:
-    told = {"UCX_SIGNALS": "1", "OMPI_MCA_x_path": "/lib", "FI_OPX_CREDITS": "64"}
+    told = {
+        "UCX_SIGNALS": "1",
+        "I_MPI_PIN": "off",
+        "FI_X_BYPASS": "1",
+        "OMPI_MCA_x_path": "/lib",
+        "FI_OPX_CREDITS": "64",
+    }
     assert environment.variables(told) == told
 
 
@@ -437,13 +512,40 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
         "https://h/x?sig=planted",
         "token planted",
         "Authorization: Bearer planted",
+        "X-Amz-Signature=planted",
+        "password='a,planted'",
+        'password="a;planted\\" planted"',
+        '--password "two planted"',
+        "--user-password 'two planted'",
+        "curl -u user:planted https://h",
+        "curl --user 'user:planted' https://h",
+        "mysql -u root -pplanted db",
+        "mysqldump -h x -p planted",
+        "--pin planted",
+        "the password is planted",
+        "auth planted",
+        "Basic planted",
+        "https://hooks.slack.com/services/T0/B0/planted",
     ],
 )
 def test_no_secret_in_a_value_is_told(text: str) -> None:
     assert "planted" not in environment.mask(text)
 
 
-@pytest.mark.parametrize("text", ["Ring,Tree", "=mlx5_0:1,mlx5_1:1", "ssh -x", "all_reduce -b 8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ring,Tree",
+        "=mlx5_0:1,mlx5_1:1",
+        "ssh -x",
+        "all_reduce -b 8",
+        "/opt/v2.29.7/lib/libnccl.so.2.29.7",
+        "0123456789abcdef0123456789abcdef01234567",
+        "[fd00::1]:29500",
+        "--output /tmp/Runs2026/AllReduceOfTheNightly20260101Today.jsonl",
+        "workload ddp:gpt2-124m --set seq=1024",
+    ],
+)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert environment.mask(text) == text
 
@@ -470,7 +572,7 @@ def test_scheduler_variables_that_are_kept() -> None:
             "OMPI_MCA_btl",
             "FI_PROVIDER",
         ),
-        "x",
+        "1",
     )
     assert (
         environment.variables(

@@ -3,6 +3,7 @@ numpy's detours."""
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import collbench
-from collbench.core.errors import UsageError
+from collbench.core.errors import CannotRun, NoVerdict, UsageError
 from collbench.records import derive, rows, stats, store
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, RunFile, ToolTime, World
@@ -237,6 +238,88 @@ def test_a_file_removed_while_it_is_written_is_written_anew(tmp_path: Path) -> N
         store.Writer(path)
 
 
+def rename(path: Path) -> Path:
+    path.rename(path.with_name("moved.jsonl"))
+    return path
+
+
+def rename_the_folder(path: Path) -> Path:
+    path.parent.rename(path.parent.with_name("moved"))
+    return path
+
+
+def link_and_remove(path: Path) -> Path:
+    path.with_name("kept.jsonl").hardlink_to(path)
+    path.unlink()
+    return path
+
+
+def rename_and_create(path: Path) -> Path:  # as logrotate does
+    rename(path).touch()
+    return path.with_name("a-1.jsonl")
+
+
+def replace_twice(path: Path) -> Path:
+    path.with_name("a-1.jsonl").write_text("of others")
+    other = path.with_name("other")
+    other.write_text("of others")
+    other.rename(path)
+    return path.with_name("a-2.jsonl")
+
+
+def append(path: Path) -> Path:
+    with path.open("a") as f:
+        f.write("of others\n")
+    return path.with_name("a-1.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [rename, rename_the_folder, link_and_remove, rename_and_create, replace_twice, append],
+)
+def test_a_run_is_whole_whatever_becomes_of_its_file(
+    tmp_path: Path, change: Callable[[Path], Path]
+) -> None:
+    path = tmp_path / "folder" / "a.jsonl"
+    writer, records = three(path)
+    expected = change(path)
+    for record in records[1:]:
+        writer.write(record)
+    assert writer.path == expected
+    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records]
+    assert (writer.trouble, writer.lost) == ("", "")
+    assert (str(expected) in writer.moved) == (expected != path)
+    with pytest.raises(UsageError, match="being written by another process"):
+        store.Writer(writer.path)
+
+
+def test_a_file_that_was_overwritten_is_left_and_what_it_held_is_said_to_be_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    with path.open("r+") as f:
+        f.write("of others")
+    os.utime(path, ns=(0, 0))
+    for record in records[1:]:
+        writer.write(record)
+    assert path.read_text().startswith("of others")
+    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records[1:]]
+    assert "was overwritten" in writer.lost and writer.path != path
+
+
+def test_a_file_that_was_only_touched_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    os.utime(path, ns=(0, 0))
+    writer.write(records[1])
+    assert (writer.path, writer.moved, writer.lost) == (path, "", "")
+    writer.close()
+    again = store.Writer(path)
+    again.write(records[2])
+    assert (again.path, again.lost, len(store.read(path).records)) == (path, "", 3)
+
+
 @pytest.mark.parametrize("left", [0, 300])
 def test_a_file_cut_while_it_is_written_keeps_what_is_to_come_and_says_so(
     tmp_path: Path, left: int
@@ -332,6 +415,51 @@ def test_the_unique_end_of_an_id_names_a_run(
     for name in ("0001", "7777"):
         with pytest.raises(UsageError, match="no run called"):
             store.find(name)
+
+
+def test_a_folder_of_runs_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(CannotRun, match="Permission denied"):
+        store.saved()
+
+
+def test_a_user_without_a_home_folder_is_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COLLBENCH_HOME", "XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    with pytest.raises(CannotRun, match="HOME is not set"):
+        store.home()
+
+
+def test_last_is_a_run_that_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("1-x", "2-x"):
+        store.Writer(home / "runs" / f"{name}.jsonl", factories.run(name)).close()
+    writer = store.Writer(home / "runs" / "3-x.jsonl", factories.run("3-x"))
+    assert store.find("@last").stem == "2-x"
+    assert f"3-x is still running (pid {os.getpid()}, since" in capsys.readouterr().err
+    assert store.find("@last~1").stem == "1-x"
+    assert store.find("@last", running=True).stem == store.find("3-x").stem == "3-x"
+    assert store.outline(store.find("3-x")).running
+    writer.close()
+    assert store.find("@last").stem == "3-x"
+
+
+def test_where_all_runs_are_running_none_is_the_last(home: Path) -> None:
+    writer = store.Writer(home / "runs" / "1-x.jsonl", factories.run("1-x"))
+    with pytest.raises(NoVerdict, match="1-x is still running"):
+        store.find("@last")
+    writer.close()
+
+
+def test_only_files_are_runs(home: Path) -> None:
+    (home / "runs" / "folder.jsonl").mkdir(parents=True)
+    os.mkfifo(home / "runs" / "pipe.jsonl")
+    assert store.saved() == []
 
 
 def test_where_no_run_is_saved_that_is_said(

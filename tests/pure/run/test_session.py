@@ -15,7 +15,7 @@ from collbench.core.errors import Exit, RunBroken, UsageError
 from collbench.core.interrupts import interrupts
 from collbench.records import rows, store
 from collbench.records.steps import overlaps
-from collbench.records.types import Record, Run
+from collbench.records.types import End, Record, Run
 from collbench.run import session
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
@@ -194,3 +194,73 @@ def test_a_step_that_was_cut_short_is_measured_again_in_its_place(
     ended(path, monkeypatch, 9, KeyboardInterrupt(), resumed=again)
     assert [len(record.times_ns) for record in store.read(path).records] == [9] * 3
     assert store.outline(path).cases == 3
+
+
+SWEEP = Suite(name="sweep", axes=Axes(collectives=("all_reduce",), sizes=(8, 64), ranks=(2,)))
+
+
+class Passing(worlds.World):
+    """Ranks whose samples do not suffice in a first pass, and which end so after it."""
+
+    def __init__(self, end: BaseException | None) -> None:
+        self._end, self.jobs = end, list[Case]()
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        for plan in plans:
+            listener.hear(factories.world(index=plan.index, n=2))
+            jobs = list(plan.jobs)
+            while jobs:
+                self.jobs += [job.case for job in jobs]
+                for job in jobs:
+                    record = factories.record(job.case, stop="budget", seconds=0.2)
+                    listener.hear(msgspec.structs.replace(record, world=plan.index))
+                if self._end:
+                    raise self._end
+                jobs = listener.further()
+
+
+def pass_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, **more: object
+) -> tuple[Exit, list[Case]]:
+    ranks = Passing(end)
+    monkeypatch.setattr(session, "choose", lambda *_: ranks)
+    monkeypatch.setattr("collbench.run.resume.refuse_another_machine", lambda *_: None)
+    asked = {"suite": SWEEP, "command": ["collbench"], "output": path, **more}
+    return session.execute(session.Order(**asked), lambda: Disturbed(lambda: None)), ranks.jobs  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_is_resumed_goes_on_with_its_second_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    path = tmp_path / "run.jsonl"
+    code, jobs = pass_over(path, monkeypatch, KeyboardInterrupt())
+    assert code == Exit.INTERRUPTED
+    first = store.read(path)
+    assert {r.stop for r in first.records} == {"cut"}
+    assert {r.note for r in first.records} == {"interrupted before its second pass"}
+    assert len(first.records) == len(jobs)
+    if killed:  # before it could say so
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:1] + [x for x in lines[1:-1] if '"again":true' not in x]))
+    again = store.read(path)
+    code, more = pass_over(path, monkeypatch, None, resumed=again)
+    assert (code, set(more)) == (Exit.OK, set(jobs))
+    whole = store.read(path)
+    assert whole.end and whole.end.exit == Exit.OK
+    assert sorted(r.case.key for r in whole.records) == sorted(case.key for case in jobs)
+    assert {r.stop for r in whole.records} == {"budget"}
+    assert store.outline(path).cases == len(jobs)
+
+
+def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.jsonl"
+    pass_over(path, monkeypatch, None)
+    lines = path.read_text().splitlines(keepends=True)
+    end = End(exit=Exit.INTERRUPTED, ended="2026-01-01T00:00:00+00:00", note="interrupted")
+    path.write_text("".join(lines[:-1]) + msgspec.json.encode(end).decode() + "\n")
+    code, jobs = pass_over(path, monkeypatch, None, resumed=store.read(path))
+    found = store.read(path)
+    assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)

@@ -50,6 +50,39 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("change", ["remove", "rename", "rename the folder", "chdir"])
+def test_a_recording_is_whole_whatever_becomes_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("folder") / own.name(ABOUT.rank)
+    path.parent.mkdir()
+    writer = own.Writer(path, ABOUT)
+    writer.write(CALLS[:1])
+    if change == "remove":
+        path.unlink()
+    elif change == "rename":
+        path.rename("moved")
+    elif change == "rename the folder":
+        path.parent.rename("moved")
+    else:
+        monkeypatch.chdir("/")
+    writer.write([*CALLS[1:], END])
+    writer.close()
+    assert own.read_rank(tmp_path / path).calls == CALLS
+
+
+def test_a_recording_does_not_write_into_another_file(tmp_path: Path) -> None:
+    path = tmp_path / own.name(ABOUT.rank)
+    writer = own.Writer(path, ABOUT)
+    path.rename(tmp_path / "moved")
+    path.write_text("of others")
+    with pytest.raises(FileExistsError):
+        writer.write(CALLS)
+    writer.close()
+    assert path.read_text() == "of others"
+
+
 def test_the_first_line_names_the_format(tmp_path: Path) -> None:
     assert written(tmp_path).read_text().startswith('{"collbench_trace":1,')
 

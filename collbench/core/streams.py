@@ -1,0 +1,78 @@
+"""Descriptors 0 to 2 of a process of ours, which may be closed or may take nothing."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+SPELLED = "collbench"  # the name of what an encoding does with letters that it lacks
+# what is printed where an encoding lacks a letter; "?" for any other
+SPELLINGS = {
+    **{"µ": "u", "μ": "u", "±": "+-", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-"},
+    **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "∞": "inf", "⚑": "!"},
+    **{"α": "alpha", "β": "beta", "γ": "gamma", "Δ": "delta", "✓": "ok", "✗": "x", "●": "*"},
+    **{"─": "-", "│": "|", "━": "-", "█": "#", "▁": "_"},
+}
+
+
+def _spell_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(SPELLINGS.get(letter, "?") for letter in letters), error.end
+
+
+codecs.register_error(SPELLED, _spell_out)
+
+
+class GivesUp(io.FileIO):
+    """A descriptor that raises nothing: it drops what cannot be written, as on a full disk, into a
+    pipe that nobody reads or to a terminal that is gone."""
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data).cast("B")
+        total = len(rest)
+        with suppress(OSError):
+            while rest and (written := super().write(rest)):
+                rest = rest[written:]
+        return total
+
+
+def secure() -> None:
+    """Opens those of descriptors 0 to 2 that are closed, so that no other file of this process gets
+    their numbers, and makes standard error a stream that raises nothing. A process calls it once,
+    before it opens anything."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        _open_if_closed(number)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors=SPELLED, closefd=False)  # noqa: SIM115
+            _replace(name, stream)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        _replace("stderr", _unfailing(sys.stderr))
+
+
+def _replace(name: str, stream: Any) -> None:
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+def _open_if_closed(number: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        opened = os.open(os.devnull, os.O_RDWR)
+        if opened != number:
+            os.dup2(opened, number)
+            os.close(opened)
+        os.set_inheritable(number, True)
+
+
+def _unfailing(stream: io.TextIOWrapper) -> Any:
+    with suppress(OSError):
+        stream.flush()
+    raw = GivesUp(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(raw, stream.encoding, SPELLED, write_through=True)

@@ -1,0 +1,71 @@
+"""Standard streams that are closed or take nothing, and files in the current folder that are named
+as modules are: neither stops or changes what real ranks measure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from collbench.core.errors import CannotRun
+from collbench.records import store
+from collbench.run.launch import mpirun
+
+SWEEP = "all_reduce --sizes 1K,4K -g 2 -n 5 -w 1 --place in"
+
+
+@pytest.fixture(params=["gloo", "mpi"])
+def sweep(request: pytest.FixtureRequest) -> str:
+    if request.param == "mpi":
+        try:
+            mpirun.find()
+        except CannotRun as e:
+            pytest.skip(e.message)
+    return f"{SWEEP} --backend {request.param}"
+
+
+def run(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "COLLBENCH_HOME": str(folder / "home")},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("redirects", "code"),
+    [
+        ("2>/dev/full", 0),
+        ("2>&1 >/dev/null | true", 0),  # a pipe that nobody reads
+        (">/dev/full 2>/dev/full", 5),
+        ("2>&-", 0),
+        (">&-", 0),
+        ("<&- >&- 2>&-", 0),
+    ],
+)
+def test_ranks_measure_on_when_streams_take_nothing(
+    tmp_path: Path, sweep: str, redirects: str, code: int
+) -> None:
+    command = f"{sys.executable} -m collbench {sweep} --output r.jsonl {redirects}"
+    done = run(tmp_path, f"{command}; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    found = store.read(tmp_path / "r.jsonl")
+    assert ([r.status for r in found.records], found.end is not None) == (["ok", "ok"], True)
+
+
+@pytest.mark.parametrize("option", ["-P", ""])
+def test_no_file_in_the_current_folder_runs(tmp_path: Path, sweep: str, option: str) -> None:
+    planted = "open('ran', 'a').write(__name__); raise ImportError('mine')"
+    for name in ("queue", "numpy", "msgspec", "psutil", "amdsmi", "pynvml", "numa"):
+        (tmp_path / f"{name}.py").write_text(planted)
+    done = run(tmp_path, f"{sys.executable} {option} -m collbench {sweep} --no-save")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
