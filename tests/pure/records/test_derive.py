@@ -125,7 +125,7 @@ def test_endless_nesting_is_refused(tmp_path: Path) -> None:
 
 def test_names_find_runs(home: Path) -> None:
     for name, tag in (("20260101-a", ""), ("20260102-b", "nightly"), ("20260103-c", "")):
-        store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag))
+        store.Writer(home / "runs" / f"{name}.jsonl", run(name, tag=tag)).close()
     assert store.find("@last").stem == "20260103-c"
     assert store.find("@last~2").stem == "20260101-a"
     assert store.find("nightly").stem == "20260102-b"
