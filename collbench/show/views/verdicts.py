@@ -271,7 +271,7 @@ def headline(view: Readable) -> str:
     """The verdict, and the first of the rows it is about by name, change and interval; before it,
     how few rows were judged where those are fewer than half."""
     comparison = view.comparison
-    if comparison.exit in (Exit.NO_VERDICT, Exit.WRONG_DATA):
+    if comparison.exit not in (Exit.OK, Exit.BAD):
         return short(comparison.reason, 500)
     few = describe_few(comparison.decided, comparison.total)
     return "; ".join(filter(None, [few, _verdict(view)]))
