@@ -304,7 +304,7 @@ def test_what_one_side_cannot_run_is_kept_with_the_reason() -> None:
         return absent if made.case == ROW else made
 
     (skipped,) = compare(*experiment(BOTH, change=change)).skipped
-    assert skipped.reason == "only one side can run it; head: no such algorithm"
+    assert skipped.reason == "only one side can run; head: no such algorithm"
     assert not skipped.dropped
 
 
