@@ -279,6 +279,7 @@ def _describe_time(order: Order, expected: Forecast) -> str:
 def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) -> Exit:
     """Run, compare, show. A broken or interrupted experiment is judged as far as it came."""
     from collbench.cli import compare as judge
+    from collbench.cli import outputs
     from collbench.judge import alarms
     from collbench.judge import comparison as compare
     from collbench.run import session
@@ -304,7 +305,9 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
     comparison = None
     try:
         comparison = compare.compare(*experiment.files, rules, under_way=True)
-        code = code or comparison.exit
+        if code:
+            comparison = compare.end_early(comparison, code, note)
+        code = comparison.exit
     except UsageError:  # it broke before there was anything to compare
         code = code or Exit.NO_VERDICT
     try:
@@ -316,7 +319,10 @@ def _execute(order: Order, rules: Rules, out: list[Path], output_format: str) ->
         name = str(experiment.files[0].path) if order.output else experiment.name
         again = judge.command_for_all([name], rules)
         document = views.document(comparison, alarms=alarms.stored(comparison), again=again)
-        judge.tell(comparison, document, output_format, out)
+        if problem is None:
+            judge.tell(comparison, document, output_format, out)
+        else:  # which is told of once
+            outputs.deliver(document, output_format, out)
     if problem is not None:
         raise problem
     return code

@@ -170,6 +170,13 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     )
 
 
+def end_early(comparison: Comparison, code: Exit, note: str) -> Comparison:
+    """The comparison of an experiment that ended with ``code`` before its time, whatever its rows
+    say."""
+    reason = f"ended early ({note}): {comparison.reason}"
+    return msgspec.structs.replace(comparison, exit=code, reason=reason)
+
+
 class _Terms(NamedTuple):
     """What holds for all rows. ``unknown`` is why nothing is known of the machines, ``differing``
     are facts that forbid comparing rows of the backends they decide for; ``tests`` is how many rows

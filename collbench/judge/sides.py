@@ -242,7 +242,7 @@ class Pair(NamedTuple):
             reasons = {name: side.said("skipped") for name, side in sides.items()}
             own = [f"{name}: {why}" for name, why in reasons.items() if why != ONE_SIDED]
             if ONE_SIDED in reasons.values():
-                return f"only one side can run it; {own[0] if own else 'no reason is recorded'}"
+                return f"only one side can run; {own[0] if own else 'no reason is recorded'}"
             return (
                 f"skipped on both sides; {next(iter(reasons.values())) or 'no reason is recorded'}"
             )

@@ -198,16 +198,9 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     a suspicion."""
     sides = [list(side.launches.values()) for side in (base, head)]
     logs = [[math.log(launch.median) for launch in side] for side in sides]
-    fewest, most = sorted(map(len, sides))
+    fewest = min(map(len, sides))
     if fewest < FEWEST_UNPAIRED:
-        number = (
-            "only one launch per side"
-            if most == 1
-            else f"{len(sides[0])} and {counted(len(sides[1]), 'launch')}"
-        )
-        few = f", and {FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
-        alone = ", so noise and change cannot be told apart"
-        why = f"{number}{alone if most == 1 else few} ({_more([*sides[0], *sides[1]])})"
+        why = _describe_few_launches(base, head)
         if all(launch.predicted for side in sides for launch in side):
             why = "both sides are a model's predictions: nothing was measured that could be judged"
         plain = median(logs[1]) - median(logs[0]) if fewest else None
@@ -231,17 +224,32 @@ def by_launches(base: CaseRows, head: CaseRows, tau: float, tests: int) -> Rulin
     return ruling._replace(verdict="SUSPECT", why=why)
 
 
-def _more(launches: Sequence[Row]) -> str:
-    """How to come by enough launches, the way that these were made."""
+def _describe_few_launches(base: CaseRows, head: CaseRows) -> str:
+    """Why the launches of two sides are too few, and how to come by enough; more where some of them
+    may not be judged."""
+    numbers = [len(side.launches) for side in (base, head)]
+    launches = [*base.launches.values(), *head.launches.values()]
+    measured = max(len(side.timed) for side in (base, head))
+    if measured <= 1:
+        alone = "only one launch per side, so noise and change cannot be told apart"
+        return f"{alone} ({_more(launches, FEWEST_UNPAIRED)})"
+    few = f"{FEWEST_UNPAIRED} a side are the fewest that tell where they form no pairs"
+    if measured == max(numbers):
+        number = f"{numbers[0]} and {counted(numbers[1], 'launch')}"
+        return f"{number}, and {few} ({_more(launches, FEWEST_UNPAIRED)})"
+    enough = math.ceil(FEWEST_UNPAIRED * measured / max(1, min(numbers)))
+    number = f"{numbers[0]} and {numbers[1]} of {measured} launches may be judged"
+    return f"{number}, and {few} ({_more(launches, enough)})"
+
+
+def _more(launches: Sequence[Row], number: int) -> str:
+    """How to come by so many launches, the way that these were made."""
     if any(launch.run.imported for launch in launches):
-        return f"name {FEWEST_UNPAIRED} logs a side"
+        return f"name {number} logs a side"
     joined = {launch.world.launcher for launch in launches if launch.world} - {"local", "ray"}
     if joined:  # whose ranks no command can start anew
-        return f"start the command {FEWEST_UNPAIRED} times a side, and name all of its runs"
-    return (
-        f"measure each side with --launches {FEWEST_UNPAIRED}, or better both in turns with"
-        " collbench ab"
-    )
+        return f"start the command {number} times a side, and name all of its runs"
+    return f"measure each side with --launches {number}, or better both in turns with collbench ab"
 
 
 def _classed(shift: Shift, tau: float) -> Verdict:

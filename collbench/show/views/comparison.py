@@ -44,6 +44,7 @@ from collbench.show.views.verdicts import (
     headline,
     history,
     left_out,
+    names_by_reason,
     names_of,
     operations,
     readable,
@@ -149,17 +150,20 @@ def _left_out_by_reason(left_out: Sequence[tuple[str, Skip]], axes: Sequence[str
     """A line for each reason for which cases are left out of a side, or of both, with the first of
     them; what the other side cannot run is told of that side alone."""
     sides: dict[tuple[str, str], set[str]] = {}
+    cases: dict[tuple[str, str], Case] = {}
     for side, skip in left_out:
         if skip.reason != ONE_SIDED:
-            name = f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
-            sides.setdefault((skip.reason, name), set()).add(side)
-    names: dict[tuple[str, str], list[str]] = {}
-    for (reason, name), of in sides.items():
-        names.setdefault((reason, " and ".join(sorted(of))), []).append(name)
-    return [
-        f"left out of {side}, {counted(len(found), 'case')}: {reason} ({first_names(found)})"
-        for (reason, side), found in names.items()
-    ]
+            key = skip.reason, f"{size(skip.case.nbytes)} {_named(skip.case, axes)}".strip()
+            sides.setdefault(key, set()).add(side)
+            cases[key] = skip.case
+    lines = []
+    for of in dict.fromkeys(" and ".join(sorted(names)) for names in sides.values()):
+        rows = [(cases[key], *key) for key in sides if " and ".join(sorted(sides[key])) == of]
+        lines += [
+            f"left out of {of}, {counted(len(names), 'case')}: {reason} ({first_names(names)})"
+            for reason, names in names_by_reason(rows).items()
+        ]
+    return lines
 
 
 def _named(case: Case, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -271,7 +271,7 @@ def headline(view: Readable) -> str:
     """The verdict, and the first of the rows it is about by name, change and interval; before it,
     how few rows were judged where those are fewer than half."""
     comparison = view.comparison
-    if comparison.exit in (Exit.NO_VERDICT, Exit.WRONG_DATA):
+    if comparison.exit not in (Exit.OK, Exit.BAD):
         return short(comparison.reason, 500)
     few = describe_few(comparison.decided, comparison.total)
     return "; ".join(filter(None, [few, _verdict(view)]))
@@ -404,14 +404,27 @@ def left_out(view: Readable, dropped: bool) -> list[str]:
     """A line for each reason for which rows were not measured on both sides, with the first of
     them: those ``dropped`` for --budget, or the others."""
     names = skipped_names(view.comparison)
-    by_reason: dict[str, list[str]] = {}
-    for row in view.comparison.skipped:
-        if row.dropped == dropped:
-            by_reason.setdefault(row.reason, []).append(names[row.key])
+    rows = [row for row in view.comparison.skipped if row.dropped == dropped]
+    by_reason = names_by_reason((row.case, row.reason, names[row.key]) for row in rows)
     return [
-        f"{counted(len(rows), 'row')} {short(reason, 300)} ({first_names(rows, LISTED)})"
-        for reason, rows in by_reason.items()
+        f"{counted(len(found), 'row')} {short(reason, 300)} ({first_names(found)})"
+        for reason, found in by_reason.items()
     ]
+
+
+def names_by_reason(rows: Iterable[tuple[Case, str, str]]) -> dict[str, list[str]]:
+    """Names of rows by the reason why they are left out; reasons that differ in the name of the
+    collective only are one."""
+    reasons: dict[str, set[str]] = {}
+    names: dict[str, list[str]] = {}
+    for case, reason, name in rows:
+        general = reason.replace(case.collective, "the collective")
+        reasons.setdefault(general, set()).add(reason)
+        names.setdefault(general, []).append(name)
+    return {
+        (general if len(reasons[general]) > 1 else reasons[general].pop()): found
+        for general, found in names.items()
+    }
 
 
 def skipped_names(comparison: Comparison) -> Mapping[str, str]:

@@ -304,7 +304,7 @@ def test_what_one_side_cannot_run_is_kept_with_the_reason() -> None:
         return absent if made.case == ROW else made
 
     (skipped,) = compare(*experiment(BOTH, change=change)).skipped
-    assert skipped.reason == "only one side can run it; head: no such algorithm"
+    assert skipped.reason == "only one side can run; head: no such algorithm"
     assert not skipped.dropped
 
 
@@ -862,6 +862,15 @@ def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     assert few.why.startswith(
         "10 and 9 launches, and 10 a side are the fewest that tell where they form no pairs ("
     )
+
+
+def test_launches_that_may_not_be_judged_count_when_more_are_asked_for() -> None:
+    """Of 12, 6 on each side start far too much apart."""
+    sound, skewed = record(ROW, 1e6), record(ROW, 1e6, skew_ns=[500_000])
+    side = [stored({ROW: made}) for made in [sound] * 7 + [skewed] * 5]
+    why = only(compare(side, side)).why
+    assert why.startswith("7 and 7 of 12 launches may be judged")
+    assert "--launches 18" in why
 
 
 ENOUGH = "measure each side with --launches 10, or better both in turns with collbench ab"

@@ -96,7 +96,29 @@ def test_no_row_within_the_budget_is_no_experiment(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "seconds", lambda self, keys: 100.0 * len(list(keys)))
         with pytest.raises(CannotRun, match="--budget"):
-            experiment(tmp_path, budget="60s")
+            experiment(tmp_path, budget="60s", out=[tmp_path / "x.json", tmp_path / "x.xml"])
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert (found["exit"], len(found["skipped"])) == (Exit.CANNOT_RUN, 2)
+    assert found["verdict"].startswith("ended early")
+    suite = ElementTree.fromstring((tmp_path / "x.xml").read_text())[0]
+    assert (suite.get("errors"), suite.get("skipped")) == ("1", "2")
+
+
+def test_an_experiment_that_breaks_is_green_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the rows that it came to are all the same."""
+    from collbench.run.experiment import Experiment
+
+    def interrupt(self: Experiment, rows: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "_decide", interrupt)
+    files = [tmp_path / "x.json", tmp_path / "x.xml"]
+    assert experiment(tmp_path, **SAME, out=files) == Exit.INTERRUPTED
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert (found["exit"], found["counts"]) == (Exit.INTERRUPTED, {"SAME": 2})
+    assert ElementTree.fromstring((tmp_path / "x.xml").read_text())[0].get("errors") == "1"
 
 
 @pytest.fixture

@@ -810,6 +810,20 @@ def test_a_plan_says_what_is_left_out_of_which_side_by_reason() -> None:
     assert lines[-1].startswith("left out of head, 1 case: no room (1 MiB")
 
 
+def test_reasons_that_differ_in_the_collective_only_are_one() -> None:
+    cases = [sized(8, collective=name) for name in ("broadcast", "gather")]
+    rows = [
+        LeftOut(key=case.key, case=case, reason=f"{case.collective} has no ring") for case in cases
+    ]
+    (line,) = verdicts.left_out(
+        verdicts.readable(comparison([judged("SAME")], skipped=rows)), dropped=False
+    )
+    assert line.startswith("2 rows ") and "broadcast" in line and "gather" in line
+    skips = [("head", Skip(case, f"{case.collective} has no ring")) for case in cases]
+    (line,) = [line for line in planned((CASE, CASE), left_out=tuple(skips)) if "left out" in line]
+    assert line.startswith("left out of head, 2 cases: the collective has no ring")
+
+
 def test_a_plan_names_rows_that_its_budget_drops() -> None:
     blocks = plan([(CASE, CASE)], [], [CASE], "dropped for --budget 1s; --budget 9s holds all rows")
     text = terminal.text(Document(title="", brief=blocks), 100)
