@@ -3,13 +3,14 @@ called."""
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -23,7 +24,7 @@ from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CollbenchError, Exit, UsageError, first_line
 from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
-from collbench.core.text import near, plain, tell
+from collbench.core.text import near, plain, spell_out, tell
 
 MEASURE = "collbench.cli.measure:measure"  # the command of every collective
 
@@ -114,6 +115,12 @@ GROUPS = {
         "collbench.cli.history:group",
         "Keep nights of runs, show what changed since when, review levels.",
     ),
+}
+
+
+# Commands that start no ranks: of processes that a launcher started, one does them.
+SOLITARY = {"runs", "show", "prove", "predict", "trace", "fit", "export", "compare"} | {
+    *("report", "import", "doctor", "list", "help", "history"),
 }
 
 
@@ -274,6 +281,15 @@ def _root(
         typer.echo(FIRST)
 
 
+ENVIRONMENT = "environment"  # of a pod, say, in which a person may type a command
+
+
+SPELLING = "collbench-spelling"  # of characters that an encoding lacks
+
+
+codecs.register_error(SPELLING, spell_out)
+
+
 # as Python, the loader of libraries and the kernel say it
 NO_MEMORY = re.compile("^MemoryError|failed to map segment|annot allocate memory")
 
@@ -283,6 +299,8 @@ def main() -> None:
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # no width, though some programs tell it to what they start
     out = sys.stdout = Out(_own_stdout())
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors=SPELLING)
     code = _ended()
     out.flush()
     _leave(Exit.CANNOT_RUN if out.lost and code in (Exit.OK, Exit.BAD, Exit.NO_VERDICT) else code)
@@ -294,7 +312,7 @@ def _own_stdout() -> Any:
     inherited = sys.stdout
     if not isinstance(inherited, io.TextIOWrapper):
         return inherited or io.StringIO()
-    inherited.reconfigure(errors="replace")  # what its encoding lacks is no reason to stop
+    inherited.reconfigure(errors=SPELLING)  # what its encoding lacks is no reason to stop
     try:
         descriptor = os.dup(inherited.fileno())
     except OSError:
@@ -312,6 +330,8 @@ def _own_stdout() -> Any:
 def _ended() -> int:
     """Runs the command; its exit code."""
     try:
+        if _is_left_to_rank_0(sys.argv[1:]):
+            return Exit.OK
         with interrupts:
             mistakes.refuse_osu_flags(sys.argv[1:])
             code = app(standalone_mode=False)
@@ -327,6 +347,18 @@ def _ended() -> int:
     except Exception as e:
         return _failed(e)
     return code if isinstance(code, int) else Exit.OK
+
+
+def _is_left_to_rank_0(words: Sequence[str]) -> bool:
+    """Whether a launcher started this process beside others, and the command needs only one."""
+    if not words or words[0] not in SOLITARY:
+        return False
+    from collbench.run.launch import environments
+
+    with suppress(UsageError):  # of variables that are no numbers
+        member = environments.detect()
+        return bool(member and member.rank and member.launcher != ENVIRONMENT)
+    return False
 
 
 def _failed(error: Exception) -> int:
