@@ -197,7 +197,9 @@ class _Commands(TyperGroup):
             name = collective(cmd_name).name
         except UsageError:
             return None
-        return _command(name, entry(MEASURE), _help(name))
+        from collbench.cli.sections import MeasureCommand
+
+        return _command(name, entry(MEASURE), _help(name), MeasureCommand)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         named = _Names(name=self.name, params=self.params)
@@ -226,10 +228,15 @@ def entry(place: str) -> Callable[..., Any]:
     return function
 
 
-def _command(name: str, function: Callable[..., None], text: str | None = None) -> Any:
+def _command(
+    name: str,
+    function: Callable[..., None],
+    text: str | None = None,
+    kind: type[TyperCommand] = TyperCommand,
+) -> Any:
     from collbench.cli import flags
 
-    command = typer.main.get_command(flags.app({name: function}, text))
+    command = typer.main.get_command(flags.app({name: function}, text, kind))
     command.name = name
     return command
 

@@ -149,3 +149,11 @@ def test_two_algorithms_of_one_name_are_an_error() -> None:
 
 def test_help_of_backend_names_mpi(inside) -> None:
     assert " mpi," in inside("all_reduce", "--help").stdout
+
+
+def test_help_begins_with_ten_options_that_everybody_needs(inside) -> None:
+    text = inside("all_reduce", "--help").stdout
+    first, *_ = text.partition("First options:")[2].partition("Sizes and data:")
+    wanted = ("-b", "-e", "-f", "-g", "-d", "-o", "--backend", "--algo", "--place", "--budget")
+    flags = [line.split()[0].rstrip(",") for line in first.splitlines() if line.startswith("  -")]
+    assert flags == [*wanted]
