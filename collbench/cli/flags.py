@@ -141,7 +141,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "iters": Option("-n", "--iters", min=1, help="Samples of each pair."),
         "warmup": Option("-w", "--warmup_iters", min=0, help="Samples before, not counted."),
         "resume": Option(
-            "--resume", metavar="RUN", help="Go on with this run, which was cut short."
+            "--resume", metavar="RUN", help="Continue with this run, which was cut short."
         ),
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
@@ -195,7 +195,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--resume",
             metavar="RUN",
             help=(
-                "Go on with this run, which was cut short: measure what is missing, into the"
+                "Continue with this run, which was cut short: measure what is missing, into the"
                 " same file."
             ),
         ),

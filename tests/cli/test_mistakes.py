@@ -157,3 +157,10 @@ def test_help_begins_with_ten_options_that_everybody_needs(inside) -> None:
     wanted = ("-b", "-e", "-f", "-g", "-d", "-o", "--backend", "--algo", "--place", "--budget")
     flags = [line.split()[0].rstrip(",") for line in first.splitlines() if line.startswith("  -")]
     assert flags == [*wanted]
+
+
+def test_help_has_a_crontab_line_a_nagios_command_and_node_exporters_folder(inside) -> None:
+    text = inside("help", "health").stdout
+    assert "* * *" in text and "flock" in text and "COLLBENCH_HOME=" in text
+    assert "define command" in text and "--nagios" in text
+    assert "--collector.textfile.directory=" in text

@@ -211,7 +211,7 @@ MOST_PLANNED = 1000  # lines of --dry-run
 PLANNED = (
     "moved/call: what the busiest rank sends or receives in a call",
     "memory/rank: buffers, and 256 MiB for Python and libraries",
-    "buffers: pairs, to send from and to receive into, that take turns lest caches hold them",
+    "buffers: send/receive pairs used in rotation, so that data is not cached",
 )
 
 
@@ -241,8 +241,8 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
     heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
     about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
     total = f"{counted(len(run), 'case')}, about {clock(starting + about)}"
-    total += f", {clock(starting)} of it to start ranks" * (starting > 0)
-    total += f" (up to {clock(starting + longest)} where times scatter)" * (longest > about)
+    total += f" (up to {clock(starting + longest)} if noisy)" * (longest > about)
+    total += f", of which {clock(starting)} to start ranks" * (starting > 0)
     most = size(max((row.bytes_per_rank for row in run), default=0))
     return [
         toned(plain(constant), strong=True),
@@ -281,7 +281,7 @@ def kept(told: Gathered) -> list[str]:
     lines = [f"saved: {plain(told.path.stem if ours else str(told.path))}"]
     if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
         name = "@last" if ours else shlex.quote(str(told.path))
-        lines.append(plain(f"go on with: collbench run --resume {name}"))
+        lines.append(plain(f"continue with: collbench run --resume {name}"))
     return lines
 
 

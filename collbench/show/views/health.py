@@ -157,7 +157,7 @@ def _findings(verdict: Verdict) -> Section:
         heads=heads,
         lines=lines,
         align="lllllrl",
-        note="Hints alone make nobody unhealthy.",
+        note="Hints do not affect the verdict.",
     )
     return Section(name="findings", title="Findings", words=words, tables=[table] if lines else [])
 

@@ -120,7 +120,7 @@ LEGEND = (
 
 def _held(found: Count) -> str:
     parts = [f"{size(nbytes)} {what}" for what, nbytes in found.holds.items() if nbytes]
-    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "not told"
+    return f"{size(found.memory)} ({', '.join(parts)})" if parts else "unknown"
 
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
