@@ -164,3 +164,22 @@ def test_help_has_a_crontab_line_a_nagios_command_and_node_exporters_folder(insi
     assert "* * *" in text and "flock" in text and "COLLBENCH_HOME=" in text
     assert "define command" in text and "--nagios" in text
     assert "--collector.textfile.directory=" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "backend", "count"),
+    [
+        ("f8e4m3,float", "sum", "gloo", 1),
+        ("int32", "avg,sum", "gloo", 1),
+        ("int8,int32", "sum", "mpi", 1),
+        ("float,half", "sum", "gloo", 0),
+    ],
+)
+def test_a_dry_run_says_which_cases_the_library_may_refuse(
+    inside, dtype: str, op: str, backend: str, count: int
+) -> None:
+    sizes = ("-b", "1K", "-e", "1K", "--place", "out", "-g", "2")
+    args = ("all_reduce", *sizes, "-d", dtype, "-o", op, "--backend", backend, "--dry-run")
+    text = inside(*args).stdout
+    assert ("may refuse" in text) == bool(count)
+    assert not count or f"may refuse {count} case of these" in text

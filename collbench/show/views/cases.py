@@ -18,6 +18,7 @@ from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.origins import FAKE
 from collbench.records.store import Outline
 from collbench.records.types import End, Record, Run, World
+from collbench.run import backends
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
 from collbench.show.flags import doubts, legend, precision
@@ -250,7 +251,17 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
         *(toned(words, "quiet") for words in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
+        *_may_be_refused([row.case for row in run]),
     ]
+
+
+def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
+    """Which of the planned cases a run may skip, as the library says so only when it is asked."""
+    unsure = [case for case in cases if backends.may_be_refused(case)]
+    names = dict.fromkeys(f"{case.dtype} {case.op}".removesuffix(" none") for case in unsure)
+    libraries = ", ".join(dict.fromkeys(case.backend for case in unsure))
+    text = f"{libraries} may refuse {counted(len(unsure), 'case')} of these: {', '.join(names)}"
+    return [noticed(plain(text))] if unsure else []
 
 
 def summary(told: Gathered) -> list[Words]:
