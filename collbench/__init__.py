@@ -32,8 +32,8 @@ def frame(*runs: str | PathLike[str] | RunFile) -> pd.DataFrame:
 
 frame.__doc__ = f"""The one table of what runs measured, a row for every run, case and launch.
 
-``runs`` are named as everywhere (a path, an id or its beginning, a tag, "@last", "@last~1"), or
-read already; without any it is the last one. Times and bandwidths are missing where a row is
+``runs`` are named as everywhere (a path, an id, its beginning or end, a tag, "@last", "@last~1"),
+or read already; without any it is the last one. Times and bandwidths are missing where a row is
 unfit. As in
 
     collbench.frame("@last").query("size >= 1e6").groupby("implementation").busbw.max()

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Annotated, Any, get_origin, get_type_hints
 
 from typer import Argument, Context, Option, Typer
+from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
 from collbench.cli.completion import completed
@@ -150,7 +151,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "iters": Option("-n", "--iters", min=1, help="Samples of each pair."),
         "warmup": Option("-w", "--warmup_iters", min=0, help="Samples before, not counted."),
         "resume": Option(
-            "--resume", metavar="RUN", help="Go on with this run, which was cut short."
+            "--resume", metavar="RUN", help="Continue with this run, which was cut short."
         ),
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
@@ -204,7 +205,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
             "--resume",
             metavar="RUN",
             help=(
-                "Go on with this run, which was cut short: measure what is missing, into the"
+                "Continue with this run, which was cut short: measure what is missing, into the"
                 " same file."
             ),
         ),
@@ -521,9 +522,13 @@ def _refuse_empty(ctx: Context) -> None:
             raise UsageError(f"{shown} is empty", "leave it out, or is a variable not set?")
 
 
-def app(commands: Mapping[str, Callable[..., None]], text: str | None = None) -> Typer:
+def app(
+    commands: Mapping[str, Callable[..., None]],
+    text: str | None = None,
+    kind: type[TyperCommand] = TyperCommand,
+) -> Typer:
     """An app of these commands, by their full names; ``text`` in place of their docstrings."""
     made = Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     for name, function in commands.items():
-        made.command(name.rpartition(" ")[2], help=text)(typed(name, function))
+        made.command(name.rpartition(" ")[2], cls=kind, help=text)(typed(name, function))
     return made

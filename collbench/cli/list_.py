@@ -9,7 +9,7 @@ BACKENDS = (
     ("nccl", "torch.distributed on GPUs (AMD's: RCCL); algorithms by its messages (ring@nccl)"),
     ("mpi", "MPI by mpi4py on CPUs; algorithms by its messages (ring@mpi)"),
     ("shm", "algorithms in memory the ranks of one host share (ring@shm)"),
-    ("symm", "algorithms in memory that GPUs reach each other's, by one Triton kernel (ring@symm)"),
+    ("symm", "algorithms in GPU peer memory, one Triton kernel (ring@symm)"),
     ("torch_one_shot, torch_two_shot", "torch's own all_reduce kernels in such memory"),
     ("torch_multimem, torch_multimem_one_shot", "the same, with the switch adding up (NVLS)"),
     ("NAME", "any other backend torch.distributed knows under that name (ucc, a plug-in's)"),

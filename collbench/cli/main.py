@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -119,6 +119,12 @@ GROUPS = {
 }
 
 
+# Commands that start no ranks: of processes that a launcher started, one does them.
+SOLITARY = {"runs", "show", "prove", "predict", "trace", "fit", "export", "compare"} | {
+    *("report", "import", "doctor", "list", "help", "history"),
+}
+
+
 TEXTS = {name: text for name, (_, text) in (COMMANDS | GROUPS).items()}
 
 
@@ -192,7 +198,9 @@ class _Commands(TyperGroup):
             name = collective(cmd_name).name
         except UsageError:
             return None
-        return _command(name, entry(MEASURE), _help(name))
+        from collbench.cli.sections import MeasureCommand
+
+        return _command(name, entry(MEASURE), _help(name), MeasureCommand)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         named = _Names(name=self.name, params=self.params)
@@ -221,10 +229,15 @@ def entry(place: str) -> Callable[..., Any]:
     return function
 
 
-def _command(name: str, function: Callable[..., None], text: str | None = None) -> Any:
+def _command(
+    name: str,
+    function: Callable[..., None],
+    text: str | None = None,
+    kind: type[TyperCommand] = TyperCommand,
+) -> Any:
     from collbench.cli import flags
 
-    command = typer.main.get_command(flags.app({name: function}, text))
+    command = typer.main.get_command(flags.app({name: function}, text, kind))
     command.name = name
     return command
 
@@ -274,6 +287,9 @@ def _root(
     """
     if ctx.invoked_subcommand is None:
         typer.echo(FIRST)
+
+
+ENVIRONMENT = "environment"  # of a pod, say, in which a person may type a command
 
 
 # as Python, the loader of libraries and the kernel say it
@@ -335,6 +351,8 @@ def _own_stdout() -> Any:
 def _ended() -> int:
     """Runs the command; its exit code."""
     try:
+        if _is_left_to_rank_0(sys.argv[1:]):
+            return Exit.OK
         with interrupts:
             _refuse_no_folder()
             mistakes.refuse_osu_flags(sys.argv[1:])
@@ -351,6 +369,18 @@ def _ended() -> int:
     except Exception as e:
         return _failed(e)
     return code if isinstance(code, int) else Exit.OK
+
+
+def _is_left_to_rank_0(words: Sequence[str]) -> bool:
+    """Whether a launcher started this process beside others, and the command needs only one."""
+    if not words or words[0] not in SOLITARY:
+        return False
+    from collbench.run.launch import environments
+
+    with suppress(UsageError):  # of variables that are no numbers
+        member = environments.detect()
+        return bool(member and member.rank and member.launcher != ENVIRONMENT)
+    return False
 
 
 def _failed(error: Exception) -> int:

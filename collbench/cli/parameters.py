@@ -62,7 +62,7 @@ def refuse(given: Mapping[str, Any]) -> None:
 
 
 def _ranks_for(threads: str, gpus: str) -> str:
-    """The number of ranks that nccl-tests has with so many threads, each with so many GPUs."""
+    """The number of ranks that nccl-tests has with so many threads of so many GPUs."""
     return str(int(threads) * int(gpus)) if threads.isdigit() and gpus.isdigit() else "N"
 
 

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 
 from collbench.core.errors import Exit, UsageError
+from collbench.core.text import counted
 
 if TYPE_CHECKING:
     from collbench.core.algorithms import Variant
+    from collbench.core.schedule import Fault
 
 
 def prove(
@@ -40,11 +42,11 @@ def prove(
             else map(algorithms.Variant, algorithms.of(owner))
         )
         proofs = [_proof(variant, numbers, root) for variant in chosen]
-        head = ("algorithm", "right for n =", "wrong", "hazards", "paper")
+        head = ("algorithm", "right for n =", "wrong for n =", "hazards", "paper")
         lines = [
             line
             for p in proofs
-            for line in (*p.faults, *p.left_out, *(p.hazards if hazards else ()))
+            for line in (*p.fault_lines(), *p.left_out, *(p.hazards if hazards else ()))
         ]
         terminal.show(
             terminal.listing(owner, head, [proof.row(bool(algorithm)) for proof in proofs]),
@@ -64,7 +66,7 @@ class _Proof(NamedTuple):
     name: str
     paper: str
     right: list[int]
-    faults: list[str]
+    faults: list[_Wrong]
     left_out: list[str]
     hazards: list[str]
     cells: int
@@ -77,10 +79,36 @@ class _Proof(NamedTuple):
         return (
             self.name,
             _spans(self.right).replace(",", ", ") or "-",
-            str(len(self.faults)),
+            _spans({wrong.n for wrong in self.faults}).replace(",", ", ") or "-",
             str(self.cells),
             paper,
         )
+
+    def fault_lines(self) -> list[str]:
+        """A line for each kind of fault, with the first of them."""
+        by_kind: dict[str, list[_Wrong]] = {}
+        for wrong in self.faults:
+            by_kind.setdefault(wrong.fault.kind, []).append(wrong)
+        return [f"  {self.name}: {kind} {_describe(found)}" for kind, found in by_kind.items()]
+
+
+def _describe(found: Sequence[_Wrong]) -> str:
+    """For which ranks and roots there are faults, how many, and the first."""
+    roots = sorted({wrong.root for wrong in found if wrong.root is not None})
+    numbers = f"for n = {_spans({wrong.n for wrong in found})}"
+    numbers += f", root {_spans(roots)}" if roots else ""
+    first = found[0]
+    where = f"n={first.n}" + (f" root={first.root}" if roots else "")
+    told = str(first.fault).partition(": ")[2]
+    return f"{numbers}, {counted(len(found), 'cell')}; first: {where}: {told}"
+
+
+class _Wrong(NamedTuple):
+    """A fault of a schedule for n ranks and, if it has one, this root."""
+
+    n: int
+    root: int | None
+    fault: Fault
 
 
 def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
@@ -99,14 +127,18 @@ def _proof(variant: Variant, numbers: Sequence[int], root: str) -> _Proof:
             continue
         known = len(proof.faults)
         for plan in [variant.schedule(n, r) for r in (roots if rooted else [0])]:
-            where = f"  {plan.name} n={n}{f' root={plan.root}' if rooted else ''}"
-            proof.faults.extend(f"{where}: {fault}" for fault in schedule.prove(plan))
+            where = f"n={n}{f' root={plan.root}' if rooted else ''}: "
+            proof.faults.extend(
+                _Wrong(n, plan.root if rooted else None, fault) for fault in schedule.prove(plan)
+            )
             if len(proof.faults) == known:
                 found = schedule.hazards(plan)
                 cells += len(found)
                 for step, both in itertools.groupby(found, lambda hazard: hazard.step):
                     words = ", ".join(f"rank {hazard.rank} cell {hazard.cell}" for hazard in both)
-                    proof.hazards.append(f"{where}: step {step} reads and writes {words}")
+                    proof.hazards.append(
+                        f"  {plan.name} {where}step {step} reads and writes {words}"
+                    )
         if len(proof.faults) == known:
             proof.right.append(n)
     if left_out:

@@ -55,6 +55,8 @@ def report(
         refuse(path, outputs.MARKS["html"])
         if as_page and plotlyjs == "directory":
             refuse(path.with_name(reports.LIBRARY), reports.BANNER)
+    if png:
+        reports.find_browser()
     files = [store.digest(path) for path in _paths(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
     document = run.document(files, _comparison(files, compare))

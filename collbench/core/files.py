@@ -88,7 +88,7 @@ def refuse(path: Path, mark: str, option: str = "-o") -> None:
         raise _cannot_write(path, e, option) from e
     if start and mark.encode() not in start:
         raise UsageError(
-            f"{path} exists, and nothing in it shows that collbench wrote it",
+            f"{path} exists and was not written by collbench; not overwritten",
             f"choose another place with {option}, or remove it",
         )
 
@@ -101,12 +101,18 @@ def _leads_on(path: Path) -> bool:
 def refuse_no_folder(path: Path, option: str) -> None:
     """Raises CannotRun where a file of this name has no folder to lie in."""
     folder = os.path.abspath(path.parent)  # noqa: PTH100 - for a link, the folder it is in
-    if not os.access(folder, os.W_OK | os.X_OK):
-        why = "is not for you to write to" if os.path.isdir(folder) else "does not exist"  # noqa: PTH112
+    if os.access(folder, os.W_OK | os.X_OK):
+        return
+    name = "the current folder" if path.parent == Path() else f"folder {path.parent}"
+    if os.path.isdir(folder):  # noqa: PTH112
         raise CannotRun(
-            f"cannot write {path}: folder {path.parent} {why}",
-            f"make it, or choose another place with {option}",
+            f"cannot write {path}: no write permission in {name}",
+            f"choose another place with {option}",
         )
+    raise CannotRun(
+        f"cannot write {path}: {name} does not exist",
+        f"make it, or choose another place with {option}",
+    )
 
 
 def save(path: Path, text: str, mark: str = "", option: str = "-o", shared: bool = False) -> None:

@@ -9,24 +9,10 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from collbench.core.text import spell_out
+
 SPELLED = "collbench"  # the name of what an encoding does with letters that it lacks
-# what is printed where an encoding lacks a letter; "?" for any other
-SPELLINGS = {
-    **{"µ": "u", "μ": "u", "±": "+-", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-"},
-    **{"→": "->", "←": "<-", "≥": ">=", "≤": "<=", "≠": "!=", "≈": "~", "∞": "inf", "⚑": "!"},
-    **{"α": "alpha", "β": "beta", "γ": "gamma", "Δ": "delta", "✓": "ok", "✗": "x", "●": "*"},
-    **{"─": "-", "│": "|", "━": "-", "█": "#", "▁": "_"},
-}
-
-
-def _spell_out(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    letters = error.object[error.start : error.end]
-    return "".join(SPELLINGS.get(letter, "?") for letter in letters), error.end
-
-
-codecs.register_error(SPELLED, _spell_out)
+codecs.register_error(SPELLED, spell_out)
 
 
 class GivesUp(io.FileIO):

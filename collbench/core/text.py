@@ -11,6 +11,31 @@ from typing import Any
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
+SPELLED = {  # of as many characters where they are drawn with
+    **dict.fromkeys("─━═╌┄", "-"),
+    **dict.fromkeys("│┃║╎┆", "|"),
+    **dict.fromkeys("┼┌┐└┘├┤┬┴╭╮╯╰╋╪╫╬", "+"),
+    **dict.fromkeys("→▶►⟶⇒", ">"),
+    **dict.fromkeys("←◀◄⟵", "<"),
+    **dict.fromkeys("↑▲", "^"),
+    **dict.fromkeys("↓▼", "v"),
+    **dict.fromkeys("█▇▆▅▓", "#"),
+    **dict.fromkeys("▄▃▂▁▒░", "="),
+    **dict.fromkeys("·•∙", "."),
+    **{"µ": "u", "μ": "u", "±": "+-", "×": "x", "α": "alpha", "β": "beta", "γ": "gamma"},
+    **{"∞": "inf", "…": "...", "≥": ">=", "≤": "<=", "½": "1/2", "²": "2", "–": "-", "—": "-"},
+    **{"✓": "v", "✗": "x", "⚑": "!", "⚠": "!", "’": "'", "“": '"', "”": '"', "\u00a0": " "},
+}
+
+
+def spell_out(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs: what stands for characters that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(SPELLED.get(character, "?") for character in lacking), error.end
+
+
 def size(nbytes: float) -> str:
     """8 B, 1.5 KiB, 64 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):

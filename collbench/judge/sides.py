@@ -106,7 +106,7 @@ class CaseRows(NamedTuple):
     @property
     def fake(self) -> bool:
         """Whether it was measured on a fake GPU."""
-        return self.broken == TOO_BROKEN[origins.FAKE]
+        return any(origins.FAKE in row.unfit for row in self.timed)
 
     @property
     def dropped(self) -> str:

@@ -157,13 +157,10 @@ def theme(mode: str) -> dict[str, Any]:
     return {"layout": layout}
 
 
-def images(document: Document, folder: Path) -> list[Path]:
-    """Every figure as a PNG of twice WIDTH pixels, on light paper. Needs kaleido and a Chromium;
-    raises CannotRun."""
+def find_browser() -> str:
+    """The Chromium that images are drawn with. Raises CannotRun without it or kaleido."""
     if importlib.util.find_spec("kaleido") is None:
         raise CannotRun("images need kaleido", "pip install 'collbench[png]'")
-    import kaleido  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
     browser = os.environ.get("BROWSER_PATH") or next(
         filter(None, map(shutil.which, BROWSERS)), None
     )
@@ -173,7 +170,15 @@ def images(document: Document, folder: Path) -> list[Path]:
             f"images need a Chromium or Chrome, and {found}",
             "install one, or set BROWSER_PATH to it",
         )
-    os.environ["BROWSER_PATH"] = browser
+    return browser
+
+
+def images(document: Document, folder: Path) -> list[Path]:
+    """Every figure as a PNG of twice WIDTH pixels, on light paper. Needs kaleido and a Chromium;
+    raises CannotRun."""
+    browser = os.environ["BROWSER_PATH"] = find_browser()
+    import kaleido  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:

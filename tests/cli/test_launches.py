@@ -49,7 +49,7 @@ def test_a_run_that_goes_on_has_its_launches(bare) -> None:
 def test_a_dry_run_tells_of_the_start_of_each_launch(bare) -> None:
     done = bare(*SWEEP, "--backend", "gloo", "--dry-run")
     assert done.returncode == 0 and "; each of 10 launches" in done.stdout
-    assert "20 cases, about 0:2" in done.stdout and "0:21 of it to start ranks" in done.stdout
+    assert "20 cases, about 0:2" in done.stdout and "0:21 to start ranks" in done.stdout
 
 
 def test_launches_of_a_suite_are_in_place_of_its_own_and_share_their_time() -> None:

@@ -149,3 +149,37 @@ def test_two_algorithms_of_one_name_are_an_error() -> None:
 
 def test_help_of_backend_names_mpi(inside) -> None:
     assert " mpi," in inside("all_reduce", "--help").stdout
+
+
+def test_help_begins_with_ten_options_that_everybody_needs(inside) -> None:
+    text = inside("all_reduce", "--help").stdout
+    first, *_ = text.partition("First options:")[2].partition("Sizes and data:")
+    wanted = ("-b", "-e", "-f", "-g", "-d", "-o", "--backend", "--algo", "--place", "--budget")
+    flags = [line.split()[0].rstrip(",") for line in first.splitlines() if line.startswith("  -")]
+    assert flags == [*wanted]
+
+
+def test_help_has_a_crontab_line_a_nagios_command_and_node_exporters_folder(inside) -> None:
+    text = inside("help", "health").stdout
+    assert "* * *" in text and "flock" in text and "COLLBENCH_HOME=" in text
+    assert "define command" in text and "--nagios" in text
+    assert "--collector.textfile.directory=" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "backend", "count"),
+    [
+        ("f8e4m3,float", "sum", "gloo", 1),
+        ("int32", "avg,sum", "gloo", 1),
+        ("int8,int32", "sum", "mpi", 1),
+        ("float,half", "sum", "gloo", 0),
+    ],
+)
+def test_a_dry_run_says_which_cases_the_library_may_refuse(
+    inside, dtype: str, op: str, backend: str, count: int
+) -> None:
+    sizes = ("-b", "1K", "-e", "1K", "--place", "out", "-g", "2")
+    args = ("all_reduce", *sizes, "-d", dtype, "-o", op, "--backend", backend, "--dry-run")
+    text = inside(*args).stdout
+    assert ("may refuse" in text) == bool(count)
+    assert not count or f"may refuse {count} case of these" in text

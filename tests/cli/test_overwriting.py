@@ -46,7 +46,7 @@ def test_a_file_of_somebody_else_stays(inside, name: str) -> None:
     Path(name).write_text("# mine, about collbench\n")
     done = inside(*WRITING[name], name)
     assert done.returncode == 2
-    assert f"{name} exists, and nothing in it shows that collbench wrote it" in done.stderr
+    assert f"{name} exists and was not written by collbench; not overwritten" in done.stderr
     assert "or remove it" in done.stderr
     assert Path(name).read_text() == "# mine, about collbench\n"
 

@@ -101,7 +101,7 @@ def test_what_is_no_report_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "thesis.html").write_text("<!DOCTYPE html><p>mine</p>")
     words = refused(UsageError, "-o", "thesis.html")
     assert (
-        words == "thesis.html exists, and nothing in it shows that collbench wrote it\n"
+        words == "thesis.html exists and was not written by collbench; not overwritten\n"
         "choose another place with -o, or remove it"
     )
     assert f"{run} exists" in refused(UsageError, "-o", str(run), "--format", "html")
@@ -325,7 +325,7 @@ def test_images_need_a_browser(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_strangers_library_is_not_overwritten(run: Path, folder: Path) -> None:
     (folder / "plotly.min.js").write_text("mine")
-    assert "plotly.min.js exists, and nothing" in refused(
+    assert "plotly.min.js exists and was not written" in refused(
         UsageError, "-o", "a.html", "--plotlyjs", "directory"
     )
     assert (folder / "plotly.min.js").read_text() == "mine" and not (folder / "a.html").exists()

@@ -257,7 +257,7 @@ def test_a_night_runs_real_ranks(tmp_path: Path) -> None:
         "nightly.sbatch", NIGHTS=str(tmp_path / "nights"), RUNS="1", BUDGET="5s", PATH=path
     )
     assert done.returncode == 3 and "no verdict" in done.stdout, done.stdout
-    assert "no data on data" in done.stdout
+    assert "data: nothing verified yet" in done.stdout
     (folder,) = (tmp_path / "nights").glob("2*")
     (run,) = folder.glob("*.jsonl")
     assert store.read(run).run.tag == "nightly" and store.read(run).worlds[0].launcher == "srun"

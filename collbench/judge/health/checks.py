@@ -128,11 +128,8 @@ def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
         severity="hint",
         subject=Subject("collective", named(merits[0].point.case)),
         evidence=shown,
-        what=f"is {merits[0].share:.2f} times as fast as sendrecv says that links allow{more}",
-        advice=(
-            "look at sendrecv first: was it disturbed, or is the library's slow? Else do not"
-            " believe these rows"
-        ),
+        what=f"is {merits[0].share:.2f} × faster than the links, judged by sendrecv{more}",
+        advice=("re-measure sendrecv; if it holds, distrust these rows"),
     )
 
 
@@ -253,7 +250,7 @@ def _summary(
         since = f", since {worst.since}" if worst.since else ""
         return plain(f"{worst.sentence}{since}{more}")
     if state == "no verdict":
-        return plain("; ".join(f"no data on {need}: {why}" for need, why in lacking.items()))
+        return plain("; ".join(f"{need}: {why}" for need, why in lacking.items()))
     passed = sum(one.outcome in ("passed", "found") for one in checks)
     blind = sum(one.outcome == "no data" for one in checks)
     text = f"{counted(passed, 'check')} passed, {blind:,} had no data"

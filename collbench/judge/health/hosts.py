@@ -83,7 +83,7 @@ def data(night: Night) -> Looked:
     checked = sum(told.record.checked for told in night.records)
     wrong = [told for told in night.records if told.record.status == "wrong"]
     if not checked and not wrong:
-        return Looked(missing="no record's data was checked (-c 0)")
+        return Looked(missing="nothing verified yet")
     by_subject: dict[Subject, list[NightRecord]] = defaultdict(list)
     for told in wrong:
         first = told.record.first_wrong

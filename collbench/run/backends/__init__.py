@@ -217,6 +217,20 @@ ELSEWHERE = {
 }
 
 
+# datatypes that torch's Gloo refuses but in messages between two ranks
+GLOO_LACKS = ("uint32", "uint64", "f8e4m3", "f8e5m2")
+
+
+def may_be_refused(case: Case) -> bool:
+    """Whether the library is known to refuse such a case, which it says only when it is asked."""
+    if case.algorithm != "native" or case.row.pairwise:
+        return False
+    integers = case.type.kind != "float"
+    if case.backend == "gloo":
+        return case.dtype in GLOO_LACKS or (case.op == "avg" and integers)
+    return case.backend == "mpi" and case.op == "sum" and case.dtype in ("int8", "uint8")
+
+
 def spell(name: str) -> str:
     """A backend's name with '_' for '-', where only that is one of ours."""
     word = name.replace("-", "_")

@@ -18,6 +18,7 @@ from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.origins import FAKE
 from collbench.records.store import Outline
 from collbench.records.types import End, Record, Run, World
+from collbench.run import backends
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
 from collbench.show.flags import doubts, legend, precision
@@ -211,7 +212,7 @@ MOST_PLANNED = 1000  # lines of --dry-run
 PLANNED = (
     "moved/call: what the busiest rank sends or receives in a call",
     "memory/rank: buffers, and 256 MiB for Python and libraries",
-    "buffers: pairs, to send from and to receive into, that take turns lest caches hold them",
+    "buffers: send/receive pairs used in rotation, so that data is not cached",
 )
 
 
@@ -241,8 +242,8 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
     heads = ("case", "size", "moved/call", "memory/rank", "buffers", "time")
     about, longest = (sum(row.seconds for row in run), sum(row.most for row in run))
     total = f"{counted(len(run), 'case')}, about {clock(starting + about)}"
-    total += f", {clock(starting)} of it to start ranks" * (starting > 0)
-    total += f" (up to {clock(starting + longest)} where times scatter)" * (longest > about)
+    total += f" (up to {clock(starting + longest)} if noisy)" * (longest > about)
+    total += f", of which {clock(starting)} to start ranks" * (starting > 0)
     most = size(max((row.bytes_per_rank for row in run), default=0))
     return [
         toned(plain(constant), strong=True),
@@ -250,7 +251,17 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
         *([f"and {len(listed) - MOST_PLANNED:,} more"] if listed[MOST_PLANNED:] else []),
         *(toned(words, "quiet") for words in PLANNED if run),
         f"{total}, at most {most} a rank; {len(rows) - len(run)} skipped",
+        *_may_be_refused([row.case for row in run]),
     ]
+
+
+def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
+    """Which of the planned cases a run may skip, as the library says so only when it is asked."""
+    unsure = [case for case in cases if backends.may_be_refused(case)]
+    names = dict.fromkeys(f"{case.dtype} {case.op}".removesuffix(" none") for case in unsure)
+    libraries = ", ".join(dict.fromkeys(case.backend for case in unsure))
+    text = f"{libraries} may refuse {counted(len(unsure), 'case')} of these: {', '.join(names)}"
+    return [noticed(plain(text))] if unsure else []
 
 
 def summary(told: Gathered) -> list[Words]:
@@ -281,7 +292,7 @@ def kept(told: Gathered) -> list[str]:
     lines = [f"saved: {plain(told.path.stem if ours else str(told.path))}"]
     if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
         name = "@last" if ours else shlex.quote(str(told.path))
-        lines.append(plain(f"go on with: collbench run --resume {name}"))
+        lines.append(plain(f"continue with: collbench run --resume {name}"))
     return lines
 
 

@@ -225,7 +225,7 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
     if imported:
         tools = ", ".join(imported)
         return (
-            f"{number}; imported from {tools}: what that tool did not tell is left unknown.",
+            f"{number}; imported from {tools}; fields missing in the log stay empty.",
             "notice",
         )
     verified = not any(

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from collbench.cli import flags, main
+from collbench.cli.sections import SECTIONS
 
 PLACES = main.COMMANDS | main.GROUPS
 
@@ -51,3 +52,10 @@ def test_every_row_is_an_option_of_its_command(name: str) -> None:
 def test_every_option_says_what_it_does(name: str) -> None:
     silent = [one.name for one in EVERY[name].params if not getattr(one, "help", None)]
     assert silent == []
+
+
+def test_every_option_of_a_collective_is_in_one_section_of_its_help() -> None:
+    named = [name for names in SECTIONS.values() for name in names]
+    shown = {one.name for one in EVERY["all_reduce"].params if not getattr(one, "hidden", False)}
+    assert len(named) == len({*named})
+    assert shown <= {*named} and {*named} - shown <= {"help"}

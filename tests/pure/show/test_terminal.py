@@ -716,7 +716,7 @@ def test_summary_counts_what_was_verified_skipped_failed_and_left() -> None:
         "  … and 2 more",
         "ended early, after 8 of 9 cases: interrupted",
         "saved: /runs/r1.jsonl",
-        "go on with: collbench run --resume /runs/r1.jsonl",
+        "continue with: collbench run --resume /runs/r1.jsonl",
     } <= set(found)
     assert sum("rank 1 died" in line for line in found) == 5
     assert "data was not verified" in lines_of([measured(a_case(), checked=0, wrong=None)])
@@ -757,7 +757,7 @@ def test_json_is_one_object_with_derived_columns_in_plan_order() -> None:
     assert (whole["skips"][0]["reason"], whole["end"]["exit"]) == ("why", 0)
 
 
-def test_csv_streams_a_line_per_record() -> None:
+def test_csv_has_a_line_per_record() -> None:
     out = io.StringIO()
     reporter = Csv(out)
     case = a_case(env=(("A", "1"), ("B", "2,3")))
@@ -766,8 +766,10 @@ def test_csv_streams_a_line_per_record() -> None:
         *measured(case, row={"flags": ("n<6", "late:1"), "late_rank": 1, "busbw": 0.1536})
     )
     reporter.record(Record(case=a_case(), status="failed", note="=a\nb;+c"), None)
+    reporter.end(End(exit=0, ended=""), None)
     assert out.getvalue().count("\n") == 3
-    ok, failed = csv.DictReader(io.StringIO(out.getvalue()))
+    rows = csv.DictReader(io.StringIO(out.getvalue()))
+    ok, failed = sorted(rows, key=lambda row: int(row["order"]))
     assert (ok["env"], ok["flags"], ok["busbw"], ok["implementation"]) == (
         "A=1 B=2,3",
         "n<6 late:1",
@@ -901,7 +903,7 @@ def test_plans_say_what_their_columns_and_numbers_are() -> None:
     text = printed(*cases_.plan(rows, 20.0, fresh=True))
     for words in ("root 3, launch 2, ", "moved/call: ", "memory/rank: ", "buffers: "):
         assert words in text
-    assert "about 0:23, 0:20 of it to start ranks (up to 0:29 where times scatter)" in text
+    assert "about 0:23 (up to 0:29 if noisy), of which 0:20 to start ranks" in text
 
 
 @pytest.mark.parametrize(("fresh", "words"), [(True, "2 launches"), (False, "2 cycles")])

@@ -120,7 +120,7 @@ def test_a_later_recording_replaces_an_earlier_one(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / own.name(1)).write_text("mine")
-    with pytest.raises(UsageError, match="nothing in it shows"):
+    with pytest.raises(UsageError, match="not written by collbench"):
         written(tmp_path)
 
 
