@@ -46,6 +46,12 @@ from collbench.run.plan import Plan
 TICK = 0.25
 
 
+LOOK_SECONDS = 1.0  # between looks for processes that are stopped
+
+
+ORPHANED = Death("ended with its parent process, which was killed or had no memory", signal.SIGKILL)
+
+
 LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 
 
@@ -219,6 +225,9 @@ class Watch(RankWatch):
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
         self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
         self._pids: dict[int, int] = {}
+        self._wardens: dict[int, int] = {}
+        self._idle: dict[int, float] = {}  # seconds that processes were seen stopped
+        self._looked = self._begun
         self._channels: dict[int, socket.socket] = {}
         self._unsent: dict[int, memoryview] = {}
         self._partial = [b""] * plan.processes
@@ -244,6 +253,7 @@ class Watch(RankWatch):
         self.check()
         if self.waiting:
             self._stall.rest()
+        self._refuse_stopped()
         if not self.finished and (seconds := self._stall.stalled(self._loading())):
             raise self._hung(seconds)
 
@@ -261,7 +271,18 @@ class Watch(RankWatch):
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
+        if not last and self._is_terminated():
+            return
         super().check(last)
+
+    def _is_terminated(self) -> bool:
+        """Whether ranks were only terminated, as by mpirun, which has yet to end and to have said
+        why."""
+        if self.errors or {end.signal for end in self.deaths.values()} != {signal.SIGTERM}:
+            return False
+        self._since = self._since or time.monotonic()
+        under_mpirun = self.plan.backend in UNDER_MPIRUN
+        return under_mpirun and time.monotonic() - self._since < LEAVE_SECONDS
 
     def _measured(self) -> bool:
         ranks = range(self.plan.processes)
@@ -278,6 +299,37 @@ class Watch(RankWatch):
         if late:
             tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
+
+    def _refuse_stopped(self) -> None:
+        """Raises RunBroken for a rank that is stopped while others load, which passes for
+        progress."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS or self._has_loaded():
+            return
+        seconds, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
+        stopped = [(rank, pid) for rank, pid in self._processes() if doing(pid) == "stopped"]
+        self._idle = {pid: self._idle.get(pid, 0.0) + seconds for _, pid in stopped}
+        for rank, pid in stopped:
+            if self._idle[pid] > self.plan.timeout:
+                raise self._stopped(rank, pid)
+
+    def _has_loaded(self) -> bool:
+        ranks = range(self.plan.processes)
+        return all(self._board.where(rank)[0] > Phase.STARTING for rank in ranks)
+
+    def _processes(self) -> list[tuple[int, int]]:
+        """Ranks and their wardens (rank, pid), as far as they are known and have not ended."""
+        known = [*self._pids.items(), *self._wardens.items()]
+        return [(rank, pid) for rank, pid in known if rank not in self._gone]
+
+    def _stopped(self, rank: int, pid: int) -> RunBroken:
+        words = STOPPED.words
+        if pid != self._pids.get(rank):
+            words = f"cannot go on: its parent process (pid {pid}) {words}"
+        return self.broken(rank, words, self._limit())
+
+    def _limit(self) -> str:
+        return f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
 
     def _loading(self) -> list[float]:
         """CPU time of who is yet to come up, LOAD_SECONDS long."""
@@ -297,6 +349,8 @@ class Watch(RankWatch):
                 message = self._parent.ended(len(self._pids)).message
                 tell(f"{message}; all had been measured")
                 return
+            for rank in self._parent.unheard(self.plan.processes):
+                self.deaths.setdefault(rank, ORPHANED)
             self.check(last=True)  # mpirun took notice of it too
             error = self._parent.ended(len(self._pids))
             if isinstance(error, RunBroken):
@@ -309,8 +363,13 @@ class Watch(RankWatch):
             channel.setblocking(False)
             self._selector.register(channel, _BOTH, rank)
             return
+        if note.warden:
+            self._wardens[rank] = note.warden
+            return
         self._gone.add(rank)
-        if rank not in self.done and rank not in self.errors:
+        if note.alone and rank not in self.done:
+            self.deaths.setdefault(rank, ORPHANED)
+        elif rank not in self.done and rank not in self.errors:
             code = os.waitstatus_to_exitcode(note.status)
             self.deaths[rank] = Death.by(code, "exited with status")
 
@@ -365,15 +424,16 @@ class Watch(RankWatch):
         return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
 
     def _who(self, rank: int) -> str:
-        return f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+        pid = self._pids.get(rank)
+        return f"rank {rank} on {environment.host()}" + (f" (pid {pid})" if pid else "")
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
         else whoever is behind the others."""
-        hint = f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
-        for rank, pid in self._pids.items():
-            if rank not in self._gone and doing(pid) == "stopped":
-                return self.broken(rank, STOPPED.words, hint)
+        hint = self._limit()
+        for rank, pid in [*self._processes(), *self._parent.below()]:
+            if doing(pid) == "stopped":
+                return self._stopped(rank, pid)
             if (room := _room(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
                 return self.broken(rank, what, hint)
