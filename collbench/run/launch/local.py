@@ -223,6 +223,7 @@ class Watch(RankWatch):
         super().__init__(plan, listener, grace=2 * TICK)
         self._parent, self._board = parent, board
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
+        self._store = Path(store)
         self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
         self._pids: dict[int, int] = {}
         self._wardens: dict[int, int] = {}
@@ -271,18 +272,19 @@ class Watch(RankWatch):
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
-        if not last and self._is_terminated():
-            return
-        super().check(last)
+        if last or not self._waits_for_mpirun():
+            super().check(last)
 
-    def _is_terminated(self) -> bool:
-        """Whether ranks were only terminated, as by mpirun, which has yet to end and to have said
-        why."""
-        if self.errors or {end.signal for end in self.deaths.values()} != {signal.SIGTERM}:
+    def _waits_for_mpirun(self) -> bool:
+        """Whether all that is known is what mpirun did to ranks because of another one, of which is
+        heard when it ends at the latest."""
+        ends = set(self.deaths.values())
+        killed = ORPHANED in ends and self._parent.unheard(self.plan.processes)
+        terminated = {end.signal for end in ends} == {signal.SIGTERM}
+        if self.errors or not (killed or terminated) or self.plan.backend not in UNDER_MPIRUN:
             return False
         self._since = self._since or time.monotonic()
-        under_mpirun = self.plan.backend in UNDER_MPIRUN
-        return under_mpirun and time.monotonic() - self._since < LEAVE_SECONDS
+        return time.monotonic() - self._since < LEAVE_SECONDS
 
     def _measured(self) -> bool:
         ranks = range(self.plan.processes)
@@ -349,8 +351,11 @@ class Watch(RankWatch):
                 message = self._parent.ended(len(self._pids)).message
                 tell(f"{message}; all had been measured")
                 return
-            for rank in self._parent.unheard(self.plan.processes):
-                self.deaths.setdefault(rank, ORPHANED)
+            if self._parent.end() < 0:  # it was killed, and with it all
+                self.deaths = {r: end for r, end in self.deaths.items() if end is not ORPHANED}
+            else:
+                unheard = self._parent.unheard(self.plan.processes)
+                self.deaths = dict.fromkeys(unheard, ORPHANED) | self.deaths  # these were first
             self.check(last=True)  # mpirun took notice of it too
             error = self._parent.ended(len(self._pids))
             if isinstance(error, RunBroken):
@@ -431,6 +436,9 @@ class Watch(RankWatch):
         """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
         else whoever is behind the others."""
         hint = self._limit()
+        if self._board.where(0)[0] is Phase.CONNECTING and not self._store.exists():
+            gone = f"{self._store} was removed, by which ranks find each other"
+            return self._stall.broken(gone, 0, "keep TMPDIR from being cleaned, or set another")
         for rank, pid in [*self._processes(), *self._parent.below()]:
             if doing(pid) == "stopped":
                 return self._stopped(rank, pid)

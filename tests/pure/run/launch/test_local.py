@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.backends import _memory
 from collbench.run.launch import local
-from collbench.run.launch.board import Board
+from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.forkserver import Note
 from collbench.run.launch.local import Watch
 from collbench.run.launch.world import Death, Failure, Listener
@@ -105,6 +106,9 @@ class Silent:
     def below(self) -> list[tuple[int, int]]:
         return []
 
+    def end(self) -> int:
+        return 137
+
     def ended(self, born: int) -> CannotRun:
         return CannotRun("mpirun ended")
 
@@ -136,6 +140,17 @@ def test_a_rank_that_was_never_heard_of_is_to_blame_and_not_who_was_terminated()
     assert isinstance(error, RunBroken) and "rank 3 on " in error.message
 
 
+def test_a_rank_that_was_never_heard_of_comes_before_one_that_was_ended_for_it() -> None:
+    error = verdict(watched(Silent(Note(0, alone=True), unheard=[1])))
+    assert "rank 1 on " in error.message
+
+
+def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Silent, "end", lambda parent: -9)
+    notes = [Note(rank, alone=True) for rank in (2, 1)]
+    assert verdict(watched(Silent(*notes))).message == "mpirun ended"
+
+
 def test_who_was_terminated_alone_is_to_blame() -> None:
     error = verdict(watched(Silent(Note(1, status=signal.SIGTERM))))
     assert isinstance(error, RunBroken) and "rank 1 on " in error.message
@@ -156,3 +171,20 @@ def test_a_stopped_process_is_named_though_others_load(
         process.kill()
     assert isinstance(error, RunBroken) and "rank 2 on " in error.message
     assert "is stopped (SIGSTOP)" in error.message
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_removed_store_is_told_from_a_hang(tmp_path: Path, there: bool) -> None:
+    plan = Plan(0, "gloo", 4, (), Policy(), [], 0.05)
+    board, fd = Board.create(4)
+    os.close(fd)
+    store = tmp_path / "store"
+    if there:
+        store.touch()
+    watch = Watch(plan, Listener(lambda line: None), Silent(), board, str(store))  # type: ignore[arg-type]
+    watch._pids = dict.fromkeys(range(4), os.getpid())
+    watch._take_note = lambda: None  # type: ignore[method-assign]
+    for rank in range(4):
+        board.enter(rank, Phase.CONNECTING)
+    error = verdict(watch)
+    assert ("was removed" in error.message) is not there
