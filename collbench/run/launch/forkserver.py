@@ -95,6 +95,9 @@ class Parent:
         if code < 0:
             words = f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
             return RunBroken(words, "is the machine out of memory? see dmesg")
+        if not born and code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT):
+            words = f"{self.name} says that a process of its was killed before any rank started"
+            return RunBroken(words, "is the machine out of memory? see dmesg")
         if not born:
             return CannotRun(f"{self.name} did not come up: it ended with {code}", self.hint)
         return RunBroken(f"{self.name} ended with {code}, and with it all ranks")

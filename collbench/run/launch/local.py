@@ -432,6 +432,18 @@ class Watch(RankWatch):
         pid = self._pids.get(rank)
         return f"rank {rank} on {environment.host()}" + (f" (pid {pid})" if pid else "")
 
+    def _unmade(self, seconds: float) -> RunBroken:
+        """Not all ranks were made. Where mpirun lacks one, that is named."""
+        hint = self._limit()
+        parent, born, n = self._parent, len(self._pids), self.plan.processes
+        stopped = doing(parent.process.pid) == "stopped"
+        what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
+        missing = [rank for rank in range(n) if rank not in self._pids]
+        if born and len(missing) == 1 and not stopped and self.plan.backend in UNDER_MPIRUN:
+            return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)
+        made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        return self._stall.broken(made, 0, hint)
+
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
         else whoever is behind the others."""
@@ -445,12 +457,8 @@ class Watch(RankWatch):
             if (room := _room(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
                 return self.broken(rank, what, hint)
-        parent, born, n = self._parent, len(self._pids), self.plan.processes
-        if born < n:
-            stopped = doing(parent.process.pid) == "stopped"
-            what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
-            made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
-            return self._stall.broken(made, 0, hint)
+        if len(self._pids) < self.plan.processes:
+            return self._unmade(seconds)
         if behind := self._stall.behind():
             return self.broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
         everybody = f"all {self.plan.n} ranks hang in the same call for {seconds:.0f} s"

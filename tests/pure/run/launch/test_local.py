@@ -17,7 +17,7 @@ from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.backends import _memory
 from collbench.run.launch import local
 from collbench.run.launch.board import Board, Phase
-from collbench.run.launch.forkserver import Note
+from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.local import Watch
 from collbench.run.launch.world import Death, Failure, Listener
 from collbench.run.plan import Plan
@@ -188,3 +188,21 @@ def test_a_removed_store_is_told_from_a_hang(tmp_path: Path, there: bool) -> Non
         board.enter(rank, Phase.CONNECTING)
     error = verdict(watch)
     assert ("was removed" in error.message) is not there
+
+
+def test_the_one_rank_that_mpirun_did_not_make_is_named() -> None:
+    watch = watched(Silent(), timeout=0.05)
+    watch._take_note = lambda: None  # type: ignore[method-assign]
+    watch._loading = lambda: []  # type: ignore[method-assign]
+    watch._pids = dict.fromkeys((0, 1, 3), os.getpid())
+    assert "rank 2 on " in verdict(watch).message
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, RunBroken), (1, CannotRun)])
+def test_a_killed_process_of_mpirun_is_no_mpirun_that_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[CollbenchError]
+) -> None:
+    parent = Parent()
+    parent.name, parent.hint = "mpirun", ""
+    monkeypatch.setattr(Parent, "end", lambda self: code)
+    assert type(parent.ended(0)) is kind
