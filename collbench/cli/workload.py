@@ -266,14 +266,17 @@ def _suite(
     from msgspec.structs import replace
 
     from collbench.run import backends
-    from collbench.run.launch import join
+    from collbench.run.launch import environments, join
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
     from collbench.workload import walk
 
     member = join.detect(launcher)
     if member and ngpus not in (None, member.n):
-        raise UsageError(f"-g {ngpus}: {member.launcher} started {member.n} ranks", "leave -g out")
+        raise UsageError(
+            f"-g {ngpus}: {environments.describe(member)}",
+            "leave -g out, or --launcher local starts that many ranks on this host",
+        )
     names, algorithms = (tuple(grammar.words(text)) for text in swept[:2])
     axes = Axes(
         collectives=(),

@@ -397,6 +397,7 @@ REMEDIES = {  # by words of the reason
     "--scale": "--scale has a part of every operation, --slice fewer of the ranks",
     "MiB are available": "smaller sizes (-e), fewer ranks (-g), or one buffer (--cache hot)",
     "does not exist among": "-r takes ranks from 0, or all; -g says how many there are",
+    "takes at most": "smaller sizes (-e), or a wider datatype (-d): then there are fewer elements",
     "element": "larger sizes (-b)",
     "integers only": "-d int32, or another reduction (-o sum)",
     "no in-place form": "--place out",

@@ -38,7 +38,7 @@ from collbench.run.backends import (
     why_not_so,
 )
 from collbench.run.backends.model import Predicted
-from collbench.run.launch import join
+from collbench.run.launch import environments, join
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
@@ -218,8 +218,8 @@ def _refuse_what_fresh_ranks_need(member: Membership, order: Order) -> None:
     if set(ranks) != {member.n}:
         asked = ",".join(map(str, ranks))
         raise UsageError(
-            f"-g {asked}: {member.launcher} started {counted(member.n, 'rank')}",
-            "leave -g out; the launcher decides",
+            f"-g {asked}: {environments.describe(member)}",
+            "leave -g out, or --launcher local starts that many ranks on this host",
         )
     if suite.policy.virtual:
         raise UsageError(

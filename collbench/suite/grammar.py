@@ -162,6 +162,8 @@ def sweep(
         )
     if step is not None and step <= 0:
         raise UsageError("-i/--stepbytes must be positive", "for example -i 1M")
+    if smallest == largest and smallest >= 0:
+        return (smallest,)  # which nothing has to grow to
     if step is None and smallest <= 0:
         raise UsageError(
             "-b 0 never grows by a factor", "start at the size of one element, for example -b 4"

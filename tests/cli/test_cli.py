@@ -289,6 +289,26 @@ def test_messages_that_cannot_be_printed_change_no_exit_code(
     assert subprocess.run(command, shell=True, check=False, capture_output=True).returncode == code
 
 
+@pytest.mark.parametrize("more", [("-f", "1"), ()])
+def test_one_size_needs_nothing_to_grow(bare, more: tuple[str, ...]) -> None:
+    done = bare("all_reduce", "-b", "1G", "-e", "1G", *more, *MODEL, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "1 GiB" in done.stdout
+
+
+def test_a_size_of_nothing_is_not_said_not_to_grow(bare) -> None:
+    done = bare("all_gather", "-b", "0", "-e", "0", *MODEL)
+    assert done.returncode == 5
+    assert "0 B" in done.stderr and "grow" not in done.stderr
+
+
+def test_ranks_of_an_environment_are_told_with_its_variables(cli) -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "23456"}
+    done = cli("all_reduce", "-b", "1K", "-e", "1K", "-g", "2", "--no-save", **alone)
+    assert done.returncode == 2
+    assert "WORLD_SIZE=1" in done.stderr and "--launcher local" in done.stderr
+
+
 def test_a_name_that_no_disk_takes_is_told(bare) -> None:
     done = bare("all_reduce", "--sizes", "1K", *MODEL, "--output", f"{'a' * 300}.jsonl")
     assert (done.returncode, "cannot write aaa" in done.stderr) == (5, True)

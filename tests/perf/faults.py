@@ -3,10 +3,11 @@
 ``python tests/perf/faults.py --output reports/faults.md [--trials 20] [--only PATTERN]`` (make
 faults).
 
-A trial is one all_reduce of 2 ranks with a folder for TMPDIR and, as root, a /dev/shm of its own;
-its processes are found by a mark in their environment. Rank 1 or another process is hit at a time
-drawn by the seed: while ranks start, while they measure, or when all is measured, where each rank
-stays a second longer for it. Exit code 1 where anything is not as it should be; ``--keep FOLDER``
+A trial is one all_reduce of 2 or 4 ranks with a folder for TMPDIR and, as root, a /dev/shm of its
+own; its processes are found by a mark in their environment. A rank drawn by the seed, its warden
+(its parent process under mpirun) or another process is hit at a time drawn by the seed: while ranks
+start, while they measure, or when all is measured, where each rank stays a second longer for it.
+Exit code 1 where anything is not as it should be; ``--keep FOLDER``
 has what was said then. ``--so-far FILE`` keeps every trial with its seed and day, and goes on with
 those it has of this seed; what an older script kept there has neither, and counts as of the asked
 seed and of the day that ``--date`` says.
@@ -41,9 +42,11 @@ from collbench.core.errors import CollbenchError
 from collbench.records import store
 from collbench.run.launch import folders, mpirun
 
-WORLDS = ("gloo", "shm", "mpi", "gloo under torchrun", "gloo under mpirun")
+WORLDS = ("gloo", "shm", "mpi", "gloo under torchrun", "gloo under mpirun", "mpi under mpirun")
 PHASES = ("starting", "measuring", "leaving")
+RANKS = (2, 4)
 OF_RANK = ("kill of a rank", "stop of a rank", "a rank out of memory")
+OF_WARDEN = ("kill of a warden", "stop of a warden", "a warden out of memory")
 ASKED = {
     "SIGHUP to collbench": signal.SIGHUP,
     "SIGINT to collbench": signal.SIGINT,
@@ -51,7 +54,7 @@ ASKED = {
 }
 SIGNALS = {**ASKED, "kill of collbench": signal.SIGKILL}
 OF_PARENT = "kill of fork server or mpirun"
-FAULTS = (*OF_RANK, *SIGNALS, OF_PARENT)
+FAULTS = (*OF_RANK, *OF_WARDEN, *SIGNALS, OF_PARENT)
 MARK = "COLLBENCH_TRIAL"
 TIMEOUT = 10  # -T
 LIMIT = TIMEOUT + 20  # seconds from the fault to the end of every process
@@ -80,6 +83,7 @@ class Cell(NamedTuple):
     fault: str
     world: str
     phase: str
+    ranks: int = 2
 
     @property
     def local(self) -> bool:
@@ -87,7 +91,7 @@ class Cell(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{self.fault}, {self.world}, {self.phase}"
+        return f"{self.fault}, {self.world}, {self.phase}, {self.ranks} ranks"
 
     def why_not(self) -> str:
         """Why the cell makes no sense, or ""."""
@@ -108,7 +112,7 @@ class Cell(NamedTuple):
         """Whether a rank is to be named by a command that ended so."""
         if self.phase == "leaving" and self.fault != OF_RANK[1]:
             return self.fault in OF_RANK and self.local and code == 4
-        return self.fault in OF_RANK
+        return self.fault in OF_RANK + OF_WARDEN
 
 
 class Seen(NamedTuple):
@@ -170,7 +174,7 @@ class Trial:
     def __init__(self, cell: Cell, seed: str) -> None:
         self._cell, self._random = cell, random.Random(seed)
         self._mark = f"{os.getpid()}-{seed}"
-        self._rank: int | None = 0 if cell.fault in SIGNALS else 1
+        self._rank = 0 if cell.fault in SIGNALS else self._random.randrange(cell.ranks)
 
     def run(self) -> Seen:
         with ExitStack() as stack:
@@ -200,15 +204,15 @@ class Trial:
             return Seen(hit, code, text, took, checks, sections.today())
 
     def _command(self) -> list[str]:
-        backend = self._cell.world.split()[0]
+        backend, n = self._cell.world.split()[0], str(self._cell.ranks)
         collbench = [*SWEEP, "--backend", backend, "--output", str(self._path)]
         collbench += ["--algo", "ring"] if backend == "shm" else []
         if self._cell.local:
-            return [*COLLBENCH, *collbench, "-g", "2"]
+            return [*COLLBENCH, *collbench, "-g", n]
         if "torchrun" in self._cell.world:
-            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", n]
             return [sys.executable, *torchrun, "-m", "collbench", *collbench]
-        return [mpirun.find(), "-n", "2", *COLLBENCH, *collbench]
+        return [mpirun.find(), "-n", n, *COLLBENCH, *collbench]
 
     def _environment(self, root: Path) -> dict[str, str]:
         more = {MARK: self._mark, "TMPDIR": str(self._tmp), "COLLBENCH_HOME": str(root / "home")}
@@ -239,10 +243,17 @@ class Trial:
             parents = [p for p in mine if kind in (p.name(), *p.cmdline())]
             alone = [p for p in parents if p.ppid() not in {other.pid for other in parents}]
             return alone[0] if alone else None
+        if self._cell.fault in OF_WARDEN:
+            return next(filter(self._is_warden, mine), None)
         ranks = [process for process in mine if self._is_rank(process)]
-        if self._cell.world in ("gloo", "shm"):
-            ranks = sorted(ranks, key=lambda process: process.pid)[1:]
+        if self._cell.world in ("gloo", "shm"):  # forked in their order
+            ranks = sorted(ranks, key=lambda process: process.pid)[self._rank :]
         return ranks[0] if ranks else None
+
+    def _is_warden(self, process: psutil.Process) -> bool:
+        parent, place = process.parent(), process.environ().get("OMPI_COMM_WORLD_RANK")
+        above = parent is not None and parent.name() in ("mpirun", "prterun")
+        return above and place == str(self._rank)
 
     def _is_rank(self, process: psutil.Process) -> bool:
         parent, command = process.parent(), process.cmdline()
@@ -251,8 +262,8 @@ class Trial:
         if self._cell.local:  # forked, and of one command line with who made it
             name = "mpirun" if self._cell.world == "mpi" else "forkserver"
             alike = parent.cmdline() == command and LAUNCH + name in command
-            place = process.environ().get("OMPI_COMM_WORLD_RANK", "1")
-            return alike and place == "1"
+            place = process.environ().get("OMPI_COMM_WORLD_RANK", str(self._rank))
+            return alike and place == str(self._rank)
         variable = "RANK" if "torchrun" in self._cell.world else "OMPI_COMM_WORLD_RANK"
         place = process.environ().get(variable, "")
         return "all_reduce" in command and place == str(self._rank)
@@ -284,9 +295,9 @@ class Trial:
 
     def _harm(self, victim: psutil.Process) -> None:
         fault = self._cell.fault
-        if fault == OF_RANK[1]:
+        if fault in (OF_RANK[1], OF_WARDEN[1]):
             victim.suspend()
-        elif fault == OF_RANK[2]:
+        elif fault in (OF_RANK[2], OF_WARDEN[2]):
             victim.rlimit(resource.RLIMIT_AS, (victim.memory_info().vms + (1 << 20),) * 2)
         else:
             victim.send_signal(SIGNALS.get(fault, signal.SIGKILL))
@@ -308,10 +319,11 @@ class Trial:
         self, ended: bool, code: int | None, said: str, shared: Path | None
     ) -> dict[str, bool]:
         cell, named = self._cell, culprits(said, self._cell.local)
-        harmless = cell.fault == OF_RANK[2] and code == 0  # it needed no more memory
+        # it needed no more memory
+        harmless = cell.fault in (OF_RANK[2], OF_WARDEN[2]) and code == 0
         codes = cell.codes()
         right = self._rank in named or not cell.names(code) or harmless
-        victims = {self._rank} if cell.fault in OF_RANK else set()
+        victims = {self._rank} if cell.fault in OF_RANK + OF_WARDEN else set()
         found = (
             ended,
             code in codes or harmless if codes is not None else bool(code) or harmless,
@@ -349,7 +361,8 @@ class Trial:
             run = store.read(self._path)
         except CollbenchError:
             return False
-        killed = self._cell.fault == "kill of collbench" or not self._cell.local
+        stopped = self._cell.fault == OF_RANK[1]  # which is told of before a launcher ends all
+        killed = self._cell.fault == "kill of collbench" or not (self._cell.local or stopped)
         return self._path.read_bytes().endswith(b"\n") and (killed or run.end is not None)
 
 
@@ -366,8 +379,8 @@ def culprits(said: str, local: bool) -> set[int]:
 
 
 def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
-    yield f"| fault | world | while | trials | too late | median s | {' | '.join(CHECKS)} |"
-    yield f"|---|---|---|{'--:|' * (len(CHECKS) + 3)}"
+    yield f"| fault | world | while | ranks | trials | too late | median s | {' | '.join(CHECKS)} |"
+    yield f"|---|---|---|{'--:|' * (len(CHECKS) + 4)}"
     for cell, trials in seen.items():
         hit = [trial for trial in trials if trial.hit]
         took = sorted(trial.seconds for trial in hit)
@@ -375,7 +388,8 @@ def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
         shown = [str(c) if c == len(hit) else f"**{c}**" for c in counts]
         middle = f"{took[len(took) // 2]:.1f}" if took else "-"
         late = len(trials) - len(hit)
-        yield f"| {' | '.join(cell)} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
+        names = " | ".join(map(str, cell))
+        yield f"| {names} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
 
 
 def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
@@ -415,14 +429,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--only", default="", help="a pattern of 'fault, world, while'")
+    parser.add_argument("--only", default="", help="a pattern of 'fault, world, while, ranks'")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--so-far", type=Path, default=Path(os.devnull))
     parser.add_argument("--date", default=sections.today(), help="of trials kept without one")
     asked = parser.parse_args()
-    every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES)]
+    every = [Cell(*names) for names in itertools.product(FAULTS, WORLDS, PHASES, RANKS)]
+    # only ranks that collbench has mpirun start have wardens, which only wait once these are there
+    every = [c for c in every if c.fault not in OF_WARDEN or c[1:3] == ("mpi", "starting")]
     cells = [c for c in every if re.search(asked.only, c.words) and not c.why_not()]
     left_out = [cell for cell in every if cell.why_not()]
     seen: dict[Cell, list[Seen]] = {cell: [] for cell in cells}

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -456,6 +457,27 @@ def test_a_rank_that_is_lost_while_it_starts_is_named(
     assert begun.lines()[-1]["exit"] == 4
     kept = re.findall(r"its traceback is in \S+/(collbench-fault-\w+\.txt)", err)
     assert os.listdir(tmp_path / "tmp") == kept  # noqa: PTH208
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_whose_warden_is_hit_is_named(started, rank: int, fault: signal.Signals) -> None:
+    begun = started(*SWEEP, "-T", "5")
+    place, warden = str(rank), None
+    while warden is None:
+        assert begun.process.poll() is None
+        for process in psutil.Process(begun.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                above, variables = process.parent(), process.environ()
+                ours = above is not None and above.name() in ("prterun", "mpirun", "mpiexec")
+                if ours and place in (variables.get(name) for name in mpirun.RANK):
+                    warden = process
+    warden.send_signal(fault)
+    code, _, err = begun.end()
+    assert code == Exit.TIMEOUT, err
+    told = [line for line in err.splitlines() if line.startswith("collbench: rank ")]
+    assert len(told) == 1 and told[0].startswith(f"collbench: rank {rank} on "), err
 
 
 @pytest.mark.long

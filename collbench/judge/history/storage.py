@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
+from collbench.core.text import tell
 from collbench.judge.history import nights
 from collbench.judge.history.baselines import Baseline
 from collbench.judge.history.nights import (
@@ -48,6 +50,7 @@ LOCK = 7_265_637  # PostgreSQL's number for: somebody makes or migrates these ta
 
 
 WAIT = 60  # seconds for another process to end its transaction
+SAY_SECONDS = 2.0  # of them until that is said
 
 
 MEASURED = (
@@ -322,13 +325,22 @@ class Book:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What the database says is raised as CannotRun, in one line and without secrets."""
+        """What the database says is raised as CannotRun, in one line and without secrets. Where it
+        takes long, that is said."""
+        waiting = f"history at {self.name} does not answer yet: does another process hold it?"
+        patience = threading.Timer(SAY_SECONDS, tell, [f"{waiting} waiting up to {WAIT} s"])
+        patience.daemon = True
+        patience.start()
         try:
             yield
         except sql.exc.SQLAlchemyError as e:
             said = str(getattr(e, "orig", None) or e).strip().partition("\n")[0]
             hint = "does it run, is the address right, and may you write there?"
+            if "locked" in said:
+                hint = "another process holds it (fuser names it): wait for it or end it"
             raise CannotRun(f"history at {self.name}: {environment.mask(said)}", hint) from None
+        finally:
+            patience.cancel()
 
 
 def _url(text: str) -> sql.URL:

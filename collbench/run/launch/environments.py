@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collbench.core.errors import UsageError
+from collbench.core.text import counted, plain
 
 Variables = Mapping[str, str]
 
@@ -229,6 +230,15 @@ def detect(wanted: str = "auto", variables: Variables = os.environ) -> Membershi
             "is it what started this process?",
         )
     return None
+
+
+def describe(member: Membership) -> str:
+    """How many ranks a launcher started, with the variables that say so."""
+    row = next(row for row in LAUNCHERS if row.title == member.launcher)
+    variables = [name for name in row.n.split("|") if name in os.environ]
+    values = ", ".join(plain(f"{name}={os.environ[name]}") for name in variables)
+    by = f" (by {values})" if values else ""
+    return f"{member.launcher} started {counted(member.n, 'rank')}{by}"
 
 
 def _is_pbs(row: Launcher, variables: Variables) -> bool:

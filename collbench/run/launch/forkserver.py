@@ -34,11 +34,14 @@ from collbench.run.launch.world import Channel
 
 class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is told of a rank by the process that made it: its pid when it is born, its wait status
-    when it has ended."""
+    when it has ended. Of a rank under mpirun, the pid of its ``warden`` before that; ``alone`` is
+    that the warden ended before the rank."""
 
     rank: int
     pid: int = 0
     status: int = 0
+    warden: int = 0
+    alone: bool = False
 
 
 class Spawn(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -78,11 +81,22 @@ class Parent:
     hint: str
     process: subprocess.Popen[bytes]
 
+    def unheard(self, n: int) -> list[int]:
+        """Those of n ranks whose wardens never began, where others did."""
+        return []
+
+    def below(self) -> list[tuple[int, int]]:
+        """Processes (rank, pid) that it has started for ranks."""
+        return []
+
     def ended(self, born: int) -> CollbenchError:
         """Why it is gone, having made so many ranks."""
         code = self.end()
         if code < 0:
             words = f"{self.name} was killed by {signal.Signals(-code).name}, and with it all ranks"
+            return RunBroken(words, "is the machine out of memory? see dmesg")
+        if not born and code in (128 + signal.SIGKILL, 128 + signal.SIGSEGV, 128 + signal.SIGABRT):
+            words = f"{self.name} says that a process of its was killed before any rank started"
             return RunBroken(words, "is the machine out of memory? see dmesg")
         if not born:
             return CannotRun(f"{self.name} did not come up: it ended with {code}", self.hint)

@@ -46,6 +46,12 @@ from collbench.run.plan import Plan
 TICK = 0.25
 
 
+LOOK_SECONDS = 1.0  # between looks for processes that are stopped
+
+
+ORPHANED = Death("ended with its parent process, which was killed or had no memory", signal.SIGKILL)
+
+
 LOAD_SECONDS = 120.0  # loading torch from a cold or remote disk
 
 
@@ -217,8 +223,12 @@ class Watch(RankWatch):
         super().__init__(plan, listener, grace=2 * TICK)
         self._parent, self._board = parent, board
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
+        self._store = Path(store)
         self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
         self._pids: dict[int, int] = {}
+        self._wardens: dict[int, int] = {}
+        self._idle: dict[int, float] = {}  # seconds that processes were seen stopped
+        self._looked = self._begun
         self._channels: dict[int, socket.socket] = {}
         self._unsent: dict[int, memoryview] = {}
         self._partial = [b""] * plan.processes
@@ -244,6 +254,7 @@ class Watch(RankWatch):
         self.check()
         if self.waiting:
             self._stall.rest()
+        self._refuse_stopped()
         if not self.finished and (seconds := self._stall.stalled(self._loading())):
             raise self._hung(seconds)
 
@@ -261,7 +272,19 @@ class Watch(RankWatch):
             self.errors.clear()
             self.deaths.clear()
             self._over = min(self._over, time.monotonic() + LEAVE_SECONDS)
-        super().check(last)
+        if last or not self._waits_for_mpirun():
+            super().check(last)
+
+    def _waits_for_mpirun(self) -> bool:
+        """Whether all that is known is what mpirun did to ranks because of another one, of which is
+        heard when it ends at the latest."""
+        ends = set(self.deaths.values())
+        killed = ORPHANED in ends and self._parent.unheard(self.plan.processes)
+        terminated = {end.signal for end in ends} == {signal.SIGTERM}
+        if self.errors or not (killed or terminated) or self.plan.backend not in UNDER_MPIRUN:
+            return False
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since < LEAVE_SECONDS
 
     def _measured(self) -> bool:
         ranks = range(self.plan.processes)
@@ -278,6 +301,37 @@ class Watch(RankWatch):
         if late:
             tell_late(who, "did not end" if still else "did not tell of its ranks' ends")
         return bool(late)
+
+    def _refuse_stopped(self) -> None:
+        """Raises RunBroken for a rank that is stopped while others load, which passes for
+        progress."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS or self._has_loaded():
+            return
+        seconds, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
+        stopped = [(rank, pid) for rank, pid in self._processes() if doing(pid) == "stopped"]
+        self._idle = {pid: self._idle.get(pid, 0.0) + seconds for _, pid in stopped}
+        for rank, pid in stopped:
+            if self._idle[pid] > self.plan.timeout:
+                raise self._stopped(rank, pid)
+
+    def _has_loaded(self) -> bool:
+        ranks = range(self.plan.processes)
+        return all(self._board.where(rank)[0] > Phase.STARTING for rank in ranks)
+
+    def _processes(self) -> list[tuple[int, int]]:
+        """Ranks and their wardens (rank, pid), as far as they are known and have not ended."""
+        known = [*self._pids.items(), *self._wardens.items()]
+        return [(rank, pid) for rank, pid in known if rank not in self._gone]
+
+    def _stopped(self, rank: int, pid: int) -> RunBroken:
+        words = STOPPED.words
+        if pid != self._pids.get(rank):
+            words = f"cannot go on: its parent process (pid {pid}) {words}"
+        return self.broken(rank, words, self._limit())
+
+    def _limit(self) -> str:
+        return f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
 
     def _loading(self) -> list[float]:
         """CPU time of who is yet to come up, LOAD_SECONDS long."""
@@ -297,6 +351,11 @@ class Watch(RankWatch):
                 message = self._parent.ended(len(self._pids)).message
                 tell(f"{message}; all had been measured")
                 return
+            if self._parent.end() < 0:  # it was killed, and with it all
+                self.deaths = {r: end for r, end in self.deaths.items() if end is not ORPHANED}
+            else:
+                unheard = self._parent.unheard(self.plan.processes)
+                self.deaths = dict.fromkeys(unheard, ORPHANED) | self.deaths  # these were first
             self.check(last=True)  # mpirun took notice of it too
             error = self._parent.ended(len(self._pids))
             if isinstance(error, RunBroken):
@@ -309,8 +368,13 @@ class Watch(RankWatch):
             channel.setblocking(False)
             self._selector.register(channel, _BOTH, rank)
             return
+        if note.warden:
+            self._wardens[rank] = note.warden
+            return
         self._gone.add(rank)
-        if rank not in self.done and rank not in self.errors:
+        if note.alone and rank not in self.done:
+            self.deaths.setdefault(rank, ORPHANED)
+        elif rank not in self.done and rank not in self.errors:
             code = os.waitstatus_to_exitcode(note.status)
             self.deaths[rank] = Death.by(code, "exited with status")
 
@@ -365,24 +429,36 @@ class Watch(RankWatch):
         return self._stall.broken(f"{self._who(rank)} {what}", rank, hint)
 
     def _who(self, rank: int) -> str:
-        return f"rank {rank} on {environment.host()} (pid {self._pids[rank]})"
+        pid = self._pids.get(rank)
+        return f"rank {rank} on {environment.host()}" + (f" (pid {pid})" if pid else "")
+
+    def _unmade(self, seconds: float) -> RunBroken:
+        """Not all ranks were made. Where mpirun lacks one, that is named."""
+        hint = self._limit()
+        parent, born, n = self._parent, len(self._pids), self.plan.processes
+        stopped = doing(parent.process.pid) == "stopped"
+        what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
+        missing = [rank for rank in range(n) if rank not in self._pids]
+        if born and len(missing) == 1 and not stopped and self.plan.backend in UNDER_MPIRUN:
+            return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)
+        made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
+        return self._stall.broken(made, 0, hint)
 
     def _hung(self, seconds: float) -> RunBroken:
         """Nobody moved for too long. A stopped rank is to blame, else who did not make all ranks,
         else whoever is behind the others."""
-        hint = f"-T sets the limit, now {self.plan.timeout:g} s without any progress"
-        for rank, pid in self._pids.items():
-            if rank not in self._gone and doing(pid) == "stopped":
-                return self.broken(rank, STOPPED.words, hint)
+        hint = self._limit()
+        if self._board.where(0)[0] is Phase.CONNECTING and not self._store.exists():
+            gone = f"{self._store} was removed, by which ranks find each other"
+            return self._stall.broken(gone, 0, "keep TMPDIR from being cleaned, or set another")
+        for rank, pid in [*self._processes(), *self._parent.below()]:
+            if doing(pid) == "stopped":
+                return self._stopped(rank, pid)
             if (room := _room(pid)) < _LITTLE:
                 what = f"has {room >> 20} MiB of memory left (ulimit -v)"
                 return self.broken(rank, what, hint)
-        parent, born, n = self._parent, len(self._pids), self.plan.processes
-        if born < n:
-            stopped = doing(parent.process.pid) == "stopped"
-            what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
-            made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
-            return self._stall.broken(made, 0, hint)
+        if len(self._pids) < self.plan.processes:
+            return self._unmade(seconds)
         if behind := self._stall.behind():
             return self.broken(behind[0], f"has not moved for {seconds:.0f} s", hint)
         everybody = f"all {self.plan.n} ranks hang in the same call for {seconds:.0f} s"

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from collbench.core import streams
 from collbench.core.errors import CannotRun
@@ -49,6 +50,26 @@ SETTINGS = {
 
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+# Becomes a warden once it has told whose: before that loads, which takes a while. mpirun sends
+# SIGTERM to all when one of them ends, and that must not end the others' wardens.
+_WARDEN = """
+import _signal, _socket, ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+_signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+named = [os.environ[name] for name in sys.argv[1].split() if name in os.environ]
+try:
+    told = '{"rank":%d,"warden":%d}' % (int(named[0]), os.getpid())
+    _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM).sendto(told.encode(), sys.argv[2])
+except (IndexError, ValueError, OSError):
+    pass
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+
+
+# the variables of Open MPI's and MPICH's mpirun that name a process's rank
+RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def find(python: str = sys.executable) -> str:
@@ -81,6 +102,8 @@ class Mpirun(Parent):
         self._notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._ready = select.epoll()
         self._alive = 0
+        self._heard: set[int] = set()  # ranks whose wardens have begun
+        self._wardens: dict[int, int] = {}  # descriptors of their processes, and whose they are
         self.hint = f"{self._mpirun} -n 2 {python} -c 'import torch' tells why"
 
     def spawn(self, n: int, board: int) -> None:
@@ -92,7 +115,8 @@ class Mpirun(Parent):
         self._alive = n
         mine = [place, f"/proc/{me}/fd/{board}", "{pid}"]
         warden = module(self._python, "collbench.run.launch.mpirun", *mine)
-        started = [self._mpirun, "-n", str(n), *bound(self._python, signal.SIGKILL, 0, *warden)]
+        begin = [self._python, "-I", "-S", "-c", _WARDEN, " ".join(RANK), place]
+        started = [self._mpirun, "-n", str(n), *begin, *warden]
         with interrupts.held():
             self.process = subprocess.Popen(
                 bound(self._python, signal.SIGTERM, me, *started),
@@ -111,12 +135,50 @@ class Mpirun(Parent):
     def note(self) -> tuple[Note, list[int]]:
         """What a warden says next, once there is something to read. EOFError when mpirun has ended
         and nothing is left to hear."""
-        if self._notes.fileno() not in [fd for fd, _ in self._ready.poll(0)]:
+        ready = [fd for fd, _ in self._ready.poll(0)]
+        if self._notes.fileno() not in ready:
+            for descriptor in ready:
+                if descriptor in self._wardens:
+                    return Note(self._forget(descriptor), alone=True), []
             raise EOFError
         data, fds, _, _ = socket.recv_fds(self._notes, 65536, 1)
         note = msgspec.json.decode(data, type=Note)
-        self._alive -= not note.pid
+        if note.warden:
+            return self._follow(note), fds
+        if not note.pid:
+            self._alive -= 1
+            for descriptor in [fd for fd, rank in self._wardens.items() if rank == note.rank]:
+                self._forget(descriptor)
         return note, fds
+
+    def _follow(self, note: Note) -> Note:
+        self._heard.add(note.rank)
+        try:
+            descriptor = os.pidfd_open(note.warden)
+        except ProcessLookupError:
+            return Note(note.rank, alone=True)
+        self._wardens[descriptor] = note.rank
+        self._ready.register(descriptor, select.EPOLLIN)
+        return note
+
+    def _forget(self, descriptor: int) -> int:
+        """The rank whose warden is no longer followed."""
+        self._ready.unregister(descriptor)
+        os.close(descriptor)
+        return self._wardens.pop(descriptor)
+
+    def unheard(self, n: int) -> list[int]:
+        return [rank for rank in range(n) if self._heard and rank not in self._heard]
+
+    def below(self) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        with suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with suppress(psutil.Error, StopIteration, ValueError):
+                    variables = process.environ()
+                    rank = next(variables[name] for name in RANK if name in variables)
+                    found.append((int(rank), process.pid))
+        return found
 
     def close(self) -> None:
         """End mpirun, if there is one, and with it every rank it still has."""
@@ -125,6 +187,8 @@ class Mpirun(Parent):
                 self.process.terminate()
             self.end()
             os.close(self._end)
+        for descriptor in list(self._wardens):
+            self._forget(descriptor)
         self._ready.close()
         self._notes.close()
         os.close(self._folder)

@@ -58,3 +58,9 @@ def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
 
 def test_what_is_predicted_takes_no_time() -> None:
     assert plan.seconds(jobs(PREDICTED)[0], Policy(), most=True) == 0.0
+
+
+def test_too_many_elements_are_not_made_fewer_by_larger_sizes() -> None:
+    error = plan.nothing_runs(["Open MPI takes at most 2,147,483,647 elements"])
+    assert "smaller sizes" in error.hint
+    assert "larger sizes" in plan.nothing_runs(["0 B give a rank no float element"]).hint

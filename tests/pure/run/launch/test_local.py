@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from collbench.core.errors import CannotRun, RunBroken
+from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.backends import _memory
-from collbench.run.launch.board import Board
+from collbench.run.launch import local
+from collbench.run.launch.board import Board, Phase
+from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.local import Watch
 from collbench.run.launch.world import Death, Failure, Listener
 from collbench.run.plan import Plan
@@ -73,3 +79,130 @@ def test_whom_mpirun_terminates_is_not_to_blame() -> None:
 
 def test_who_was_terminated_is_to_blame_where_nobody_says_why() -> None:
     assert "rank 1 on " in blamed(lost_memory(), rank1=TERMINATED).message
+
+
+class Silent:
+    """What starts ranks, of which nothing is heard but what a test says."""
+
+    name = "mpirun"
+    process = SimpleNamespace(pid=os.getpid())
+
+    def __init__(self, *notes: Note, unheard: Sequence[int] = ()) -> None:
+        self._notes, self._unheard = list(notes), list(unheard)
+        self._reads, self._writes = os.pipe()
+        os.write(self._writes, b"x")
+
+    def fileno(self) -> int:
+        return self._reads
+
+    def note(self) -> tuple[Note, list[int]]:
+        if not self._notes:
+            raise EOFError
+        return self._notes.pop(0), []
+
+    def unheard(self, n: int) -> list[int]:
+        return self._unheard
+
+    def below(self) -> list[tuple[int, int]]:
+        return []
+
+    def end(self) -> int:
+        return 137
+
+    def ended(self, born: int) -> CannotRun:
+        return CannotRun("mpirun ended")
+
+
+def watched(parent: Silent, timeout: float = 30.0, backend: str = "mpi") -> Watch:
+    plan = Plan(0, backend, 4, (), Policy(), [], timeout)
+    board, fd = Board.create(4)
+    os.close(fd)
+    return Watch(plan, Listener(lambda line: None), parent, board, "")  # type: ignore[arg-type]
+
+
+def verdict(watch: Watch) -> CollbenchError:
+    with pytest.raises(CollbenchError) as caught:
+        while True:
+            watch.move(0.01)
+    return caught.value
+
+
+def test_the_rank_whose_warden_was_lost_is_to_blame_and_not_who_was_terminated() -> None:
+    notes = [Note(rank, warden=1) for rank in range(4)]
+    ends = [Note(rank, status=signal.SIGTERM) for rank in (0, 1, 3)]
+    error = verdict(watched(Silent(*notes, *ends, Note(2, alone=True))))
+    assert isinstance(error, RunBroken) and "rank 2 on " in error.message
+
+
+def test_a_rank_that_was_never_heard_of_is_to_blame_and_not_who_was_terminated() -> None:
+    ends = [Note(rank, status=signal.SIGTERM) for rank in (0, 1, 2)]
+    error = verdict(watched(Silent(*ends, unheard=[3])))
+    assert isinstance(error, RunBroken) and "rank 3 on " in error.message
+
+
+def test_a_rank_that_was_never_heard_of_comes_before_one_that_was_ended_for_it() -> None:
+    error = verdict(watched(Silent(Note(0, alone=True), unheard=[1])))
+    assert "rank 1 on " in error.message
+
+
+def test_where_mpirun_was_killed_no_rank_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Silent, "end", lambda parent: -9)
+    notes = [Note(rank, alone=True) for rank in (2, 1)]
+    assert verdict(watched(Silent(*notes))).message == "mpirun ended"
+
+
+def test_who_was_terminated_alone_is_to_blame() -> None:
+    error = verdict(watched(Silent(Note(1, status=signal.SIGTERM))))
+    assert isinstance(error, RunBroken) and "rank 1 on " in error.message
+
+
+@pytest.mark.parametrize("whose", ["warden", "rank"])
+def test_a_stopped_process_is_named_though_others_load(
+    monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    monkeypatch.setattr(local, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(Watch, "_loading", lambda watch: [time.monotonic()])  # goes on
+    with subprocess.Popen(["sleep", "600"]) as process:
+        watch = watched(Silent(), timeout=0.1)
+        watch._take_note = lambda: None  # type: ignore[method-assign]
+        (watch._wardens if whose == "warden" else watch._pids)[2] = process.pid
+        process.send_signal(signal.SIGSTOP)
+        error = verdict(watch)
+        process.kill()
+    assert isinstance(error, RunBroken) and "rank 2 on " in error.message
+    assert "is stopped (SIGSTOP)" in error.message
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_removed_store_is_told_from_a_hang(tmp_path: Path, there: bool) -> None:
+    plan = Plan(0, "gloo", 4, (), Policy(), [], 0.05)
+    board, fd = Board.create(4)
+    os.close(fd)
+    store = tmp_path / "store"
+    if there:
+        store.touch()
+    watch = Watch(plan, Listener(lambda line: None), Silent(), board, str(store))  # type: ignore[arg-type]
+    watch._pids = dict.fromkeys(range(4), os.getpid())
+    watch._take_note = lambda: None  # type: ignore[method-assign]
+    for rank in range(4):
+        board.enter(rank, Phase.CONNECTING)
+    error = verdict(watch)
+    assert ("was removed" in error.message) is not there
+
+
+def test_the_one_rank_that_mpirun_did_not_make_is_named() -> None:
+    watch = watched(Silent(), timeout=0.05)
+    watch._take_note = lambda: None  # type: ignore[method-assign]
+    watch._loading = lambda: []  # type: ignore[method-assign]
+    watch._pids = dict.fromkeys((0, 1, 3), os.getpid())
+    assert "rank 2 on " in verdict(watch).message
+
+
+@pytest.mark.parametrize(("code", "kind"), [(137, RunBroken), (1, CannotRun)])
+def test_a_killed_process_of_mpirun_is_no_mpirun_that_cannot_start(
+    monkeypatch: pytest.MonkeyPatch, code: int, kind: type[CollbenchError]
+) -> None:
+    parent = Parent()
+    parent.name, parent.hint = "mpirun", ""
+    monkeypatch.setattr(Parent, "end", lambda self: code)
+    assert type(parent.ended(0)) is kind

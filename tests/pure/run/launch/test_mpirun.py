@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from collbench.run.launch import mpirun
+from collbench.run.launch.forkserver import Note
 
 
 def test_one_that_a_signal_kept_from_being_started_is_closed(
@@ -24,3 +30,52 @@ def test_one_that_a_signal_kept_from_being_started_is_closed(
     world.close()
     with pytest.raises(ValueError, match="closed"):
         world.fileno()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpirun.Mpirun]:
+    """A world whose mpirun is a process that waits."""
+    monkeypatch.setattr(mpirun, "find", lambda python: "mpirun")
+    waiting = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(mpirun.subprocess, "Popen", lambda *of, **named: waiting)
+    made = mpirun.Mpirun({}, sys.executable, tmp_path)
+    made.spawn(4, 0)
+    yield made
+    made.close()
+
+
+@contextmanager
+def told(world: mpirun.Mpirun, folder: Path) -> Iterator[Callable[[Note], Note]]:
+    """Tells a world a note as a warden does, and what comes of it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes:
+
+        def tell(note: Note) -> Note:
+            notes.sendto(msgspec.json.encode(note), str(folder / "notes"))
+            return world.note()[0]
+
+        yield tell
+
+
+def test_a_rank_whose_warden_ends_before_it_is_named(world: mpirun.Mpirun, tmp_path: Path) -> None:
+    with told(world, tmp_path) as tell, subprocess.Popen(["sleep", "600"]) as warden:
+        assert tell(Note(2, warden=warden.pid)) == Note(2, warden=warden.pid)
+        assert world.unheard(4) == [0, 1, 3]
+        warden.kill()
+        warden.wait()
+        assert world.note()[0] == Note(2, alone=True)
+        assert tell(Note(1, warden=warden.pid)) == Note(1, alone=True)
+
+
+def test_a_warden_that_has_told_of_its_ranks_end_may_go(
+    world: mpirun.Mpirun, tmp_path: Path
+) -> None:
+    with told(world, tmp_path) as tell, subprocess.Popen(["sleep", "600"]) as warden:
+        tell(Note(2, warden=warden.pid))
+        assert tell(Note(2, status=9)) == Note(2, status=9)
+        warden.kill()
+    with pytest.raises(EOFError):
+        world.note()
+
+
+def test_where_no_warden_has_begun_none_is_missing(world: mpirun.Mpirun) -> None:
+    assert world.unheard(4) == []
