@@ -21,7 +21,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, WORLD
 from collbench.workload.traces import protobuf as pb
 from collbench.workload.traces.bounded import HINT, Stream
-from collbench.workload.traces.calls import MOST, SUMS, Calls, is_number, rank_in
+from collbench.workload.traces.calls import MOST, SUMS, Calls, is_number
 from collbench.workload.traces.types import Call, RankTrace
 
 GROUPS = "comm_group.json"
@@ -73,7 +73,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     made = found.made
     if made.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
-    return made.trace(rank_in(stream.path), found.world), tuple(made.assumptions)
+    return made.trace(stream.rank, found.world), tuple(made.assumptions)
 
 
 def _node(message: bytes) -> Node:

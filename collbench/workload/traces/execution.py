@@ -27,7 +27,6 @@ from collbench.workload.traces.calls import (
     is_number,
     kind_of,
     listed,
-    rank_in,
 )
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
@@ -109,6 +108,7 @@ class _Found:
 
     def __init__(self, stream: Stream, from_ops: bool) -> None:
         self.made = Calls(stream.path)
+        self.rank = stream.rank
         self.nodes: list[tuple[int, str, int, bytes]] = []
         self.held = 0
         self.ranks: dict[int, int] = {}  # that nodes tell, and how often
@@ -143,7 +143,7 @@ class _Found:
                 "--from-ops takes these, whose groups are unknown" * bool(self.ops)
                 or "record a job that communicates, with torch.profiler's execution trace",
             )
-        rank = max(self.ranks, key=self.ranks.__getitem__, default=rank_in(made.path))
+        rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)
         ends = [*self.marks[1:], len(made.made)]
         marked: list[Interval] = [*zip(self.marks, ends, strict=True)] if self.marks else []
         told = made.trace(rank, marked=marked)

@@ -14,7 +14,7 @@ from msgspec import Meta
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD
 from collbench.workload.traces.bounded import HINT, Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, rank_in
+from collbench.workload.traces.calls import MOST, Calls, Said, kind_of
 from collbench.workload.traces.types import Call, RankTrace
 
 Elements = Annotated[int, Meta(ge=0, lt=MOST)] | None
@@ -65,7 +65,7 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             msgspec.structs.replace(call, group=WORLD) if call.group == found.whole else call
             for call in made.made
         ]
-    return made.trace(rank_in(stream.path), found.world), tuple(made.assumptions)
+    return made.trace(stream.rank, found.world), tuple(made.assumptions)
 
 
 class _Found:

@@ -329,7 +329,7 @@ def test_a_trace_without_kernels_that_communicate_is_refused(tmp_path: Path) -> 
 
 
 def test_calls_of_param_are_read(tmp_path: Path) -> None:
-    rank = one(tmp_path, "1.json", traced.PARAM)
+    rank = one(tmp_path, "rank1.json", traced.PARAM)
     assert [(c.kind, c.group, c.nbytes, c.root, c.phase) for c in rank.calls] == [
         ("reduce_scatter", "", 128, -1, "forward"),
         ("compute", "", 0, -1, ""),
@@ -339,11 +339,11 @@ def test_calls_of_param_are_read(tmp_path: Path) -> None:
 
 
 def test_computation_of_param_has_its_flops(tmp_path: Path) -> None:
-    assert one(tmp_path, "1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
+    assert one(tmp_path, "rank1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
 
 
 def test_unknown_computation_of_param_is_lost(tmp_path: Path) -> None:
-    (lost,) = one(tmp_path, "1.json", traced.PARAM).lost
+    (lost,) = one(tmp_path, "rank1.json", traced.PARAM).lost
     assert "emb_lookup" in lost.why
 
 
