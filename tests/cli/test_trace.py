@@ -119,3 +119,34 @@ def test_two_files_of_a_rank_are_refused(bare, tmp_path: Path) -> None:
     (one,) = dumped(tmp_path, USUAL)
     done = bare("trace", one, one)
     assert done.returncode == 2
+
+
+def test_dumps_without_calls_are_no_verdict(bare, tmp_path: Path) -> None:
+    done = bare("trace", *dumped(tmp_path, [], [], []))
+    assert done.returncode == 3
+    assert done.stdout.startswith("no verdict")
+
+
+def test_kernels_that_say_nothing_are_no_verdict(bare, tmp_path: Path) -> None:
+    kernel = {"cat": "kernel", "name": "ncclKernel_AllReduce", "ts": 1, "dur": 2, "args": {}}
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    done = bare("trace", str(tmp_path / "rank0.json"))
+    assert done.returncode == 3
+    assert done.stdout.startswith("no verdict")
+
+
+def test_a_file_that_cannot_be_read_is_said_and_the_others_judged(bare, tmp_path: Path) -> None:
+    files = dumped(tmp_path, USUAL, USUAL[:1], USUAL)
+    (tmp_path / "dump_2").write_bytes(b"")
+    done = bare("trace", *files, "--format", "json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["hang"]["cause"], told["hang"]["ranks"]) == (1, "missing", [1])
+    assert [each["rank"] for each in told["unread"]] == [2]
+
+
+def test_a_job_of_which_a_file_cannot_be_read_has_no_verdict(bare, tmp_path: Path) -> None:
+    files = dumped(tmp_path, *[USUAL[:1]] * 3)
+    (tmp_path / "dump_2").write_bytes(b"")
+    done = bare("trace", *files)
+    assert done.returncode == 3
+    assert "rank 2's file cannot be used" in done.stdout.splitlines()[0]

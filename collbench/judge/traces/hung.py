@@ -59,12 +59,12 @@ class Front(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """``fronts`` of all groups that stand still, the ``cause`` of the others first, and its
-    ``culprits``: ranks that call ``"other"`` things, or exchange ``"unequal"`` blocks; that never called it (``"missing"``) and wait
-    in nothing else, with those that have no trace, or that have none (``"silent"``); that wait for
-    each other in a ``"circle"``; that are ``"behind"`` and wait in nothing else; or, where nobody
-    can be named, those whose files are ``"unread"``, or those that are in it: ``"some"`` of its
-    ranks, or ``"all"``."""
+    """``fronts`` of all groups that hang, the ``cause`` of the others first, and its ``culprits``:
+    ranks that call ``"other"`` things, or exchange ``"unequal"`` blocks; that never called it
+    (``"missing"``) and wait in nothing else, with those that have no trace, or that have none
+    (``"silent"``); that wait for each other in a ``"circle"``; that are ``"behind"`` and wait in
+    nothing else; or, where nobody can be named, those whose files are ``"unread"``, or those that
+    are in it: ``"some"`` of its ranks, or ``"all"``."""
 
     cause: Cause
     culprits: tuple[int, ...]
@@ -157,21 +157,14 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
             return "silent"
         numbered = meeting.call.number == meeting.number
         reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
-        if reached and meeting.number <= reached[1]:
-            return "done"
-        if meeting.number < ended.get(rank, -1):
+        completed = reached[1] if reached else -1
+        if meeting.number <= completed or meeting.number < ended.get(rank, -1):
             return "done"
         if rank in meeting.calls:
             return ranks.status(rank, meeting.calls[rank])
         if reached:
             return "missing" if meeting.number > reached[0] else "called"
-        if ranks.of[rank].only_active and rank not in called:
-            return "unknown"
-        if not _reaches(ranks.of[rank], meeting.calls.values()):
-            return "unknown"
-        if rank in called:
-            return "missing" if meeting.number > called[rank] else "unknown"
-        return "missing" if _began_before(ranks.of[rank], meeting) else "unknown"
+        return "missing" if _never_called(ranks.of[rank], meeting, called.get(rank)) else "unknown"
 
     before = -1
     for meeting in ordered:
@@ -186,6 +179,16 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
             return _as_front(meeting, found, before)
         before = meeting.number
     return None
+
+
+def _never_called(rank: RankTrace, meeting: Meeting, last: int | None) -> bool:
+    """Whether the calls in the trace of a rank, the ``last`` of a group among them, show that it
+    did not call what others did."""
+    if not _reaches(rank, meeting.calls.values()):
+        return False
+    if last is not None:
+        return meeting.number > last
+    return not rank.only_active and _began_before(rank, meeting)
 
 
 def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:

@@ -100,6 +100,8 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
     untold = sum(each.untold for each in writers)
     assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
+    assumptions += [f"{each.source} is cut at {each.cut}" for each in ranks if each.cut]
+    assumptions += [f"{each.source} is not used: {each.why}" for each in trace.unread]
     assumptions += _waits(written, sum(each.inferred for each in writers))
     assumptions += _untold(untold, taken.recorded)
     if missing := sorted(inside - {*programs}):
