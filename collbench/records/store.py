@@ -245,8 +245,8 @@ def new_id(name: str) -> str:
 
 
 def saved() -> list[Path]:
-    """All saved runs, oldest first."""
-    return sorted((home() / "runs").glob("*.jsonl"))
+    """All saved runs, oldest first: regular files, as reading a pipe would wait for ever."""
+    return sorted(path for path in (home() / "runs").glob("*.jsonl") if path.is_file())
 
 
 def find(name: str) -> Path:

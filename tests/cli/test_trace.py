@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,33 @@ def test_a_job_of_which_a_file_cannot_be_read_has_no_verdict(bare, tmp_path: Pat
     done = bare("trace", *files)
     assert done.returncode == 3
     assert "rank 2's file cannot be used" in done.stdout.splitlines()[0]
+
+
+RECORDED = (
+    '{"collbench_trace":1,"rank":0,"world":2,"backend":"gloo"}\n'
+    '{"kind":"all_reduce","nbytes":8,"dtype":"float","number":0,"issued_ns":1,"ends_ns":2}\n'
+)
+
+
+def test_a_recording_that_broke_off_says_so(bare, tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text(RECORDED + '{"kind":"all_re')
+    (tmp_path / "rank-00001.jsonl").write_bytes(b"")
+    done = bare("trace", str(tmp_path), "--format", "json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["cut"]) == (3, {"0": "line 3"})
+    assert [each["rank"] for each in told["unread"]] == [1]
+
+
+def test_a_recording_without_an_end_says_so(bare, tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text(RECORDED)
+    done = bare("trace", str(tmp_path))
+    assert "the recording of rank 0 broke off" in " ".join(done.stdout.split())
+
+
+def test_a_pipe_among_saved_runs_does_not_hold_up_their_list(
+    bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    os.mkfifo(tmp_path / "runs" / "x.jsonl")
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    assert bare("runs").returncode == 0

@@ -21,6 +21,7 @@ from collbench.show.views import hung
 from collbench.show.views.steps import RANKS, SHOWN, Bar, timeline
 from collbench.workload.files import spelled
 from collbench.workload.step import LOCAL
+from collbench.workload.traces import own
 from collbench.workload.traces.reading import FORMS
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
@@ -128,6 +129,12 @@ def _fine(judged: Judged) -> Headline:
         )
     lost = sum(each.calls for rank in judged.trace.ranks for each in rank.lost)
     left = f"; {counted(lost, 'call')} cannot be read and are left out" if lost else ""
+    broken = [
+        rank.rank
+        for rank in judged.trace.ranks
+        if any(each.why == own.INTERRUPTED for each in rank.lost)
+    ]
+    left += f"; the recording of {in_words(broken)} broke off" if broken else ""
     if judged.missing:
         there = in_words([rank.rank for rank in judged.trace.ranks])
         told = f"there is a trace of {there} only, of {judged.trace.world:,}"

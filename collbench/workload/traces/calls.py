@@ -72,6 +72,7 @@ TYPES = {
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one"
 NO_RANK = "the file does not tell its rank, which is taken for 0"
+UNREADABLE = "calls have a value that cannot be read"
 MOST = 1 << 62
 MOST_LOSSES = 100  # of reasons that are told
 MOST_CALLS = 2_000_000  # of a rank

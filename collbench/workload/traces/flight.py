@@ -21,7 +21,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.workload.step import WORLD
 from collbench.workload.traces import pickled
 from collbench.workload.traces.bounded import HINT, Json, Stream
-from collbench.workload.traces.calls import Calls, Said, listed
+from collbench.workload.traces.calls import UNREADABLE, Calls, Said, listed
 from collbench.workload.traces.types import Call, Known, RankTrace
 
 Stamp = Annotated[int, Meta(ge=0, lt=1 << 62)] | None
@@ -187,7 +187,6 @@ def _entries(stream: Stream, made: Calls, entries: list[Any] | tuple[Any, ...]) 
 
 
 KEYS = ("sizes", "dtypes")
-UNREADABLE = "calls have a value that cannot be read"
 
 
 def _converted(stream: Stream, value: Any, kind: Any, what: str) -> Any:

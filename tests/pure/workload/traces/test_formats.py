@@ -477,7 +477,38 @@ def test_unknown_computation_of_param_is_lost(tmp_path: Path) -> None:
     assert "emb_lookup" in lost.why
 
 
+def test_a_call_of_param_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
+    bad = {"comms": "all_reduce", "in_msg_size": -1}
+    rank = one(tmp_path, "rank1.json", [*traced.PARAM[:2], bad, *traced.PARAM[2:]])
+    assert ("reduce_scatter" in {c.kind for c in rank.calls}, len(rank.lost)) == (True, 2)
+
+
+def test_a_node_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
+    nodes = [traced.comms(1, "allreduce", 4), traced.comms(2, "allreduce", 4)]
+    made = traced.numbered(nodes)
+    made["nodes"][1]["attrs"] = 7
+    rank = one(tmp_path, "rank0.json", made)
+    assert (len(rank.calls), [each.calls for each in rank.lost]) == (1, [1])
+
+
+def test_a_cut_execution_trace_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    rank = one(tmp_path, "rank0.json", json.dumps(traced.EXECUTION)[:-3000])
+    assert rank.cut.startswith("byte ")
+    assert rank.calls
+
+
 # AICB, SimAI
+
+
+def test_a_line_of_aicb_with_cells_missing_is_lost_alone(tmp_path: Path) -> None:
+    rank = one(tmp_path, "w.csv", traced.AICB + "CommType.all_reduce,CommGroup.dp_group\n")
+    assert len(rank.calls) == 6
+    assert [each.calls for each in rank.lost if "cells" in each.why] == [1]
+
+
+def test_a_world_beyond_bounds_of_simai_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="999,999,999,999 ranks"):
+        read(tmp_path, "w.txt", traced.SIMAI.replace("all_gpus: 8", "all_gpus: 999999999999"))
 
 
 def test_lines_of_aicb_are_read(tmp_path: Path) -> None:
