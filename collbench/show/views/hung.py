@@ -123,8 +123,8 @@ def _all(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
-        f" {operation(front)}{_since(front)}, and none is through"
-        f"{_untold(front) or ': a device, a link, or the job ran on'}"
+        f" {operation(front)}{_since(front)}"
+        f"{_untold(front) or ', and none is through: a device, a link, or the job ran on'}"
     )
 
 

@@ -128,7 +128,8 @@ def _fine(judged: Judged) -> Headline:
             "notice",
         )
     lost = sum(each.calls for rank in judged.trace.ranks for each in rank.lost)
-    left = f"; {counted(lost, 'call')} cannot be read and are left out" if lost else ""
+    are = "is" if lost == 1 else "are"
+    left = f"; {counted(lost, 'call')} that cannot be read {are} left out" if lost else ""
     broken = [
         rank.rank
         for rank in judged.trace.ranks

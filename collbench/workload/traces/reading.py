@@ -29,6 +29,8 @@ from collbench.workload.traces.calls import NO_RANK, number_files
 from collbench.workload.traces.types import RankTrace, Trace, Unread
 
 MOST_FILES = 1 << 16
+UNKNOWN = "unknown trace format"
+HOW = "collbench help traces: how one is made"
 MOST_CALLS = 8_000_000  # of all ranks
 EPOCH_NS = 10**17  # less is no time of day
 Told = tuple[RankTrace, tuple[str, ...]]
@@ -218,7 +220,6 @@ def _recognised(paths: Sequence[Path], form: str) -> tuple[list[tuple[Path, str]
     """The files that are asked for, each with its format; of a folder those that have one, and
     those named alike that are broken. Raises UsageError."""
     found: list[tuple[Path, str]] = []
-    unread: list[Unread] = []
     broken: dict[Path, str] = {}
     for path in paths:
         if path.is_dir():
@@ -227,18 +228,16 @@ def _recognised(paths: Sequence[Path], form: str) -> tuple[list[tuple[Path, str]
             broken |= lame
         elif why := _refuse_file(path):
             broken[path] = why
-        else:
-            name = form or recognise(path)
-            if not name:
-                raise UsageError(f"{path}: unknown trace format", _hint(path))
+        elif name := form or recognise(path):
             found.append((path, name))
+        else:
+            broken[path] = UNKNOWN
     if not found and broken:
         path, why = next(iter(broken.items()))
-        raise UsageError(f"{path}: {why}", "collbench help traces: how one is made")
+        raise UsageError(f"{path}: {why}", _hint() if why == UNKNOWN else HOW)
     if not found or len(found) > MOST_FILES:
         raise UsageError(f"{len(found)} files of a trace", f"from 1 to {MOST_FILES:,}")
-    unread = [Unread(str(path), why) for path, why in broken.items()]
-    return found, unread
+    return found, [Unread(str(path), why) for path, why in broken.items()]
 
 
 def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Path, str]]:
@@ -253,10 +252,12 @@ def _in_folder(folder: Path, form: str) -> tuple[list[tuple[Path, str]], dict[Pa
     broken = {
         each: why
         for each in rest
-        if (why := _refuse_file(each)) and (not alike or _pattern(each) in alike)
+        if not recognise(each)
+        and (why := _refuse_file(each) or UNKNOWN * bool(alike))
+        and (not alike or _pattern(each) in alike)
     }
     if not named and not broken:
-        raise UsageError(f"{folder}: no file in it is a trace", _hint(*rest))
+        raise UsageError(f"{folder}: no file in it is a trace", _hint())
     return named, broken
 
 
@@ -277,7 +278,7 @@ PACKED = {
 def _refuse_file(path: Path) -> str:
     """Why a file cannot be a trace, nothing where it may be one. Raises UsageError for none."""
     if not path.exists():
-        raise UsageError(f"{path}: there is no such file", "collbench help traces: how one is made")
+        raise UsageError(f"{path}: there is no such file", HOW)
     if not path.is_file():
         return "it is a pipe or a device, and traces are read twice: write it to a file first"
     start = head(path)
@@ -291,7 +292,7 @@ def _refuse_file(path: Path) -> str:
     return f"it is packed ({packed}): unpack it first" if packed else ""
 
 
-def _hint(*paths: Path) -> str:
+def _hint() -> str:
     return f"formats are {', '.join(FORMS)}"
 
 

@@ -230,11 +230,15 @@ def test_a_flight_entry_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
     assert (len(rank.calls), [each.calls for each in rank.lost]) == (1, [1])
 
 
-@pytest.mark.parametrize("content", [b"", traced.flight_pickle()[:200], gzip.compress(b"x")[:9]])
-def test_a_file_that_cannot_be_read_is_named_with_its_rank(content: bytes, tmp_path: Path) -> None:
-    flight(tmp_path, 0, 2)
-    put(tmp_path / "trace1", content)
-    trace = reading.read([tmp_path])
+@pytest.mark.parametrize(
+    "content", [b"", b"hello", traced.flight_pickle()[:200], gzip.compress(b"x")[:9]]
+)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_file_that_cannot_be_read_is_named_with_its_rank(
+    content: bytes, by_name: bool, tmp_path: Path
+) -> None:
+    files = [*flight(tmp_path, 0, 2), put(tmp_path / "trace1", content)]
+    trace = reading.read(files if by_name else [tmp_path])
     assert [rank.rank for rank in trace.ranks] == [0, 2]
     assert [(each.rank, each.source[-6:]) for each in trace.unread] == [(1, "trace1")]
 
