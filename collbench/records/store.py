@@ -245,8 +245,9 @@ def new_id(name: str) -> str:
 
 
 def saved() -> list[Path]:
-    """All saved runs, oldest first: regular files, as reading a pipe would wait for ever."""
-    return sorted(path for path in (home() / "runs").glob("*.jsonl") if path.is_file())
+    """All saved runs, oldest first, but no pipes or devices: to read one could take for ever."""
+    paths = (home() / "runs").glob("*.jsonl")
+    return sorted(path for path in paths if path.is_file() or path.is_dir())
 
 
 def find(name: str) -> Path:

@@ -315,8 +315,8 @@ def _late(judged: Judged) -> Table:
         lines=lines,
         align="rl",
         note="only operations that no rank leaves before all have come; behind: the first to come,"
-        " in the median; costs: how long the rank that came before it stood still for it, in sum;"
-        f" told by {told}",
+        " in the median; costs: total time that the rank before it waited for this rank (from"
+        f" {told})",
     )
 
 
