@@ -414,6 +414,14 @@ def test_an_iteration_is_replayed_as_its_kernels_were(delay: float, tmp_path: Pa
     assert step.recorded.times_ns == (10 * MS,) * 3
 
 
+def test_a_marked_iteration_without_kernels_is_left_out(tmp_path: Path) -> None:
+    made = behind(12_000.0)
+    last = {"cat": "user_annotation", "name": "ProfilerStep#3", "ts": 30_000, "dur": 9_990}
+    trace = read(tmp_path, "rank0.json", made | {"traceEvents": [*made["traceEvents"], last]})
+    assert trace.ranks[0].steps == ((12 * MS, 22 * MS), (22 * MS, 32 * MS), (32 * MS, 42 * MS))
+    assert any("no kernel was launched" in each for each in trace.assumptions)
+
+
 def test_kernels_of_a_graph_belong_to_its_launch(tmp_path: Path) -> None:
     made = behind(12_000.0)
     for event in made["traceEvents"]:
