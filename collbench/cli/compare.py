@@ -84,7 +84,8 @@ def _runs(names: str) -> list[RunFile]:
     from collbench.records import store
 
     if os.path.isdir(names):  # noqa: PTH112 - Path's raises for a name that is too long
-        several = [str(path) for path in sorted(Path(names).glob("*.jsonl"))]
+        files = (path for path in Path(names).glob("*.jsonl") if path.is_file())
+        several = [str(path) for path in sorted(files)]
     else:
         file = os.path.isfile(names)  # noqa: PTH113 - as above
         several = [] if file else [name for name in names.split(",") if name]

@@ -42,8 +42,9 @@ def trace(
     """Say what is in a job's trace, who comes late, and who hung it.
 
     A rank that hung the job is named, and so are ranks that do not agree on what they do together:
-    exit code 1. Where something stands still and nobody can be named it is 3. `collbench help
-    traces` says how a trace is made, and what the columns are.
+    exit code 1. Where something hangs and nobody can be named, nothing was recorded, or a file is
+    cut or cannot be read, it is 3. `collbench help traces` says how a trace is made, and what the
+    columns are.
     """
     from collbench.cli import outputs
     from collbench.judge.traces.judging import judge
@@ -55,5 +56,5 @@ def trace(
     outputs.deliver(view.document(judged), output_format, out or [], plotlyjs)
     if judged.disagree or (judged.hang and judged.hang.named):
         raise typer.Exit(Exit.BAD)
-    if judged.disagreements or judged.hang or judged.is_empty:
+    if judged.disagreements or judged.hang or not (judged.communicates and judged.whole):
         raise typer.Exit(Exit.NO_VERDICT)

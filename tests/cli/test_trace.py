@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,64 @@ def test_two_files_of_a_rank_are_refused(bare, tmp_path: Path) -> None:
     (one,) = dumped(tmp_path, USUAL)
     done = bare("trace", one, one)
     assert done.returncode == 2
+
+
+def test_dumps_without_calls_are_no_verdict(bare, tmp_path: Path) -> None:
+    done = bare("trace", *dumped(tmp_path, [], [], []))
+    assert done.returncode == 3
+    assert done.stdout.startswith("no verdict")
+
+
+def test_kernels_that_say_nothing_are_no_verdict(bare, tmp_path: Path) -> None:
+    kernel = {"cat": "kernel", "name": "ncclKernel_AllReduce", "ts": 1, "dur": 2, "args": {}}
+    (tmp_path / "rank0.json").write_text(json.dumps({"traceEvents": [kernel]}))
+    done = bare("trace", str(tmp_path / "rank0.json"))
+    assert done.returncode == 3
+    assert done.stdout.startswith("no verdict")
+
+
+def test_a_file_that_cannot_be_read_is_said_and_the_others_judged(bare, tmp_path: Path) -> None:
+    files = dumped(tmp_path, USUAL, USUAL[:1], USUAL)
+    (tmp_path / "dump_2").write_bytes(b"")
+    done = bare("trace", *files, "--format", "json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["hang"]["cause"], told["hang"]["ranks"]) == (1, "missing", [1])
+    assert [each["rank"] for each in told["unread"]] == [2]
+
+
+def test_a_job_of_which_a_file_cannot_be_read_has_no_verdict(bare, tmp_path: Path) -> None:
+    files = dumped(tmp_path, *[USUAL[:1]] * 3)
+    (tmp_path / "dump_2").write_bytes(b"")
+    done = bare("trace", *files)
+    assert done.returncode == 3
+    assert "rank 2's file cannot be used" in done.stdout.splitlines()[0]
+
+
+RECORDED = (
+    '{"collbench_trace":1,"rank":0,"world":2,"backend":"gloo"}\n'
+    '{"kind":"all_reduce","nbytes":8,"dtype":"float","number":0,"issued_ns":1,"ends_ns":2}\n'
+)
+
+
+def test_a_recording_that_broke_off_says_so(bare, tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text(RECORDED + '{"kind":"all_re')
+    (tmp_path / "rank-00001.jsonl").write_bytes(b"")
+    done = bare("trace", str(tmp_path), "--format", "json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["cut"]) == (3, {"0": "line 3"})
+    assert [each["rank"] for each in told["unread"]] == [1]
+
+
+def test_a_recording_without_an_end_says_so(bare, tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.jsonl").write_text(RECORDED)
+    done = bare("trace", str(tmp_path))
+    assert "the recording of rank 0 broke off" in " ".join(done.stdout.split())
+
+
+def test_a_pipe_among_saved_runs_does_not_hold_up_their_list(
+    bare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    os.mkfifo(tmp_path / "runs" / "x.jsonl")
+    monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
+    assert bare("runs").returncode == 0

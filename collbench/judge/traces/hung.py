@@ -11,12 +11,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
+from collbench.judge.traces.joined import (
+    Block,
+    Group,
+    Joined,
+    Meeting,
+    communicating,
+    groups_of,
+    unequal_blocks,
+)
 from collbench.workload.step import POINT_TO_POINT
 from collbench.workload.traces.types import HOST, Call, RankTrace, Trace
 
 Status = Literal["done", "in", "called", "missing", "silent", "unknown"]
-Cause = Literal["other", "missing", "silent", "circle", "behind", "some", "all", "follows"]
+Cause = Literal[
+    "other", "unequal", "missing", "silent", "circle", "behind", "unread", "some", "all", "follows"
+]
 
 
 class Front(NamedTuple):
@@ -26,7 +36,7 @@ class Front(NamedTuple):
     trace of theirs; ``unknown``: their trace begins only after it, or does not tell.
     ``odd`` are calls that do not fit the others'. ``before`` is the number that all completed last,
     -1 where there is none. ``since_ns`` is when the first of those waiting called it, -1 if not
-    told."""
+    told. ``unequal`` are blocks of which sender and receiver have different sizes."""
 
     group: Group
     number: int
@@ -40,6 +50,7 @@ class Front(NamedTuple):
     odd: Mapping[int, Call]
     before: int
     since_ns: int
+    unequal: tuple[Block, ...] = ()
 
     @property
     def blamed(self) -> tuple[int, ...]:
@@ -48,11 +59,12 @@ class Front(NamedTuple):
 
 
 class Hang(NamedTuple):
-    """``fronts`` of all groups that stand still, the ``cause`` of the others first, and its
-    ``culprits``: ranks that call ``"other"`` things; that never called it (``"missing"``) and wait
-    in nothing else, with those that have no trace, or that have none (``"silent"``); that wait for
-    each other in a ``"circle"``; that are ``"behind"`` and wait in nothing else; or, where nobody
-    can be named, those that are in it: ``"some"`` of its ranks, or ``"all"``."""
+    """``fronts`` of all groups that hang, the ``cause`` of the others first, and its ``culprits``:
+    ranks that call ``"other"`` things, or exchange ``"unequal"`` blocks; that never called it
+    (``"missing"``) and wait in nothing else, with those that have no trace, or that have none
+    (``"silent"``); that wait for each other in a ``"circle"``; that are ``"behind"`` and wait in
+    nothing else; or, where nobody can be named, those whose files are ``"unread"``, or those that
+    are in it: ``"some"`` of its ranks, or ``"all"``."""
 
     cause: Cause
     culprits: tuple[int, ...]
@@ -61,7 +73,7 @@ class Hang(NamedTuple):
     @property
     def named(self) -> bool:
         """Whether somebody is to blame."""
-        return self.cause not in ("some", "all", "follows")
+        return self.cause not in ("unread", "some", "all", "follows")
 
 
 class _Ranks:
@@ -70,6 +82,12 @@ class _Ranks:
     def __init__(self, trace: Trace) -> None:
         self.of = {rank.rank: rank for rank in trace.ranks}
         self._ends = {rank.rank: _tells_ends(rank) for rank in trace.ranks}
+        self._messages = {
+            (rank.rank, call.group)
+            for rank in trace.ranks
+            for call in rank.calls
+            if call.kind in POINT_TO_POINT
+        }
 
     def status(self, rank: int, call: Call) -> Status:
         """Whether a rank is through with a call, as far as its trace tells."""
@@ -78,6 +96,15 @@ class _Ranks:
         if not call.state:
             return "called"
         return "in" if self._ends[rank] else "called"
+
+    def reached(self, rank: int, group: Group, called: int) -> tuple[int, int] | None:
+        """The last collectives of a group that a rank called and completed, as it counted them
+        itself; None where it did not, or counted messages with them, or fewer than ``called``."""
+        if (rank, group.name) in self._messages or group.name not in self.of[rank].reached:
+            return None
+        enqueued, started, completed = self.of[rank].reached[group.name]
+        last = max(enqueued, started, completed)
+        return (last, completed) if last >= called else None
 
 
 def through(call: Call) -> bool:
@@ -104,7 +131,14 @@ def hang(trace: Trace, joined: Joined) -> Hang | None:
         of[meeting.group].append(meeting)
     fronts = [front for group, each in of.items() if (front := _front(group, each, ranks))]
     fronts += _messages(ranks)
-    return _blame(fronts) if fronts else None
+    return _blame(fronts, _unread(trace)) if fronts else None
+
+
+def _unread(trace: Trace) -> set[int]:
+    """Ranks that may be those of files that are not used."""
+    named = {each.rank for each in trace.unread}
+    there = {rank.rank for rank in trace.ranks}
+    return {*range(trace.world)} - there if -1 in named else named
 
 
 def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | None:
@@ -121,15 +155,16 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
     def status(rank: int, meeting: Meeting) -> Status:
         if rank not in ranks.of:
             return "silent"
-        if meeting.number < ended.get(rank, -1):
+        numbered = meeting.call.number == meeting.number
+        reached = ranks.reached(rank, group, called.get(rank, -1)) if numbered else None
+        completed = reached[1] if reached else -1
+        if meeting.number <= completed or meeting.number < ended.get(rank, -1):
             return "done"
         if rank in meeting.calls:
             return ranks.status(rank, meeting.calls[rank])
-        if not _reaches(ranks.of[rank], meeting.calls.values()):
-            return "unknown"
-        if rank in called:
-            return "missing" if meeting.number > called[rank] else "unknown"
-        return "missing" if _began_before(ranks.of[rank], meeting) else "unknown"
+        if reached:
+            return "missing" if meeting.number > reached[0] else "called"
+        return "missing" if _never_called(ranks.of[rank], meeting, called.get(rank)) else "unknown"
 
     before = -1
     for meeting in ordered:
@@ -144,6 +179,16 @@ def _front(group: Group, meetings: Sequence[Meeting], ranks: _Ranks) -> Front | 
             return _as_front(meeting, found, before)
         before = meeting.number
     return None
+
+
+def _never_called(rank: RankTrace, meeting: Meeting, last: int | None) -> bool:
+    """Whether the calls in the trace of a rank, the ``last`` of a group among them, show that it
+    did not call what others did."""
+    if not _reaches(rank, meeting.calls.values()):
+        return False
+    if last is not None:
+        return meeting.number > last
+    return not rank.only_active and _began_before(rank, meeting)
 
 
 def _reaches(rank: RankTrace, calls: Iterable[Call]) -> bool:
@@ -184,6 +229,7 @@ def _as_front(meeting: Meeting, found: Mapping[int, Status], before: int) -> Fro
         meeting.odd,
         before,
         min((ns for ns in issued if ns >= 0), default=-1),
+        unequal_blocks(meeting),
     )
 
 
@@ -210,6 +256,7 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
             not lost.calls for r in {rank, peer} & ranks.of.keys() for lost in ranks.of[r].lost
         )
         there = peer in ranks.of and _reaches(ranks.of[peer], [call])
+        there = there and not ranks.of[peer].only_active
         lacks = not both and whole and there and len(every.get(half, ())) <= at
         found: dict[int, Status] = {
             rank: "in",
@@ -220,12 +267,12 @@ def _messages(ranks: _Ranks) -> Iterator[Front]:
             yield _as_front(Meeting.of(group, call.number, {rank: call}, (rank, at)), found, -1)
 
 
-def _blame(fronts: Sequence[Front]) -> Hang:
+def _blame(fronts: Sequence[Front], unread: set[int]) -> Hang:
     waits: dict[int, list[Front]] = defaultdict(list)
     for front in fronts:
         for rank in front.waiting:
             waits[rank].append(front)
-    told = [(front, *_cause(front, waits)) for front in fronts]
+    told = [(front, *_cause(front, waits, unread)) for front in fronts]
     told.sort(key=lambda each: (CAUSES.index(each[1]), -len(each[0].waiting), each[0].since_ns))
     _, cause, culprits = told[0]
     return Hang(cause, culprits, tuple(front for front, _, _ in told))
@@ -234,17 +281,30 @@ def _blame(fronts: Sequence[Front]) -> Hang:
 CAUSES: tuple[Cause, ...] = get_args(Cause)  # what explains most first
 
 
-def _cause(front: Front, waits: Mapping[int, Sequence[Front]]) -> tuple[Cause, tuple[int, ...]]:
-    """Why a group stands still, and by whom."""
-    missing, behind = (
-        {rank for rank in ranks if rank not in waits} for ranks in (front.missing, front.behind)
-    )
+def _cause(
+    front: Front, waits: Mapping[int, Sequence[Front]], unread: set[int]
+) -> tuple[Cause, tuple[int, ...]]:
+    """Why a group hangs, and by whom."""
     if front.odd:
         return "other", tuple(sorted(front.odd))
-    if missing or front.silent:
-        return "missing" if missing else "silent", tuple(sorted({*missing, *front.silent}))
-    if behind:
-        return "behind", tuple(sorted(behind))
+    if front.unequal:
+        ranks = {rank for block in front.unequal for rank in (block.source, block.target)}
+        return "unequal", tuple(sorted(ranks))
+    missing = {rank for rank in front.missing if rank not in waits}
+    silent = {*front.silent} - unread
+    if missing or silent:
+        return "missing" if missing else "silent", tuple(sorted({*missing, *silent}))
+    return _cause_by_waits(front, waits)
+
+
+def _cause_by_waits(
+    front: Front, waits: Mapping[int, Sequence[Front]]
+) -> tuple[Cause, tuple[int, ...]]:
+    """The same where no rank is known not to have come."""
+    if behind := tuple(sorted(rank for rank in front.behind if rank not in waits)):
+        return "behind", behind
+    if front.silent:
+        return "unread", front.silent
     if front.blamed:
         circle = _circle(front.blamed[0], waits)
         return ("circle", circle) if circle else ("follows", front.blamed)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from collbench.core.collectives import COLLECTIVES
+from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.workload.step import LOCAL, POINT_TO_POINT, WORLD
 from collbench.workload.traces.types import UNDESCRIBED, Call, RankTrace, Trace
 
@@ -80,6 +80,42 @@ class Joined(NamedTuple):
             if meeting.group not in found and meeting.odd:
                 found[meeting.group] = meeting
         return list(found.values())
+
+
+class Block(NamedTuple):
+    """Elements that a rank ``sends`` to another in an exchange, where that one ``expects`` another
+    number."""
+
+    source: int
+    target: int
+    sends: int
+    expects: int
+
+
+def unequal_blocks(meeting: Meeting) -> tuple[Block, ...]:
+    """The blocks of an exchange of which both ranks tell the size, and not the same."""
+    ranks = meeting.group.ranks
+    sends = {rank: _blocks(call, call.sends, len(ranks)) for rank, call in meeting.calls.items()}
+    expects = {
+        rank: _blocks(call, call.receives, len(ranks)) for rank, call in meeting.calls.items()
+    }
+    return tuple(
+        Block(source, target, sends[source][to], expects[target][at])
+        for at, source in enumerate(ranks)
+        for to, target in enumerate(ranks)
+        if at != to
+        and sends.get(source)
+        and expects.get(target)
+        and sends[source][to] != expects[target][at]
+        and meeting.calls[source].dtype == meeting.calls[target].dtype
+    )
+
+
+def _blocks(call: Call, splits: Sequence[int], n: int) -> Sequence[int]:
+    """Elements by member of one side of an exchange; nothing where they are not known."""
+    if call.kind == "all_to_all" and not splits:
+        return (call.nbytes // DTYPES[call.dtype].size // n,) * n
+    return splits if call.kind in EXCHANGES and len(splits) == n else ()
 
 
 def differs(call: Call, other: Call) -> str:
@@ -212,7 +248,7 @@ def _messages(
 def _taken(calls: Mapping[int, Call]) -> Taken | None:
     took = [call.took_ns for call in calls.values()]
     least = min(took)
-    return Taken(least, max(took) - least) if least >= 0 else None
+    return Taken(least, max(took) - least) if least > 0 else None
 
 
 def _usual(calls: Mapping[int, Call]) -> set[int]:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted, size
 from collbench.judge.traces import times
-from collbench.judge.traces.hung import Hang, hang
-from collbench.judge.traces.joined import Joined, Meeting, join
+from collbench.judge.traces.hung import Hang, hang, through
+from collbench.judge.traces.joined import Joined, Meeting, communicating, join
 from collbench.judge.traces.times import Clock, Exposed, Late, Part, Share, Traffic
 from collbench.workload.files import spelled
 from collbench.workload.traces import own
@@ -45,11 +45,6 @@ class Judged(NamedTuple):
         return tuple(sorted({*range(self.trace.world)} - {rank.rank for rank in self.trace.ranks}))
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is no operation to judge."""
-        return not (self.joined.meetings or self.joined.messages or self.hang)
-
-    @property
     def disagree(self) -> bool:
         """Whether ranks disagree for sure: operations that the library does not number, of which
         some ranks have more than others, may be joined wrongly."""
@@ -57,6 +52,22 @@ class Judged(NamedTuple):
         counted_anew = labels if self.trace.form == own.FORM else self.joined.by_order
         unsure = {*counted_anew} & _short(self.joined).keys()
         return any(meeting.group.label not in unsure for meeting in self.disagreements)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether there is any operation or message to judge."""
+        return bool(self.joined.meetings or self.joined.messages)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all files are used to their ends."""
+        return not self.trace.unread and not any(rank.cut for rank in self.trace.ranks)
+
+    @property
+    def completed(self) -> bool:
+        """Whether the trace tells of all calls that they have ended."""
+        calls = (call for rank in self.trace.ranks for _, call in communicating(rank))
+        return all(map(through, calls))
 
     @property
     def steps(self) -> int:
@@ -105,7 +116,12 @@ def _losses(trace: Trace) -> Iterator[Lack]:
 
 
 def _files(made: Judged) -> Iterator[Lack]:
-    """Ranks that are not there, and clocks."""
+    """Files that are not used, ranks that are not there, and clocks."""
+    for unread in made.trace.unread:
+        yield Lack(f"{unread.source} is not used", unread.why)
+    for rank in made.trace.ranks:
+        if rank.cut:
+            yield Lack(f"{rank.source} is cut at {rank.cut}", "it is read up to there")
     if made.missing:
         yield Lack(
             f"no trace of {in_words(made.missing)}, of {made.trace.world}",

@@ -368,9 +368,8 @@ def exposed(trace: Trace) -> list[Exposed]:
 
 
 def _exposed(rank: RankTrace) -> Exposed | None:
-    talks = union(
-        (call.begins_ns, call.ends_ns) for _, call in communicating(rank) if call.took_ns >= 0
-    )
+    calls = [(call.begins_ns, call.ends_ns) for _, call in communicating(rank) if call.took_ns >= 0]
+    talks = union([*calls, *rank.unnamed])
     if not talks:
         return None
     computing = (call for call in rank.calls if call.kind == "compute" and call.took_ns > 0)

@@ -28,6 +28,8 @@ def sentence(found: Hang) -> str:
         "missing": _missing,
         "silent": _silent,
         "other": _other,
+        "unequal": _unequal,
+        "unread": _unread,
         "circle": _circle,
         "behind": _behind,
         "some": _some,
@@ -69,6 +71,26 @@ def _other(found: Hang) -> str:
     return f"{told} {where}, where {in_words(usual)} called {said(front.call, front.group)}"
 
 
+def _unequal(found: Hang) -> str:
+    front = found.fronts[0]
+    first = front.unequal[0]
+    more = len(front.unequal) - 1
+    return (
+        f"rank {first.source} sends {counted(first.sends, 'element')} to rank {first.target} in"
+        f" {operation(front)}, which expects {first.expects:,}"
+        + f"; so do {counted(more, 'block')} more"
+        * (more > 0)
+    )
+
+
+def _unread(found: Hang) -> str:
+    front = found.fronts[0]
+    return (
+        f"{_waiting(front)} in {operation(front)}{_since(front)}, and what"
+        f" {in_words(found.culprits)} did is not known"
+    )
+
+
 def _circle(found: Hang) -> str:
     pairs = zip(found.culprits, (*found.culprits[1:], found.culprits[0]), strict=True)
     told = []
@@ -101,8 +123,8 @@ def _all(found: Hang) -> str:
     front = found.fronts[0]
     return (
         f"{in_words(front.waiting)} {'is' if len(front.waiting) == 1 else 'are'} in"
-        f" {operation(front)}{_since(front)}, and none is through"
-        f"{_untold(front) or ': a device, a link, or the job ran on'}"
+        f" {operation(front)}{_since(front)}"
+        f"{_untold(front) or ', and none is through: a device, a link, or the job ran on'}"
     )
 
 
@@ -189,14 +211,14 @@ def _fronts(found: Hang) -> Table:
     """A line for each group: the operation, which ranks are in it, and what others do."""
     fronts = found.fronts[:GROUPS]
     columns: dict[str, list[Sequence[int]]] = {
-        "in it": [front.waiting for front in fronts],
-        "never called": [front.missing for front in fronts],
+        "waiting": [front.waiting for front in fronts],
+        "missing": [front.missing for front in fronts],
         "not begun": [front.behind for front in fronts],
         "no trace": [front.silent for front in fronts],
         "called another": [tuple(front.odd) for front in fronts],
         "past it": [front.done for front in fronts],
     }
-    told = {head: each for head, each in columns.items() if head == "in it" or any(each)}
+    told = {head: each for head, each in columns.items() if head == "waiting" or any(each)}
     lines = [
         Line(
             (
@@ -210,12 +232,12 @@ def _fronts(found: Hang) -> Table:
     more = len(found.fronts) - GROUPS
     return Table(
         name="fronts",
-        title="Where each group stands",
-        heads=("stands at", *told, "since"),
+        title="Hanging calls",
+        heads=("call", *told, "since"),
         lines=lines,
         align="w".ljust(len(told) + 2, "l"),
         dropped=("past it", "no trace", "not begun", "called another"),
-        note="times are UTC" + f"; {counted(more, 'group')} more stand still" * (more > 0),
+        note="times are UTC" + f"; {counted(more, 'group')} more hang" * (more > 0),
     )
 
 
@@ -263,8 +285,7 @@ def _around(judged: Judged, front: Front) -> Table:
         lines=lines,
         align="rwlllw",
         dropped=("from", "first called"),
-        note="> is where it stands"
-        + "; Gloo's recorder does not tell which calls have completed" * gloo,
+        note="> hangs here" + "; Gloo's recorder does not tell which calls have completed" * gloo,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import msgspec
+
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import bandwidth, counted, duration, size
 from collbench.judge.traces.joined import UNNAMED, Group, Meeting, communicating, groups_of
@@ -19,10 +21,12 @@ from collbench.show.views import hung
 from collbench.show.views.steps import RANKS, SHOWN, Bar, timeline
 from collbench.workload.files import spelled
 from collbench.workload.step import LOCAL
+from collbench.workload.traces import own
 from collbench.workload.traces.reading import FORMS
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
 TOP = 10  # lines of a table on a terminal of which a page has more
+FILES = 4  # that are named in the headline, of those cut and of those not used
 LISTED = 1000  # operations that are listed one by one, and lines of a page's table
 BARS = 600  # of each kind, of a timeline
 MORE = "-o page.html has a timeline and each operation; collbench replay runs an iteration again"
@@ -60,34 +64,86 @@ def document(judged: Judged) -> Document:
 
 
 def headline(judged: Judged) -> Headline:
-    """Who hung the job; else where ranks disagree; else who comes late."""
+    """Who hung the job; else where ranks disagree; else that nothing is known; else who comes
+    late. With it, files that are cut or not used."""
+    files = _files(judged)
     if judged.hang:
-        return Headline(hung.sentence(judged.hang), "bad" if judged.hang.named else "notice")
+        words = "; ".join([hung.sentence(judged.hang), *files])
+        return Headline(words, "bad" if judged.hang.named else "notice")
     if judged.disagreements:
-        first = judged.disagreements[0]
-        where = f"#{first.number} of {hung.place(first.group)}"
-        if judged.disagree:
-            return Headline(f"ranks disagree on operation {where}", "bad")
-        told = "the library's numbers of them are not known, and ranks' traces may begin apart"
-        return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
-    return _without_hang(judged)
+        words, weight = _disagreement(judged)
+        return Headline("; ".join([words, *files]), weight)
+    if not judged.communicates:
+        return Headline("; ".join([_nothing(judged), *files]), "notice")
+    words, weight = _fine(judged)
+    if judged.whole:
+        return Headline(words, weight)
+    return Headline(f"{'; '.join(files)}. As far as the rest tells: {words}", "notice")
 
 
-def _without_hang(judged: Judged) -> Headline:
-    """Who comes late, or how much there was to judge."""
-    if judged.is_empty:
-        return Headline("no verdict: the trace has no operation of the ranks together", "notice")
+def _files(judged: Judged) -> list[str]:
+    """Files that are not used, and those that are cut."""
+    trace = judged.trace
+    told = []
+    for unread in trace.unread[:FILES]:
+        of = f"rank {unread.rank}'s file" if unread.rank >= 0 else unread.source
+        told.append(f"{of} cannot be used: {unread.why}")
+    cut = [rank for rank in trace.ranks if rank.cut]
+    told += [f"rank {r.rank}'s file is cut at {r.cut} and read up to there" for r in cut[:FILES]]
+    more = max(0, len(trace.unread) - FILES) + max(0, len(cut) - FILES)
+    return told + [f"so are {counted(more, 'file')} more"] * (more > 0)
+
+
+def _disagreement(judged: Judged) -> Headline:
+    first = judged.disagreements[0]
+    where = f"#{first.number} of {hung.place(first.group)}"
+    if judged.disagree:
+        return Headline(f"ranks disagree on operation {where}", "bad")
+    told = "the library's numbers of them are not known, and ranks' traces may begin apart"
+    return Headline(f"ranks seem to disagree on operation {where}: {told}", "notice")
+
+
+def _nothing(judged: Judged) -> str:
+    """That no operation is known, and why."""
+    lost = [each for rank in judged.trace.ranks for each in rank.lost if each.calls]
+    if lost:
+        number = sum(each.calls for each in lost)
+        most = max(lost, key=lambda each: each.calls)
+        return (
+            "no verdict: nothing is known of what ranks did together, as"
+            f" {counted(number, 'call')} cannot be read: {most.why}"
+        )
+    hint = ""
+    if judged.trace.form == "flight":
+        hint = ": dumps have no calls (TORCH_FR_BUFFER_SIZE sets how many are kept)"
+    return f"no verdict: nothing was recorded of what ranks did together{hint}"
+
+
+def _fine(judged: Judged) -> Headline:
+    """Who comes late, or that all is well, as far as is known."""
     if late := next((each for each in judged.late if each.surely), None):
         return Headline(
             f"rank {late.rank} comes last to {late.last} of {late.ops} operations of"
             f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
             "notice",
         )
+    lost = sum(each.calls for rank in judged.trace.ranks for each in rank.lost)
+    are = "is" if lost == 1 else "are"
+    left = f"; {counted(lost, 'call')} that cannot be read {are} left out" if lost else ""
+    broken = [
+        rank.rank
+        for rank in judged.trace.ranks
+        if any(each.why == own.INTERRUPTED for each in rank.lost)
+    ]
+    left += f"; the recording of {in_words(broken)} broke off" if broken else ""
     if judged.missing:
         there = in_words([rank.rank for rank in judged.trace.ranks])
         told = f"there is a trace of {there} only, of {judged.trace.world:,}"
-        return Headline(f"{told}: nothing in it stands still or disagrees", "notice")
-    return Headline("ranks agree on what they do together, and none stands still", "good")
+        return Headline(f"{told}: nothing in it hangs or disagrees{left}", "notice")
+    if not judged.completed:
+        told = "all ranks made the same calls; the trace does not tell whether all completed"
+        return Headline(f"{told}{left}", "good")
+    return Headline(f"no hang: all ranks made the same calls and completed them{left}", "good")
 
 
 def _about(judged: Judged) -> str:
@@ -159,7 +215,7 @@ def _lacks(judged: Judged) -> Table:
     lines += [Line((each, "assumed")) for each in judged.trace.assumptions]
     return Table(
         name="lacks",
-        title="What the trace does not tell",
+        title="Limits of this trace",
         heads=("what is missing", "what follows"),
         lines=lines,
         align="ww",
@@ -193,10 +249,9 @@ def _parts(judged: Judged) -> Table:
         lines=lines,
         align="lll" if several else "ll",
         dropped=("sent", "ops"),
-        note="ops, size and sent: of the rank that sends most; transfer: an operation's time on the"
-        " rank where it is shortest, as that waits for nobody; waits: how much longer it is where"
-        " it is longest; both are sums, in which operations that overlap count once; busbw: of"
-        " transfers alone"
+        note="ops, size and sent: of the rank that sends most; transfer: time on the fastest rank"
+        " (no waiting); waits: how much longer it takes on the slowest; both are sums, in which"
+        " operations that overlap count once; busbw: of transfers alone"
         + "; sent of operations with a root: the mean over members" * rooted
         + "; ≤ and ≥: messages whose end was seen only when they were waited for" * loose,
     )
@@ -252,7 +307,7 @@ def _late(judged: Judged) -> Table:
         for each in judged.late[:LISTED]
         if each.last
     ]
-    told = "when operations begin" if judged.clock.shared else "how long operations take"
+    told = "start times" if judged.clock.shared else "how long operations take"
     return Table(
         name="late",
         title="Ranks that come last",
@@ -260,8 +315,8 @@ def _late(judged: Judged) -> Table:
         lines=lines,
         align="rl",
         note="only operations that no rank leaves before all have come; behind: the first to come,"
-        " in the median; costs: how long the rank that came before it stood still for it, in sum;"
-        f" told by {told}",
+        " in the median; costs: total time that the rank before it waited for this rank (from"
+        f" {told})",
     )
 
 
@@ -326,7 +381,7 @@ def _shares(judged: Judged) -> Table:
 
 
 TITLES = {
-    "hang": "Where the job stands still",
+    "hang": "Where the job hangs",
     "operations": "Operations",
     "ranks": "Ranks",
     "inside": "What is in the trace",
@@ -449,6 +504,8 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, str, int, int, str]]:
         if call.kind in LOCAL and call.took_ns > 0:
             kind = "computation" if call.kind == "compute" else "waiting"
             yield kind, own, call.begins_ns, call.ends_ns, call.source or call.kind
+    for begin, end in rank.unnamed:
+        yield "communication", f"{own}, unnamed", begin, end, "communication that is not named"
     for begin, end in rank.busy:
         yield "computation", own, begin, end, "computation"
 
@@ -470,6 +527,8 @@ def values(judged: Judged) -> dict[str, Any]:
             {"group": group.label, "name": group.name, "ranks": list(group.ranks)}
             for group in judged.joined.groups
         ],
+        "unread": [msgspec.structs.asdict(each) for each in trace.unread],
+        "cut": {str(rank.rank): rank.cut for rank in trace.ranks if rank.cut},
         "lacks": [lack._asdict() for lack in judged.lacks],
         "assumptions": list(trace.assumptions),
         "hang": hung.values(judged.hang) if judged.hang else None,

@@ -19,7 +19,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError, first_line
 from collbench.workload.step import MOST_RANKS, WORLD
 from collbench.workload.traces.bounded import HINT, Stream
-from collbench.workload.traces.calls import MOST, SUMS, Calls, kind_of
+from collbench.workload.traces.calls import MOST, SUMS, UNREADABLE, Calls, kind_of
 from collbench.workload.traces.types import Call, RankTrace
 
 HALF = "elements are taken for half precision, which the format does not tell"
@@ -44,7 +44,13 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 raise UsageError(f"{where}: it is no header", ",".join(COLUMNS))
             columns = []
         elif line.strip():
-            found.take(_cells(columns, line, where), f"line {number}")
+            try:
+                cells = _cells(columns, line, where)
+            except UsageError as e:
+                why = e.message.removeprefix(f"{where}: ")
+                found.made.lose(f"{UNREADABLE}: {why}", f"line {number}")
+            else:
+                found.take(cells, f"line {number}")
     return found.trace(world)
 
 
@@ -210,6 +216,8 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     found = _Found(stream)
     tp, ep = said.get("model_parallel_NPU_group", 0), said.get("ep", 0)
     world, pp = said.get("all_gpus", 0), max(said.get("pp", 0), 1)
+    if world > MOST_RANKS:
+        raise UsageError(f"{stream.path}: a world of {world:,} ranks", f"{MOST_RANKS:,} at most")
     found.sizes |= {name: n for name, n in (("tp", tp), ("ep", ep)) if 0 < n < MOST_RANKS}
     if 0 < world <= MOST_RANKS and tp and not world % (tp * pp):
         found.sizes["dp"] = world // (tp * pp)
@@ -227,7 +235,7 @@ def read_simai(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     for number, cells in reversed(layers):
         _phase(found, number, cells, "input gradient", 5, "tp")
         _phase(found, number, cells, "weight gradient", 8, "dp")
-    return found.trace(min(world, MOST_RANKS))
+    return found.trace(world)
 
 
 def _phase(

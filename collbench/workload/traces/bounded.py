@@ -11,9 +11,10 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -30,6 +31,14 @@ HINT = "is it whole, and of the format that --from says?"
 T = TypeVar("T")
 
 
+class CutError(UsageError):
+    """A file that ends before its end, at the byte ``at``."""
+
+    def __init__(self, message: str, hint: str, at: int) -> None:
+        super().__init__(message, hint)
+        self.at = at
+
+
 class Limits(NamedTuple):
     """How much of a file is read."""
 
@@ -39,12 +48,18 @@ class Limits(NamedTuple):
 
 
 class Stream:
-    """The bytes of a file from its beginning, unpacked where they are gzip's."""
+    """The bytes of a file from its beginning, unpacked where they are gzip's. ``rank`` is the one
+    that the file's name tells, -1 for none."""
 
-    def __init__(self, path: Path, limits: Limits = Limits()) -> None:  # noqa: B008 - immutable
-        self.path, self.limits = path, limits
+    def __init__(
+        self,
+        path: Path,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
+        rank: int = -1,
+    ) -> None:
+        self.path, self.limits, self.rank = path, limits, rank
         self.given = 0  # bytes so far
-        self._file: IO[bytes] = _opened(path)
+        self._file = _opened(path)
 
     def __enter__(self) -> Self:
         return self
@@ -57,8 +72,10 @@ class Stream:
     def more(self) -> bytes:
         """The next piece; nothing at the end. Raises UsageError."""
         try:
-            piece = self._file.read(PIECE)
-        except (OSError, EOFError, zlib.error) as e:
+            piece = self._file.read1(PIECE)
+        except EOFError as e:
+            raise self.cut(self.given, "the packed file is cut") from e
+        except (OSError, zlib.error) as e:
             raise self.refused(self.given, first_line(e)) from e
         self.given += len(piece)
         if self.given > self.limits.nbytes:
@@ -98,21 +115,29 @@ class Stream:
     def refused(self, at: int, why: str, hint: str = HINT) -> UsageError:
         return UsageError(f"{self.path}: byte {at:,}: {why}", hint)
 
+    def cut(self, at: int, why: str) -> CutError:
+        return CutError(f"{self.path}: byte {at:,}: {why}", HINT, at)
 
-def _opened(path: Path) -> IO[bytes]:
+
+def _opened(path: Path) -> BufferedReader | gzip.GzipFile:
     try:
         plain = path.open("rb")
         packed = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)
     except OSError as e:
         raise UsageError(f"cannot read {path}: {e.strerror or first_line(e)}", HINT) from e
-    return gzip.open(plain) if packed else plain  # type: ignore[return-value]
+    if not packed:
+        return plain
+    plain.close()
+    return gzip.GzipFile(path)
 
 
 def head(path: Path, nbytes: int = 1 << 16) -> bytes:
-    """How a file begins; nothing where that cannot be read."""
-    with suppress(OSError, EOFError, zlib.error, UsageError), Stream(path) as stream:
-        return stream._file.read(nbytes)
+    """How a file begins, also one that is packed and cut; nothing where that cannot be read."""
+    with suppress(OSError, zlib.error), path.open("rb") as file:
+        raw = file.read(max(nbytes, 1 << 16))
+        packed = raw.startswith(b"\x1f\x8b")
+        return zlib.decompressobj(31).decompress(raw, nbytes) if packed else raw[:nbytes]
     return b""
 
 
@@ -131,6 +156,23 @@ VALUE = re.compile(
 )
 OR_DEEP = f"or has lists and objects more than {DEEP} deep"
 SPACE = re.compile(rb"[ \t\r\n]*+")
+
+
+TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"|[^\s{}\[\],:"]++', re.DOTALL)
+LITERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?|true|false|null")
+ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[\x00-\x1f\\]')
+
+
+def mended(raw: bytes) -> bytes:
+    """A value of JSON as its writer meant it: in strings, bytes that are no text and characters
+    that have to be escaped are replaced; numbers that JSON does not have (nan, inf) are null."""
+
+    def mend(token: re.Match[str]) -> str:
+        if token[0].startswith('"'):
+            return ESCAPE.sub(lambda part: part[0] if len(part[0]) > 1 else "?", token[0])
+        return token[0] if LITERAL.fullmatch(token[0]) else "null"
+
+    return TOKEN.sub(mend, bytes(raw).decode(errors="replace")).encode()
 
 
 class Element(NamedTuple):
@@ -170,8 +212,13 @@ class Json:
         return self.decode(self.header[key], kind, key) if key in self.header else default
 
     def decode(self, raw: bytes, kind: type[T], what: str) -> T:
+        """A value, mended where it is no JSON. Raises UsageError."""
         try:
             return msgspec.json.decode(raw, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        try:
+            return msgspec.json.decode(mended(raw), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             raise UsageError(f"{self.stream.path}: {what[:40]}: {first_line(e)}", HINT) from e
 
@@ -194,6 +241,8 @@ class Json:
 
     def _key(self) -> str:
         at = self._place
+        if not self._next():
+            raise self.stream.cut(at, "it ends before its end")
         if self._next() != b'"':
             raise self._refused("a name is missing")
         raw = self._value()
@@ -201,6 +250,8 @@ class Json:
             key = str(msgspec.json.decode(raw, type=str))
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise self.stream.refused(at, first_line(e)) from e
+        if not self._next():
+            raise self.stream.cut(at, "it ends before its end")
         if self._next() != b":":
             raise self._refused("a colon is missing")
         self._at += 1
@@ -227,21 +278,23 @@ class Json:
     def _closed(self, bracket: bytes) -> bool:
         """Whether that was the last; a comma is passed."""
         found = self._next()
+        if not found:
+            raise self.stream.cut(self._place, "it ends before its end")
         if found not in (b",", bracket):
-            raise self._refused("a comma is missing" if found else "it ends before its end")
+            raise self._refused("a comma is missing")
         self._at += 1
         return found == bracket
 
     def _value(self) -> bytes:
         """The whole value that is next. Raises UsageError."""
-        if self._next() in (b"", b"}", b"]", b",", b":"):
+        if self._next() in (b"}", b"]", b",", b":"):
             raise self._refused("a value is missing")
         longest = self.stream.limits.longest
         while not (found := VALUE.match(self._buffer, self._at)):
             if len(self._buffer) - self._at > longest:
                 raise self._refused(f"a value has more than {longest:,} B, {OR_DEEP}")
             if not self._fill():
-                raise self._refused(f"it ends within a value, {OR_DEEP}")
+                raise self.stream.cut(self._place, f"it ends within a value, {OR_DEEP}")
         if len(found[0]) > longest:
             raise self._refused(f"a value has more than {longest:,} B")
         self._at = found.end()

@@ -72,6 +72,7 @@ TYPES = {
 SUMS = "reductions are taken for sums: the trace does not say which they are"
 EVEN = "an all_to_all without splits is taken for an even one"
 NO_RANK = "the file does not tell its rank, which is taken for 0"
+UNREADABLE = "calls have a value that cannot be read"
 MOST = 1 << 62
 MOST_LOSSES = 100  # of reasons that are told
 MOST_CALLS = 2_000_000  # of a rank
@@ -313,18 +314,29 @@ def is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-NUMBERED = (
-    re.compile(r"(?:rank|worker|_eg_|_et_|gpu)[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE),
-    re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:et|json|pt|trace|pickle|pkl|gz|csv|txt|bin))*$"),
-)
+RANKED = re.compile(r"(?:rank|worker)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+DIGITS = re.compile(r"\d+")
 
 
-def rank_in(path: Path) -> int:
-    """The rank that a file's name tells; -1 where it tells none."""
-    for pattern in NUMBERED:
-        if found := pattern.search(path.name):
-            return int(found[1]) if int(found[1]) < MOST_RANKS else -1
-    return -1
+def rank_in(name: str) -> int:
+    """The rank that a file's name tells in words (rank3, worker-3); -1 where it tells none."""
+    found = RANKED.search(name)
+    return int(found[1]) if found and int(found[1]) < MOST_RANKS else -1
+
+
+def number_files(names: Sequence[str]) -> list[int]:
+    """The rank of each of a job's files by their names: as these tell it in words, or by digits
+    that number the files from 0 on; -1 for none."""
+    ranks = [rank_in(name) for name in names]
+    if any(rank >= 0 for rank in ranks):
+        return ranks
+    runs = [DIGITS.findall(name) for name in names]
+    columns = zip(*runs, strict=True) if len({len(each) for each in runs}) == 1 else ()
+    for column in columns:
+        numbers = [int(digits[:9]) for digits in column]
+        if sorted(numbers) == list(range(len(names))):
+            return numbers
+    return ranks
 
 
 def nanoseconds(us: float, base: int = 0) -> int:

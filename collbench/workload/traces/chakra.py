@@ -21,7 +21,7 @@ from collbench.core.errors import UsageError, first_line
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, WORLD
 from collbench.workload.traces import protobuf as pb
 from collbench.workload.traces.bounded import HINT, Stream
-from collbench.workload.traces.calls import MOST, SUMS, Calls, is_number, rank_in
+from collbench.workload.traces.calls import MOST, SUMS, UNREADABLE, Calls, is_number
 from collbench.workload.traces.types import Call, RankTrace
 
 GROUPS = "comm_group.json"
@@ -68,12 +68,15 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
                 continue
             node = _node(message)
         except (pb.Broken, UnicodeDecodeError, struct.error) as e:
-            raise stream.refused(at, f"node {number}: {first_line(e)}") from e
+            if not number:
+                raise stream.refused(at, f"its metadata: {first_line(e)}") from e
+            found.made.lose(f"{UNREADABLE}: {first_line(e)}", f"byte {at}")
+            continue
         found.take(node)
     made = found.made
     if made.empty:
         raise UsageError(f"{stream.path}: nothing in it communicates", HINT)
-    return made.trace(rank_in(stream.path), found.world), tuple(made.assumptions)
+    return made.trace(stream.rank, found.world), tuple(made.assumptions)
 
 
 def _node(message: bytes) -> Node:

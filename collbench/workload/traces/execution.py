@@ -18,16 +18,16 @@ from msgspec import Meta
 
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD, Whole
-from collbench.workload.traces.bounded import Json, Stream
+from collbench.workload.traces.bounded import CutError, Json, Stream
 from collbench.workload.traces.calls import (
     MOST,
     MOST_CALLS,
+    UNREADABLE,
     Calls,
     Said,
     is_number,
     kind_of,
     listed,
-    rank_in,
 )
 from collbench.workload.traces.types import Call, Interval, RankTrace
 
@@ -89,19 +89,28 @@ def read(stream: Stream, from_ops: bool = False) -> tuple[RankTrace, tuple[str, 
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     source = Json(stream, "nodes")
     found = _Found(stream, from_ops)
-    for _, at, raw in source:
-        node = source.decode(raw, _Name, f"byte {at:,}, a node")
-        if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
-            found.nodes.append((node.id, node.name, at, raw))
-            found.held += len(raw)
+    cut = ""
+    try:
+        for _, at, raw in source:
+            found.add(source, at, raw)
             if found.held > stream.limits.nbytes // 16 or len(found.nodes) > MOST_CALLS:
                 raise stream.refused(at, "its communication takes too much memory")
+    except CutError as e:
+        if not found.nodes:
+            raise
+        cut = f"byte {e.at:,}"
     for _, name, at, raw in sorted(found.nodes):  # they are written as they end
-        found.take(name, source.decode(raw, _Node, f"byte {at:,}, a node"))
+        try:
+            node = source.decode(raw, _Node, "a node")
+        except UsageError as e:
+            found.made.lose(f"{UNREADABLE}: {e.message.partition(': a node: ')[2]}", f"byte {at}")
+        else:
+            found.take(name, node)
     schema = source.decoded("schema", Any, "")
     if "nodes" in source.header or not isinstance(schema, str):
         raise UsageError(f"{stream.path}: its nodes are no list", "is it an execution trace?")
-    return found.trace()
+    told, assumptions = found.trace()
+    return msgspec.structs.replace(told, cut=cut), assumptions
 
 
 class _Found:
@@ -109,6 +118,7 @@ class _Found:
 
     def __init__(self, stream: Stream, from_ops: bool) -> None:
         self.made = Calls(stream.path)
+        self.rank = stream.rank
         self.nodes: list[tuple[int, str, int, bytes]] = []
         self.held = 0
         self.ranks: dict[int, int] = {}  # that nodes tell, and how often
@@ -117,6 +127,18 @@ class _Found:
         self._from_ops = from_ops
         self._default = ""
         self._open: dict[tuple[str, int, bool], list[int]] = {}
+
+    def add(self, source: Json, at: int, raw: bytes) -> None:
+        """A node, kept if it is of a kind that is read."""
+        try:
+            node = source.decode(raw, _Name, "a node")
+        except UsageError as e:
+            why = e.message.partition(": a node: ")[2]
+            self.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+            return
+        if node.name in (COMMS, GROUPS) or node.name.startswith(("c10d::", "ProfilerStep#")):
+            self.nodes.append((node.id, node.name, at, raw))
+            self.held += len(raw)
 
     def take(self, name: str, node: _Node) -> None:
         """A node, in the order of calls."""
@@ -143,7 +165,7 @@ class _Found:
                 "--from-ops takes these, whose groups are unknown" * bool(self.ops)
                 or "record a job that communicates, with torch.profiler's execution trace",
             )
-        rank = max(self.ranks, key=self.ranks.__getitem__, default=rank_in(made.path))
+        rank = max(self.ranks, key=self.ranks.__getitem__, default=self.rank)
         ends = [*self.marks[1:], len(made.made)]
         marked: list[Interval] = [*zip(self.marks, ends, strict=True)] if self.marks else []
         told = made.trace(rank, marked=marked)

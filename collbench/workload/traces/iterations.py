@@ -144,8 +144,13 @@ def _marked(trace: Trace) -> Found | None:
             f"ranks do not have as many marked iterations: {', '.join(told)}",
             "a trace in which all ranks mark each of their iterations",
         )
-    every = [_cut(trace.ranks, timed, clocks, each) for each in zip(*marks, strict=True)]
+    every = [
+        _cut(trace.ranks, timed, clocks, number, each)
+        for number, each in enumerate(zip(*marks, strict=True))
+    ]
+    by_kernels = timed and any(rank.steps and rank.marked for rank in trace.ranks)
     meaning = "from a mark's begin to its end"
+    meaning = "from its first kernel to the next one's" if by_kernels else meaning
     return Found(tuple(every), "marked in the trace", meaning) if every else None
 
 
@@ -153,13 +158,16 @@ def _cut(
     ranks: Sequence[RankTrace],
     timed: bool,
     clocks: Sequence[Sequence[int]],
+    number: int,
     marks: Sequence[Interval],
 ) -> Iteration:
-    """What each rank has between its marks, which are times or places of calls."""
+    """What each rank has in an iteration, by its marks, which are times or places of calls."""
     places, times = [], []
     for rank, clock, mark in zip(ranks, clocks, marks, strict=True):
         by_time = timed and bool(rank.steps)
         first, stop = (bisect_left(clock, ns) for ns in mark) if by_time else mark
+        if by_time and rank.marked:
+            first, stop = rank.marked[number]
         places.append((min(first, len(clock)), min(stop, len(clock))))
         times.append(mark if by_time else UNKNOWN)
     return Iteration(tuple(places), tuple(times))

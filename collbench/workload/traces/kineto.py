@@ -8,14 +8,18 @@ lists are cut with "..."; groups are then taken from ``distributedInfo``.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from collbench.core.errors import UsageError
+from collbench.core.text import counted
 from collbench.workload.step import MOST_RANKS, WORLD
-from collbench.workload.traces.bounded import Json, Stream
+from collbench.workload.traces.bounded import CutError, Json, Stream
 from collbench.workload.traces.calls import (
     MOST,
     Calls,
@@ -24,15 +28,16 @@ from collbench.workload.traces.calls import (
     kind_of,
     listed,
     nanoseconds,
-    rank_in,
 )
 from collbench.workload.traces.types import Interval, RankTrace
 
-MOST_KEPT = 3_000_000
+MOST_KEPT = 6_000_000
+READ = ("kernel", "user_annotation", "cuda_runtime", "cuda_driver")
 FEWER = "profile fewer steps"
 Time = float | str
-Elements = Annotated[int, Meta(ge=0, lt=MOST)]
+Elements = Annotated[int, Meta(ge=-(1 << 31), lt=MOST)]  # below 0: more than 32 bits hold
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+T = TypeVar("T")
 Base = Annotated[int, Meta(ge=0, lt=MOST >> 1)]
 
 
@@ -72,6 +77,19 @@ class _Correlated(msgspec.Struct):
     correlation: int = -1
 
 
+class _Category(msgspec.Struct):
+    cat: str = ""
+
+
+class _Iterations(NamedTuple):
+    """The ``marks`` of iterations on the CPU, when they were on the GPU (``windows``), and whether
+    kernels belong to them by their launch."""
+
+    marks: Sequence[Interval]
+    windows: tuple[Interval, ...]
+    by_launch: bool
+
+
 class _Group(msgspec.Struct):
     pg_name: str = ""
     pg_desc: str = ""
@@ -88,21 +106,41 @@ class _World(msgspec.Struct):
 
 
 def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
-    """What a rank's file tells, and what is taken for granted. Raises UsageError."""
+    """What a rank's file tells, and what is taken for granted; of a file that is cut, up to there.
+    Raises UsageError."""
     source, found = Json(stream, "traceEvents"), _Found(stream)
-    for _, at, raw in source:
-        found.take(source.decode(raw, _Event, f"byte {at:,}, an event"), at, source)
-        if found.held > MOST_KEPT:
-            raise stream.refused(at, f"more than {MOST_KEPT:,} kernels and launches", FEWER)
+    cut = ""
+    try:
+        for _, at, raw in source:
+            found.take(raw, at, source)
+            if found.held > MOST_KEPT:
+                raise stream.refused(at, f"more than {MOST_KEPT:,} kernels and launches", FEWER)
+    except CutError as e:
+        if not found.events:
+            raise
+        cut = f"byte {e.at:,}"
     if "traceEvents" in source.header:
         raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
-    world = source.decoded("distributedInfo", _World, _World())
-    base = source.decoded("baseTimeNanoseconds", Base, 0)
-    return found.trace(world, base)
+    world = found.header(source, "distributedInfo", _World, _World())
+    base = found.header(source, "baseTimeNanoseconds", Base, 0)
+    told, assumptions = found.trace(world, base)
+    return msgspec.structs.replace(told, cut=cut), assumptions
 
 
-COMMUNICATES = re.compile(r"nccl|rccl", re.IGNORECASE)
-LAUNCHES = re.compile(r"(?:cuda|hip|cu)Launch\w*|\w*LaunchKernel\w*")
+NCCL = re.compile(r"nccl|rccl|msccl", re.IGNORECASE)
+OTHERS = re.compile(
+    r"cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|nvshmem"
+    r"|deep_ep",
+    re.IGNORECASE,
+)
+LAUNCHES = re.compile(r"(?:cuda|hip|cu)(?:Graph)?Launch\w*|\w*LaunchKernel\w*")
+SPAN = "gloo:"  # begins the names of Gloo's spans
+NO_LAUNCH = (
+    "the trace has no launches of most kernels: each belongs to the iteration in which it began"
+)
+UNNAMED = "kernels do not say what they communicate, as of torch before 2.3 and coalesced calls"
+BEYOND = "marked iterations in which no kernel was launched are left out"
+Kernel = tuple[int, int, int]  # begin, end, correlation
 
 
 class _Found:
@@ -111,34 +149,98 @@ class _Found:
 
     def __init__(self, stream: Stream) -> None:
         self.made = Calls(stream.path)
+        self.rank = stream.rank
+        self.events = 0
+        self.spans = 0  # of Gloo
         self.kernels: list[tuple[int, int, int, _Comms]] = []
         self.launched: dict[int, int] = {}
         self.steps: list[Interval] = []
-        self.busy = _Union()
+        self.computing: list[Kernel] = []
+        self.unnamed: list[Kernel] = []
 
-    def take(self, event: _Event, at: int, source: Json) -> None:
-        """One event."""
+    def header(self, source: Json, key: str, kind: type[T], default: T) -> T:
+        """What the header says under a key; the default where that cannot be read."""
+        try:
+            return source.decoded(key, kind, default)
+        except UsageError as e:
+            self.made.lose(e.message.partition(": ")[2], calls=0)
+            return default
+
+    def take(self, raw: bytes, at: int, source: Json) -> None:
+        """One event; one that has a value that cannot be read is lost."""
+        self.events += 1
+        try:
+            event = source.decode(raw, _Event, "an event")
+        except UsageError as e:
+            return self._lose(raw, at, source, e)
         if event.cat == "kernel":
-            begins, ends = _interval(event, at, source)
-            if not COMMUNICATES.search(event.name):
-                self.busy.add(begins, ends)
-                return
-            said = source.decode(event.args, _Comms, f"byte {at:,}, a kernel's args")
-            if said.name:
-                self.kernels.append((begins, ends, at, said))
-            else:
-                what = event.name[:60].split("_")[0]
-                self.made.lose(f"kernels do not say what they communicate: {what}", f"byte {at}")
+            self._kernel(event, at, source)
         elif event.cat == "user_annotation" and event.name.startswith("ProfilerStep#"):
-            self.steps.append(_interval(event, at, source))
+            if (mark := _interval(event)) is None:
+                self.made.lose("marks of iterations have no time", f"byte {at}", calls=0)
+            else:
+                self.steps.append(mark)
         elif event.cat in ("cuda_runtime", "cuda_driver") and LAUNCHES.fullmatch(event.name):
-            launch = source.decode(event.args, _Correlated, f"byte {at:,}, a launch's args")
-            self.launched[launch.correlation] = _interval(event, at, source)[0]
+            self._launch(event, at, source)
+        self.spans += event.name.startswith(SPAN)
+        return None
+
+    def _lose(self, raw: bytes, at: int, source: Json, error: UsageError) -> None:
+        """An event of which a value cannot be read, unless it is of a kind that is not read."""
+        try:
+            category = source.decode(raw, _Category, "an event").cat
+        except UsageError:
+            category = "kernel"
+        if category in READ:
+            why = error.message.partition(": an event: ")[2]
+            self.made.lose(f"events have a value that cannot be read: {why}", f"byte {at}")
+
+    def _kernel(self, event: _Event, at: int, source: Json) -> None:
+        when, place = _interval(event), f"byte {at}"
+        talks = NCCL.search(event.name)
+        other = not talks and OTHERS.search(event.name)
+        if when is None or when == (0, 0):
+            why = "calls have no time" if talks or other else "kernels that compute have no time"
+            self.made.lose(why, place, calls=int(bool(talks or other)))
+            return
+        if not talks:
+            of = self.unnamed if other else self.computing
+            of.append((*when, self._correlation(event, source)))
+            if other:
+                why = f"kernels that communicate without NCCL are not read: {_short(event.name)}"
+                self.made.lose(why, place)
+            return
+        try:
+            said = source.decode(event.args, _Comms, "a kernel's args")
+        except UsageError as e:
+            self.made.lose(f"kernels have {e.message.partition(': ')[2]}", place)
+            self.unnamed.append((*when, self._correlation(event, source)))
+            return
+        if said.name:
+            self.kernels.append((*when, at, said))
+        else:
+            what = event.name[:60].split("_")[0]
+            self.made.lose(f"{UNNAMED}: {what}", place)
+            self.unnamed.append((*when, self._correlation(event, source)))
+
+    def _correlation(self, event: _Event, source: Json) -> int:
+        try:
+            return source.decode(event.args, _Correlated, "").correlation
+        except UsageError:
+            return -1
+
+    def _launch(self, event: _Event, at: int, source: Json) -> None:
+        when, correlation = _interval(event), self._correlation(event, source)
+        if when is None or correlation < 0:
+            self.made.lose("launches have no time or no number", f"byte {at}", calls=0)
+        else:
+            self.launched[correlation] = when[0]
 
     @property
     def held(self) -> int:
         """How much is kept of it."""
-        return sum(map(len, (self.kernels, self.launched, self.steps, self.busy.found)))
+        lists = (self.kernels, self.launched, self.steps, self.computing, self.unnamed)
+        return sum(map(len, lists))
 
     def trace(self, world: _World, base: int) -> tuple[RankTrace, tuple[str, ...]]:
         """What came of it. Raises UsageError where nothing communicates."""
@@ -151,23 +253,87 @@ class _Found:
                 ranks = ranks or tuple(range(world.world_size))
             if ranks and (not size or len(ranks) == size):
                 made.group(group.pg_name, ranks, group.pg_desc)
-        for begins, ends, at, said in sorted(self.kernels, key=lambda kernel: kernel[0]):
+        steps = self._iterations()
+        placed = sorted((self._placed(kernel, steps), kernel[0], kernel) for kernel in self.kernels)
+        places = [0] * (len(steps.windows) + 1)
+        for step, _, (begins, ends, at, said) in placed:
             default = default or (said.group if said.described == "default_pg" else "")
             self._call(made, said, at, default, (base + begins, base + ends), base)
-        if made.empty:
-            raise UsageError(
-                f"{made.path}: no kernel of it communicates",
-                "traces of Gloo have none: record with collbench.record",
-            )
+            for later in range(step + 1, len(places)):
+                places[later] = len(made.made)
+        self._refuse_silent()
         if default in made.groups:
             made.name_world(default)
-        rank = rank_in(made.path) if world.rank is None else world.rank
-        steps, busy = (
-            [(base + begins, base + ends) for begins, ends in each]
-            for each in (sorted({*self.steps}), self.busy.merged())
+        rank = self.rank if world.rank is None else world.rank
+        windows, busy, unnamed = (
+            tuple((base + begins, base + ends) for begins, ends in each)
+            for each in (steps.windows, _union(self.computing), _union(self.unnamed))
         )
-        told = made.trace(rank, world.world_size, steps, busy, backend=world.backend[:20])
-        return told, tuple(made.assumptions)
+        marked = [*pairwise(places)] if steps.by_launch else []
+        told = made.trace(rank, world.world_size, windows, busy, marked, world.backend[:20])
+        return msgspec.structs.replace(told, unnamed=unnamed), tuple(made.assumptions)
+
+    def _refuse_silent(self) -> None:
+        """Raises UsageError where nothing communicates."""
+        if not self.made.empty:
+            return
+        told = f"{self.made.path}: no kernel of it communicates"
+        if self.spans:
+            told += f"; the {counted(self.spans, 'span')} of Gloo in it are not read"
+            raise UsageError(told, "collbench.record records jobs on Gloo")
+        if self.computing:
+            raise UsageError(told, "profile a step in which ranks communicate")
+        raise UsageError(
+            f"{told}: it has no kernels",
+            "torch.profiler records them with ProfilerActivity.CUDA; collbench.record jobs on CPUs",
+        )
+
+    def _iterations(self) -> _Iterations:
+        """The marked iterations on the GPU: each from the first kernel that was launched in it to
+        the next one's; where launches are unknown, as they are marked."""
+        marks = sorted({*self.steps})
+        talking = ((begins, ends, said.correlation) for begins, ends, _, said in self.kernels)
+        firsts: dict[int, int] = {}
+        lasts: dict[int, int] = {}
+        unknown = 0
+        for begins, ends, correlation in chain(talking, self.computing, self.unnamed):
+            unknown += self._issued(correlation) is None
+            step = self._launched_in(correlation, marks)
+            if step >= 0:
+                firsts[step] = min(begins, firsts.get(step, begins))
+                lasts[step] = max(ends, lasts.get(step, ends))
+        kernels = len(self.kernels) + len(self.computing) + len(self.unnamed)
+        if marks and (not firsts or 2 * unknown > kernels):
+            self.made.assumptions[NO_LAUNCH] = None
+            return _Iterations(marks, tuple(marks), False)
+        if len(firsts) < len(marks):
+            self.made.assumptions[BEYOND] = None
+        kept = sorted(firsts)
+        begins_of = [*accumulate((firsts[step] for step in kept), max)]
+        ends_of = [*begins_of[1:], max(lasts.values(), default=0)]
+        windows = tuple(zip(begins_of, ends_of, strict=True)) if kept else ()
+        return _Iterations([marks[step] for step in kept], windows, True)
+
+    def _issued(self, correlation: Any) -> int | None:
+        """When a kernel was launched, if the trace tells."""
+        return self.launched.get(correlation) if is_number(correlation) else None
+
+    def _launched_in(self, correlation: Any, marks: Sequence[Interval]) -> int:
+        """The place of the iteration in which a kernel was launched; -1 where that is unknown."""
+        issued = self._issued(correlation)
+        if issued is None or not marks or issued >= marks[-1][1]:
+            return -1
+        return bisect_right(marks, issued, key=lambda mark: mark[0]) - 1
+
+    def _placed(self, kernel: tuple[int, int, int, _Comms], steps: _Iterations) -> int:
+        """The place of its iteration: -1 before the first, their number after the last."""
+        begins, _, _, said = kernel
+        issued = self._issued(said.correlation)
+        if issued is None or not steps.by_launch:
+            return bisect_right(steps.windows, begins, key=lambda window: window[0]) - 1
+        if steps.marks and issued >= steps.marks[-1][1]:
+            return len(steps.marks)
+        return bisect_right(steps.marks, issued, key=lambda mark: mark[0]) - 1
 
     def _call(
         self, made: Calls, said: _Comms, at: int, default: str, when: Interval, base: int
@@ -182,11 +348,18 @@ class _Found:
             peer = _rank(said.target if kind == "send" else said.source)
             members = made.groups.get(name, ())
             there = members.index(peer) if peer in members else -1
+        given, got = said.given, said.got
+        if (given if kind == "all_gather" else got if kind == "reduce_scatter" else -1) >= 0:
+            given, got = max(0, given), max(0, got)  # the other follows from it
+        if min(given, got) < 0:
+            made.lose(f"{kind or said.name}: more elements than 32 bits hold", place)
+            self.unnamed.append((when[0] - base, when[1] - base, -1))
+            return
         told = Said(
             said.name,
             said.dtype,
-            said.given,
-            said.got,
+            given,
+            got,
             place,
             WORLD if name and name == default else name,
             n,
@@ -196,7 +369,8 @@ class _Found:
             peer=there,
         )
         issued = self.launched.get(said.correlation) if is_number(said.correlation) else None
-        fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": when[1]}
+        ends = when[1] if when[1] > when[0] else -1  # no kernel takes no time
+        fields: dict[str, object] = {"begins_ns": when[0], "ends_ns": ends}
         if issued is not None:
             fields["issued_ns"] = base + issued
         number = _rank(said.number, MOST)
@@ -222,36 +396,28 @@ def _rank(value: Any, most: int = MOST_RANKS) -> int:
     return value if is_number(value) and 0 <= value < most else -1
 
 
-def _interval(event: _Event, at: int, source: Json) -> Interval:
-    """When an event began and ended, in nanoseconds. Raises UsageError."""
+def _interval(event: _Event) -> Interval | None:
+    """When an event began and ended, in nanoseconds; None where that is not told."""
     try:
         begins, took = (nanoseconds(float(time)) for time in (event.ts, event.dur))
     except ValueError:
-        begins = took = -1
+        return None
     if begins < 0 or took < 0 or begins + took >= MOST >> 1:
-        raise source.stream.refused(at, "an event's time is none")
+        return None
     return begins, begins + took
 
 
-class _Union:
-    """The union of intervals, which come in about the order of time."""
+def _short(name: str) -> str:
+    """A kernel's name without its arguments."""
+    return re.split(r"[(<]", name.removeprefix("void "))[0][:60]
 
-    def __init__(self) -> None:
-        self.found: list[Interval] = []
-        self._enough = 1 << 17
 
-    def add(self, begins: int, ends: int) -> None:
-        self.found.append((begins, ends))
-        if len(self.found) > self._enough:
-            self.found = self.merged()
-            self._enough = max(1 << 17, 2 * len(self.found))
-
-    def merged(self) -> list[Interval]:
-        """In the order of time, none touching another."""
-        made: list[Interval] = []
-        for begins, ends in sorted(self.found):
-            if made and begins <= made[-1][1]:
-                made[-1] = (made[-1][0], max(made[-1][1], ends))
-            else:
-                made.append((begins, ends))
-        return made
+def _union(kernels: Iterable[Kernel]) -> list[Interval]:
+    """When one of these kernels or more was under way, in the order of time."""
+    spans: list[Interval] = []
+    for begins, ends, _ in sorted(kernels):
+        if spans and begins <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], ends))
+        elif ends > begins:
+            spans.append((begins, ends))
+    return spans

@@ -25,7 +25,17 @@ from collbench.core import files
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import printable
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, Whole
-from collbench.workload.traces.types import HOST, Call, Interval, Known, Lost, RankTrace, Trace
+from collbench.workload.traces.calls import rank_in
+from collbench.workload.traces.types import (
+    HOST,
+    Call,
+    Interval,
+    Known,
+    Lost,
+    RankTrace,
+    Trace,
+    Unread,
+)
 
 FORM = "collbench"  # whose operations are numbered from where a rank's recording begins
 MARK = '"collbench_trace"'  # in the first line
@@ -126,9 +136,17 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
     """What the files of one job say, each of one rank. Raises UsageError."""
     found: dict[int, RankTrace] = {}
     spans: dict[str, list[tuple[Interval, RankTrace]]] = {}  # by host
+    unread: list[Unread] = []
+    refused: UsageError | None = None
     for path in paths:
-        reader = _read(path, limits)
-        one = reader.trace()
+        try:
+            reader = _read(path, limits)
+            one = reader.trace()
+        except UsageError as e:
+            refused = refused or e
+            why = e.message.removeprefix(f"{path}, ").removeprefix(f"{path}: ")
+            unread.append(Unread(str(path), why, rank_in(path.name)))
+            continue
         if span := reader.span:
             spans.setdefault(one.host, []).append((span, one))
         other = found.setdefault(one.rank, one)
@@ -140,10 +158,12 @@ def read(paths: Sequence[Path], limits: Limits = Limits()) -> Trace:  # noqa: B0
                 f"{path} is of a job of {one.world} ranks, {first.source} of one of {first.world}",
                 ONE_JOB,
             )
+    if refused and not found:
+        raise refused
     for of in spans.values():
         _refuse_another_jobs(of)
     ranks = tuple(found[rank] for rank in sorted(found))
-    return Trace(FORM, ranks, assumptions(ranks))
+    return Trace(FORM, ranks, assumptions(ranks), tuple(unread))
 
 
 def _refuse_another_jobs(of: Sequence[tuple[Interval, RankTrace]]) -> None:
@@ -193,6 +213,7 @@ def _read(path: Path, limits: Limits) -> _Reader:
         cut = isinstance(e, EOFError) or "end-of-stream" in str(e)
         if not cut or reader.head is None:
             raise UsageError(f"cannot read {path}: {first_line(e)}", HINT) from e
+        reader.cut = "the end of its packed data"
     return reader
 
 
@@ -233,6 +254,7 @@ class _Reader:
         self._calls: list[Call] = []
         self._notes: list[Note] = []
         self.head: _Head | None = None
+        self.cut = ""
 
     def take(self, number: int, raw: bytes) -> None:
         """A line. Raises UsageError. The last one of a job that was interrupted may be cut."""
@@ -246,6 +268,7 @@ class _Reader:
                 self._notes.append(self._note.decode(raw))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
             if self.head is not None and not raw.endswith(b"\n"):
+                self.cut = f"line {number:,}"
                 return
             raise UsageError(f"{where}: {printable(first_line(e))[:200]}", HINT) from e
         if len(self._calls) > MOST_CALLS:
@@ -300,6 +323,7 @@ class _Reader:
             "steps": (*self.head.steps, *(note.step for note in self._notes if note.step)),
             "lost": (*self.head.lost, *lost),
             "source": str(self._path),
+            "cut": self.cut,
         }
         return RankTrace(**about)
 

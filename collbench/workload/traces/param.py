@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from collbench.core.errors import UsageError
 from collbench.workload.step import MOST_RANKS, WORLD
-from collbench.workload.traces.bounded import HINT, Json, Stream
-from collbench.workload.traces.calls import MOST, Calls, Said, kind_of, rank_in
+from collbench.workload.traces.bounded import HINT, CutError, Json, Stream
+from collbench.workload.traces.calls import MOST, UNREADABLE, Calls, Said, kind_of
 from collbench.workload.traces.types import Call, RankTrace
 
 Elements = Annotated[int, Meta(ge=0, lt=MOST)] | None
@@ -51,11 +51,22 @@ class _Entry(msgspec.Struct):
 def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
     """What a rank's file tells, and what is taken for granted. Raises UsageError."""
     source, found = Json(stream), _Found(stream)
-    for number, (_, at, raw) in enumerate(source):
-        entry = source.decode(raw, _Entry, f"byte {at:,}, a call")
-        if entry.comms is None and entry.compute is None:
-            raise stream.refused(at, "it is neither comms nor compute")
-        found.take(entry, f"entry {number}")
+    cut = ""
+    try:
+        for number, (_, at, raw) in enumerate(source):
+            try:
+                entry = source.decode(raw, _Entry, "a call")
+            except UsageError as e:
+                why = e.message.partition(": a call: ")[2]
+                found.made.lose(f"{UNREADABLE}: {why}", f"byte {at}")
+                continue
+            if entry.comms is None and entry.compute is None:
+                raise stream.refused(at, "it is neither comms nor compute")
+            found.take(entry, f"entry {number}")
+    except CutError as e:
+        if found.made.empty:
+            raise
+        cut = f"byte {e.at:,}"
     if found.made.empty:
         raise UsageError(f"{stream.path}: it has no calls", HINT)
     made = found.made
@@ -65,7 +76,8 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
             msgspec.structs.replace(call, group=WORLD) if call.group == found.whole else call
             for call in made.made
         ]
-    return made.trace(rank_in(stream.path), found.world), tuple(made.assumptions)
+    told = made.trace(stream.rank, found.world)
+    return msgspec.structs.replace(told, cut=cut), tuple(made.assumptions)
 
 
 class _Found:

@@ -23,6 +23,7 @@ from collbench.workload.step import LOCAL, Op, Program, Recorded, Step, refuse
 from collbench.workload.traces.groups import Families, completed, unknown
 from collbench.workload.traces.iterations import take
 from collbench.workload.traces.joining import Uneven, join
+from collbench.workload.traces.own import FORM
 from collbench.workload.traces.types import Lost, RankTrace, Trace
 from collbench.workload.traces.writing import writer
 
@@ -82,6 +83,7 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     kept = _kept(trace, asked.ranks)
     inside = {*kept}
     ranks = tuple(rank for rank in trace.ranks if rank.rank in inside)
+    _refuse_cut(trace, ranks, asked.partial)
     lost, whole = _lost(ranks, asked.partial)
     if not any(call.kind not in LOCAL for rank in ranks for call in rank.calls):
         raise UsageError(f"{name}: there is no operation between ranks in it", "another trace")
@@ -100,6 +102,8 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
     untold = sum(each.untold for each in writers)
     assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
+    assumptions += [f"{each.source} is cut at {each.cut}" for each in ranks if each.cut]
+    assumptions += [f"{each.source} is not used: {each.why}" for each in trace.unread]
     assumptions += _waits(written, sum(each.inferred for each in writers))
     assumptions += _untold(untold, taken.recorded)
     if missing := sorted(inside - {*programs}):
@@ -136,6 +140,14 @@ def _kept(trace: Trace, said: str) -> tuple[int, ...]:
             f"--ranks {said[:40]}: there is no rank {kept[-1]}", f"0 to {trace.world - 1}"
         )
     return kept
+
+
+def _refuse_cut(trace: Trace, ranks: Sequence[RankTrace], partial: bool) -> None:
+    """Raises UsageError for a file that is cut, unless its part is asked for; recordings of
+    collbench are written call by call, and lose what came later only."""
+    cut = next((rank for rank in ranks if rank.cut), None)
+    if cut and not partial and trace.form != FORM:
+        raise UsageError(f"{cut.source} is cut at {cut.cut}", "--partial replays the rest")
 
 
 def _refuse_missing(trace: Trace, kept: Sequence[int], assumed: bool) -> None:

@@ -77,8 +77,12 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     of their members in order; the group of all has the empty name. ``described`` are names that
     people gave them. ``steps`` are iterations that were marked, ``busy`` when the rank computed;
     where there are no times, ``marked`` are the iterations' first call and the one after their
-    last. It has all calls that were issued ``until`` then: -1 where that is all there were, 0 where
-    the job went on after it, or calls are lost."""
+    last; with both, ``marked`` has the calls of each of ``steps``. ``unnamed`` is when it
+    communicated and the trace does not tell what. It has all calls that were issued ``until`` then:
+    -1 where that is all there were, 0 where the job went on after it, or calls are lost. ``cut`` is
+    where the file ends before its end. ``reached`` are the numbers of the last collectives of a
+    group that were called, begun and completed. ``only_active``: calls that completed are not in
+    it."""
 
     rank: Whole
     world: Whole
@@ -93,17 +97,33 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     backend: str = ""
     source: str = ""
     until: Known = -1
+    unnamed: tuple[Interval, ...] = ()
+    cut: str = ""
+    reached: dict[str, tuple[Known, Known, Known]] = {}
+    only_active: bool = False
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """A file of a trace that is not used, why, and the rank that it is of, -1 where its name does
+    not tell."""
+
+    source: str
+    why: str
+    rank: int = -1
 
 
 class Trace(msgspec.Struct, frozen=True):
     """What the files of one job say: of some or all of its ranks, in the order of their numbers.
-    ``assumptions`` are what the format leaves open and was taken for granted."""
+    ``assumptions`` are what the format leaves open and was taken for granted. ``unread`` are files
+    that are not used."""
 
     form: str
     ranks: tuple[RankTrace, ...]
     assumptions: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
 
     @property
     def world(self) -> int:
         """Ranks of the job, of which not all need be here."""
-        return max((each.world for each in self.ranks), default=0)
+        there = [each.world for each in self.ranks]
+        return max([*there, *(each.rank + 1 for each in self.unread)], default=0)

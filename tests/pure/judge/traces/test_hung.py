@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from collbench.judge.traces.hung import Hang, hang
 from collbench.judge.traces.joined import join
-from collbench.workload.traces.types import Call, Lost, Trace
+from collbench.workload.traces.types import Call, Lost, Trace, Unread
 
 DONE, IN, LATER = ({"state": state} for state in ("completed", "started", "scheduled"))
 GROUPS = {"a": (0, 1), "b": (1, 2), "c": (2, 0)}
@@ -294,3 +294,80 @@ def test_a_job_that_came_to_its_end_did_not_hang() -> None:
 def test_traces_that_end_apart_did_not_hang() -> None:
     timed = [call(span=(0, 9)), call(span=(9, 20))]
     assert judged(timed, timed[:1]) is None
+
+
+# what ranks counted themselves
+
+
+def dumps(*reached: tuple[int, int, int] | None, number: int = 41, **fields: Any) -> Hang | None:
+    """Of dumps of active calls alone: those of all but the last rank are in a call."""
+    waits = calls_of(("all_reduce", IN), first=number)
+    made = trace(*[waits] * (len(reached) - 1), [], backend="nccl")
+    ranks = tuple(
+        replace(rank, only_active=True, reached={"": told} if told else {}, **fields)
+        for rank, told in zip(made.ranks, reached, strict=True)
+    )
+    return hang(found := replace(made, ranks=ranks), join(found))
+
+
+def test_a_rank_that_completed_what_others_wait_in_is_not_accused() -> None:
+    found = dumps((41, 41, 40), (41, 41, 41))
+    assert found
+    assert (found.cause, found.named, found.fronts[0].done) == ("some", False, (1,))
+
+
+def test_a_rank_whose_count_is_behind_is_named() -> None:
+    found = dumps((41, 41, 40), (41, 41, 40), (40, 40, 40))
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (2,))
+
+
+def test_a_rank_whose_count_began_nothing_is_named() -> None:
+    found = dumps((0, 0, -1), (-1, -1, -1), number=0)
+    assert found
+    assert (found.cause, found.culprits) == ("missing", (1,))
+
+
+def test_an_empty_dump_without_a_count_tells_nothing() -> None:
+    found = dumps((41, 41, 40), None)
+    assert found
+    assert (found.named, found.fronts[0].unknown) == (False, (1,))
+
+
+def test_a_count_settles_a_ring_that_overflowed() -> None:
+    later = calls_of(("all_reduce", IN), first=90)
+    made = trace(calls_of(("all_reduce", IN), first=41), later, backend="nccl")
+    other = replace(made.ranks[1], reached={"": (90, 90, 89)})
+    found = hang(both := replace(made, ranks=(made.ranks[0], other)), join(both))
+    assert found
+    assert found.fronts[0].done == (1,)
+
+
+def test_an_empty_dump_is_no_send_that_is_missing() -> None:
+    waits = [call("recv", peer=1, **IN)]
+    made = trace(waits, [], backend="nccl")
+    ranks = (made.ranks[0], replace(made.ranks[1], only_active=True))
+    found = hang(both := replace(made, ranks=ranks), join(both))
+    assert found
+    assert not found.named
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(1, "unread"), (-1, "unread"), (2, "silent")])
+def test_a_rank_whose_file_cannot_be_read_is_not_accused(rank: int, cause: str) -> None:
+    made = trace(reduces(DONE, IN), None, reduces(DONE, IN), backend="nccl")
+    lame = replace(made, unread=(Unread("x", "the file is empty", rank),))
+    found = hang(lame, join(lame))
+    assert found
+    assert (found.cause, found.named) == (cause, cause == "silent")
+
+
+def test_blocks_that_sender_and_receiver_do_not_agree_on_are_named() -> None:
+    programs = [
+        [call("all_to_allv", 32, number=2, sends=(5, 3), receives=(4, 2), **IN)],
+        [call("all_to_allv", 16, number=2, sends=(2, 2), receives=(1, 3), **IN)],
+    ]
+    found = judged(*programs)
+    assert found
+    assert (found.cause, found.named) == ("unequal", True)
+    (block,) = found.fronts[0].unequal
+    assert (block.source, block.target, block.sends, block.expects) == (0, 1, 3, 1)

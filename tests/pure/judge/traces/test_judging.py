@@ -109,6 +109,6 @@ def test_operations_without_numbers_of_which_ranks_have_as_many_are_one() -> Non
 
 def test_a_trace_without_an_operation_is_no_pass() -> None:
     found = judge(trace([], []))
-    assert found.is_empty
+    assert not found.communicates
     assert view.headline(found).weight == "notice"
     assert view.headline(judge(trace(TIMED, TIMED))).weight == "good"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import traced
 
 from collbench.core.errors import UsageError
-from collbench.workload.traces import reading
+from collbench.judge.traces import times
+from collbench.workload.traces import program, reading
 from collbench.workload.traces.types import Call, RankTrace, Trace
 
 
@@ -145,6 +147,46 @@ def test_calls_of_unknown_members_are_lost(tmp_path: Path) -> None:
         ("all_gather", "", 32, "float"),
     ]
     assert [(lost.calls, lost.nbytes) for lost in rank.lost] == [(1, 16)]
+
+
+def test_counts_of_ranks_are_read_by_their_groups(flight: RankTrace) -> None:
+    assert flight.reached == {"": (5, -1, -1)}
+
+
+def test_the_list_of_torch_2_2_is_read(tmp_path: Path) -> None:
+    new = ("process_group", "collective_seq_id", "p2p_seq_id", "record_id", "is_p2p")
+    old = [
+        {k: v for k, v in traced.entry("nccl:all_reduce", n, [4]).items() if k not in new}
+        | {"seq_id": n}
+        for n in (1, 2)
+    ]
+    trace = read(tmp_path, "trace_rank_0", pickle.dumps(old, protocol=2))
+    assert [(c.kind, c.group, c.number) for c in trace.ranks[0].calls] == [
+        ("all_reduce", "", 1),
+        ("all_reduce", "", 2),
+    ]
+
+
+def test_blocks_of_an_exchange_are_read_from_version_2_11_on(tmp_path: Path) -> None:
+    splits = {"input_split_sizes": [5, 3], "output_split_sizes": [4, 2], "output_sizes": [[6]]}
+    entry = traced.entry("nccl:all_to_all", 2, [8], **splits)
+    (call,) = one(tmp_path, "trace0", traced.FLIGHT | {"entries": [entry]}).calls
+    assert (call.sends, call.receives) == ((5, 3), (4, 2))
+
+
+def test_a_dump_of_another_day_is_not_used(tmp_path: Path) -> None:
+    day = 86_400 * 10**9
+    usual = [traced.entry("nccl:all_reduce", n, [4]) for n in (1, 2)]
+    old = [
+        traced.entry("nccl:all_reduce", n, [4], time_created_ns=usual[0]["time_created_ns"] - day)
+        for n in range(1, 9)
+    ]
+    for rank, entries in enumerate([usual, old]):
+        path = tmp_path / f"trace{rank}"
+        path.write_text(json.dumps(traced.FLIGHT | {"entries": entries}))
+    trace = reading.read([tmp_path])
+    assert [rank.rank for rank in trace.ranks] == [0]
+    assert [each.rank for each in trace.unread] == [1]
 
 
 # PyTorch's execution trace
@@ -325,11 +367,107 @@ def test_a_trace_without_kernels_that_communicate_is_refused(tmp_path: Path) -> 
         read(tmp_path, "k.json", {"traceEvents": [traced.kernel("gemm", 1, 2)]})
 
 
+def behind(delay: float, steps: int = 3, **extra: Any) -> dict[str, Any]:
+    """A job whose GPU is ``delay`` us behind: per step of 10 ms a gemm of 4 and an all_reduce of
+    6 ms, launched at its begin."""
+    events: list[dict[str, Any]] = []
+    for step in range(steps):
+        at = 10_000.0 * step
+        mark = {"cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 9_990}
+        launches = [
+            {
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "ts": at + 100 * number,
+                "dur": 5,
+                "args": {"correlation": 10 * step + number},
+            }
+            for number in (1, 2)
+        ]
+        gemm = traced.kernel("gemm", at + delay, 4_000, correlation=10 * step + 1)
+        args = traced.NCCL | {"Rank": 0, "Seq": step + 1, "correlation": 10 * step + 2} | extra
+        talk = traced.kernel("ncclDevKernel_AllReduce", at + delay + 4_000, 6_000, **args)
+        events += [mark, *launches, gemm, talk]
+    world = {"backend": "nccl", "rank": 0, "world_size": 2}
+    return {"distributedInfo": world, "traceEvents": events}
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("delay", [0.0, 12_000.0, 55_000.0])
+def test_kernels_belong_to_the_iteration_that_launched_them(delay: float, tmp_path: Path) -> None:
+    rank = one(tmp_path, "rank0.json", behind(delay))
+    (spent,) = times.exposed(Trace("kineto", (rank,)))
+    assert (spent.window, spent.communication, spent.exposed) == (10 * MS, 6 * MS, 6 * MS)
+    assert (spent.computation, spent.neither) == (4 * MS, 0)
+    assert rank.marked == ((0, 1), (1, 2), (2, 3))
+
+
+@pytest.mark.parametrize("delay", [0.0, 12_000.0])
+def test_an_iteration_is_replayed_as_its_kernels_were(delay: float, tmp_path: Path) -> None:
+    trace = read(tmp_path, "rank0.json", behind(delay))
+    step = program.step_of(trace, program.Asked(assume_symmetric=True))
+    ops = [op for each in step.programs for op in each.ops]
+    assert sum(op.compute_ns for op in ops) == 4 * MS
+    assert step.recorded
+    assert step.recorded.times_ns == (10 * MS,) * 3
+
+
+def test_a_marked_iteration_without_kernels_is_left_out(tmp_path: Path) -> None:
+    made = behind(12_000.0)
+    last = {"cat": "user_annotation", "name": "ProfilerStep#3", "ts": 30_000, "dur": 9_990}
+    trace = read(tmp_path, "rank0.json", made | {"traceEvents": [*made["traceEvents"], last]})
+    assert trace.ranks[0].steps == ((12 * MS, 22 * MS), (22 * MS, 32 * MS), (32 * MS, 42 * MS))
+    assert any("no kernel was launched" in each for each in trace.assumptions)
+
+
+def test_kernels_of_a_graph_belong_to_its_launch(tmp_path: Path) -> None:
+    made = behind(12_000.0)
+    for event in made["traceEvents"]:
+        if event["cat"] == "cuda_runtime":
+            event["name"] = "cudaGraphLaunch"
+    rank = one(tmp_path, "rank0.json", made)
+    assert [begin for begin, _ in rank.steps] == [12 * MS, 22 * MS, 32 * MS]
+
+
+def test_kernels_that_do_not_say_what_they_communicate_are_communication(tmp_path: Path) -> None:
+    rank = one(tmp_path, "rank0.json", behind(12_000.0, **{"Collective name": ""}))
+    (spent,) = times.exposed(Trace("kineto", (rank,)))
+    assert (len(rank.calls), spent.communication, spent.computation) == (0, 6 * MS, 4 * MS)
+
+
+def test_kernels_that_communicate_without_nccl_are_seen_and_not_read(tmp_path: Path) -> None:
+    events = [traced.kernel("void vllm::cross_device_reduce_2stage<x>(a)", 10, 5)]
+    rank = one(tmp_path, "rank0.json", {"traceEvents": events})
+    assert (rank.calls, rank.unnamed) == ((), ((10_000, 15_000),))
+    assert [(each.calls, "cross_device_reduce" in each.why) for each in rank.lost] == [(1, True)]
+
+
+def test_a_size_that_overflowed_follows_from_the_other(tmp_path: Path) -> None:
+    args = traced.NCCL | {
+        "Collective name": "_allgather_base",
+        "In msg nelems": 1 << 30,
+        "Out msg nelems": -(1 << 31),
+    }
+    (call,) = one(
+        tmp_path, "rank0.json", {"traceEvents": [traced.kernel("ncclX", 1, 2, **args)]}
+    ).calls
+    assert call.nbytes == 2 * 2 * (1 << 30)
+
+
+def test_gloos_spans_are_said_not_to_be_read(tmp_path: Path) -> None:
+    span = {"cat": "user_annotation", "name": "gloo:all_reduce", "ts": 1, "dur": 2}
+    with pytest.raises(UsageError, match="1 span of Gloo in it are not read") as e:
+        read(tmp_path, "rank0.json", {"traceEvents": [span]})
+    assert "collbench.record" in e.value.hint
+
+
 # PARAM
 
 
 def test_calls_of_param_are_read(tmp_path: Path) -> None:
-    rank = one(tmp_path, "1.json", traced.PARAM)
+    rank = one(tmp_path, "rank1.json", traced.PARAM)
     assert [(c.kind, c.group, c.nbytes, c.root, c.phase) for c in rank.calls] == [
         ("reduce_scatter", "", 128, -1, "forward"),
         ("compute", "", 0, -1, ""),
@@ -339,15 +477,46 @@ def test_calls_of_param_are_read(tmp_path: Path) -> None:
 
 
 def test_computation_of_param_has_its_flops(tmp_path: Path) -> None:
-    assert one(tmp_path, "1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
+    assert one(tmp_path, "rank1.json", traced.PARAM).calls[1].flops == 2 * 2 * 16**3
 
 
 def test_unknown_computation_of_param_is_lost(tmp_path: Path) -> None:
-    (lost,) = one(tmp_path, "1.json", traced.PARAM).lost
+    (lost,) = one(tmp_path, "rank1.json", traced.PARAM).lost
     assert "emb_lookup" in lost.why
 
 
+def test_a_call_of_param_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
+    bad = {"comms": "all_reduce", "in_msg_size": -1}
+    rank = one(tmp_path, "rank1.json", [*traced.PARAM[:2], bad, *traced.PARAM[2:]])
+    assert ("reduce_scatter" in {c.kind for c in rank.calls}, len(rank.lost)) == (True, 2)
+
+
+def test_a_node_with_a_bad_value_is_lost_alone(tmp_path: Path) -> None:
+    nodes = [traced.comms(1, "allreduce", 4), traced.comms(2, "allreduce", 4)]
+    made = traced.numbered(nodes)
+    made["nodes"][1]["attrs"] = 7
+    rank = one(tmp_path, "rank0.json", made)
+    assert (len(rank.calls), [each.calls for each in rank.lost]) == (1, [1])
+
+
+def test_a_cut_execution_trace_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    rank = one(tmp_path, "rank0.json", json.dumps(traced.EXECUTION)[:-3000])
+    assert rank.cut.startswith("byte ")
+    assert rank.calls
+
+
 # AICB, SimAI
+
+
+def test_a_line_of_aicb_with_cells_missing_is_lost_alone(tmp_path: Path) -> None:
+    rank = one(tmp_path, "w.csv", traced.AICB + "CommType.all_reduce,CommGroup.dp_group\n")
+    assert len(rank.calls) == 6
+    assert [each.calls for each in rank.lost if "cells" in each.why] == [1]
+
+
+def test_a_world_beyond_bounds_of_simai_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="999,999,999,999 ranks"):
+        read(tmp_path, "w.txt", traced.SIMAI.replace("all_gpus: 8", "all_gpus: 999999999999"))
 
 
 def test_lines_of_aicb_are_read(tmp_path: Path) -> None:
