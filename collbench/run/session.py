@@ -26,7 +26,8 @@ from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.derive import FEWEST_SAMPLES, NO_TIME_LEFT, NOT_OPENED
+from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
+from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume, steps
 from collbench.run.backends import (

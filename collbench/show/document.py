@@ -103,6 +103,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
     goes on below with the columns that do not fit, beside its first again; columns whose heads are
     ``whole`` are never cut, only broken by the terminal itself.
+    ``brief`` are the last column's cells where there is no room for the words in ``lines``, and
+    ``key`` says what they stand for.
     ``elsewhere`` says where all lines are, for a comment in which not all of them fit.
     """
 
@@ -121,6 +123,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     split: bool = False
     whole: tuple[str, ...] = ()
     elsewhere: str = ""
+    brief: Sequence[Cell] = ()
+    key: str = ""
 
     @property
     def sides(self) -> str:

@@ -160,11 +160,16 @@ def grid(table: Table, width: int) -> Grid:
     elif table.stacked:
         table = msgspec.structs.replace(table, widths=(_widths(table, closing=False)[0],))
     every = table.heads
+    notes = []
+    if table.brief and _natural(table) > width:
+        table = _shortened(table)
+        notes += [f"flags: {table.key}"] * bool(table.key)
     if table.dropped:
         table = _fitting(table, width)
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
+    notes += [f"hidden at {width} columns: {', '.join(gone)}"] * bool(gone)
     view = Grid(
-        caption=Text(f"no room for: {', '.join(gone)}", "dim") if gone else None,
+        caption=Text("\n".join(notes), "dim") if notes else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -189,6 +194,25 @@ def grid(table: Table, width: int) -> Grid:
         view.add_row(*cells, style=STYLES[line.weight])
 
     return view
+
+
+def _natural(table: Table) -> int:
+    """Columns that a table needs to show all of its own, without those that may be dropped."""
+    kept = [
+        room
+        for head, room in zip(table.heads, _widths(table), strict=True)
+        if head not in table.dropped
+    ]
+    return sum(kept) + GAP * (len(kept) - 1)
+
+
+def _shortened(table: Table) -> Table:
+    """A table with the brief cells in its last column, but for a line that has none."""
+    lines = [
+        msgspec.structs.replace(line, cells=(*line.cells[:-1], brief or line.cells[-1]))
+        for line, brief in zip(table.lines, table.brief, strict=True)
+    ]
+    return msgspec.structs.replace(table, lines=lines)
 
 
 def _split(table: Table, width: int) -> list[Table]:

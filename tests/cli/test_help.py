@@ -21,7 +21,7 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.judge.health import checks, expectations
 from collbench.machine import topology
-from collbench.show.flags import FLAGS
+from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.suite import toml
 from collbench.suite.fields import FIELDS
 from collbench.workload import files

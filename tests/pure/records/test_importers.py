@@ -15,11 +15,11 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.records import derive, importers
+from collbench.records import flags as flags_
 from collbench.records.importers import Asked, Reading
 from collbench.records.importers.text import bounded, decode, unprefixed
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
-from collbench.show import flags as flags_
 from collbench.show import nccl, nccl_json, programs
 from collbench.show import words as words_
 
@@ -546,7 +546,7 @@ def test_a_barrier_within_the_time_is_flagged() -> None:
     assert ["blocking" in r.flags for r in found if r] == [
         False,
         True,
-    ] and "blocking" in flags_.FLAGS
+    ] and "blocking" in flags_.FLAGS_BY_NAME
 
 
 def test_what_has_no_place_here_is_left_out_with_a_reason() -> None:
