@@ -328,7 +328,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         _is_preempted,
         never,
         "other processes took a rank's core in more than 5 % of the samples",
-        "stop them, or measure when the machine is idle",
+        "stop them or use an idle machine",
     ),
     Flag(
         "late",

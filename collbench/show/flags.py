@@ -6,14 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from collbench.core.text import duration
+from collbench.core.text import counted, duration
 from collbench.records.derive import Derived
 from collbench.records.flags import (
     BIMODAL,
+    FEW,
     FLAGS,
+    INVALID,
     UNCONVERGED,
     WIRE,
     Flag,
+    FlaggedTime,
     doubts,
     flag_kind,
     look_up,
@@ -191,3 +194,16 @@ def lettered(flags: Iterable[str]) -> list[str]:
         + "!" * flag.endswith("!")
         for flag in flags
     ]
+
+
+def why_unknown(times: Sequence[FlaggedTime]) -> str:
+    """Why none of these times is known, with how many there are of each reason."""
+    found = Counter(
+        "fewer than 6 samples"
+        if FEW in time.flags
+        else "over 25 % of samples discarded"
+        if INVALID in time.flags
+        else "wider than ±50 %"
+        for time in times
+    )
+    return ", ".join(f"{reason}: {counted(number, 'row')}" for reason, number in found.items())

@@ -166,7 +166,7 @@ class Status(Gathered):
         self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        phase = f"{phase}, pass 2 of 2" if case in self._known else phase
+        phase = f"pass 2 of 2, {phase}" if case in self._known else phase
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
@@ -316,7 +316,7 @@ def progress(
     will take, of which ``left`` may be known; and what happens at this moment."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
     own = achieved - earlier
-    if left is None and own >= 0.5:
+    if left is None and own >= 0.5 and done < total:  # how long a second pass takes, is not known
         left = elapsed * (total - achieved) / own
     yet = f"{clock(left)} left" if left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -325,9 +325,8 @@ def progress(
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
     case, phase, fraction = now
-    doing = f"{size(case.size)}, {axes([case])[1]}: {phase}" + (
-        f" {fraction:.0%}" if fraction else ""
-    )
+    share = f" {fraction:.0%}" if fraction else ""
+    doing = f"{phase}{share}: {size(case.size)}, {axes([case])[1]}"
     return Group(grid, Text(plain(doing), "dim", no_wrap=True, overflow="ellipsis"))
 
 

@@ -17,8 +17,6 @@ from collbench.judge.busy import sentence
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.flags import (
-    FEW,
-    INVALID,
     PREEMPTED,
     UNCONVERGED,
     Flag,
@@ -44,6 +42,7 @@ from collbench.show.flags import (
     lettered,
     named,
     precision,
+    why_unknown,
 )
 from collbench.show.views import best as choice
 from collbench.show.views import series
@@ -448,7 +447,7 @@ def _only_size(rows: Timed, varying: Sequence[str], precision: float | None) -> 
     """The fastest row where there is one size, and whether it is less precise than asked for."""
     chosen = fastest(rows)
     if chosen is None:
-        return f"time at {size(rows[0][0].size)} not known{_why_unknown(rows)}"
+        return f"time at {size(rows[0][0].size)} not known{_unknown(rows)}"
     case, row = chosen
     rate = f", busbw {bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
     half = half_width(row.median, row.lo, row.hi)
@@ -462,7 +461,7 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
     least = min(case.size for case, _ in rows)
     smallest = [(case, row) for case, row in rows if case.size == least]
     if (chosen := fastest(smallest)) is None:
-        return f"latency floor not known at {size(least)}{_why_unknown(smallest)}"
+        return f"latency floor not known at {size(least)}{_unknown(smallest)}"
     case, row = chosen
     return f"latency floor {_given(duration(row.median), case, row, varying)}"
 
@@ -473,7 +472,7 @@ def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
     if not rated:
         return []
     if (chosen := highest(rated)) is None:
-        return [f"peak busbw not known{_why_unknown(rated)}"]
+        return [f"peak busbw not known{_unknown(rated)}"]
     case, row = chosen
     return [f"peak busbw {_given(f'{bandwidth(row.busbw)} GB/s', case, row, varying)}"]
 
@@ -515,14 +514,8 @@ def _given(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str
     return f"{figure}{sure} at {_point(case, varying)}{doubted}"
 
 
-def _why_unknown(rows: Timed) -> str:
-    """Why no row has a known time: what is against most of them."""
-    few = sum(FEW in row.flags for _, row in rows)
-    invalid = sum(INVALID in row.flags for _, row in rows)
-    vague = len(rows) - few - invalid
-    reasons = {"fewer than 6 samples": few, "over 25 % of samples discarded": invalid}
-    reasons["wider than ±50 %"] = vague
-    return f" ({', '.join(f'{reason}: {n}' for reason, n in reasons.items() if n)})"
+def _unknown(rows: Timed) -> str:
+    return f" ({why_unknown([row for _, row in rows])})"
 
 
 def _point(case: Case, varying: Sequence[str]) -> str:

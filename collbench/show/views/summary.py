@@ -21,7 +21,7 @@ from collbench.records.flags import (
 from collbench.records.importers import RELATIVE, VALIDATED
 from collbench.records.rows import FEWEST_LAUNCHES
 from collbench.show.document import Line, Table, Weight
-from collbench.show.flags import GENERAL, explained, figures
+from collbench.show.flags import GENERAL, explained, figures, why_unknown
 from collbench.show.views.series import Series, View, groups, plus_minus, table
 from collbench.show.words import two_modes
 from collbench.suite.case import Case
@@ -74,7 +74,7 @@ def _best(
         return "-", "", ""
     known = [(point, one) for point, one in points if point.predicted or is_known(point)]
     if not known:
-        return "not known", "", ""
+        return "not known", "", why_unknown([point for point, _ in points])
     good = [(point, one) for point, one in known if not _doubts(point)]
     surely = []
     if good and not peak:
