@@ -410,7 +410,7 @@ class _Session:
         self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
 
     def _dropped(self, job: Job) -> None:
-        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: what was left of it did not suffice"
+        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
             self._hear(Record(case=case, status="skipped", note=note))
 

@@ -146,11 +146,22 @@ def listing(
 def finding(what: str, state: str, detail: str) -> None:
     """Prints a line of the doctor's: ``state`` is yes, no or note."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
+    mark = MARKS[state] if _is_unicode() else state
     show(
-        toned(f"{plain(what):<20}")
-        + toned(f"{state:<6}", tones.get(state, "quiet"))
-        + plain(detail)
+        toned(f"{plain(what):<20}") + toned(f"{mark:<6}", tones.get(state, "quiet")) + plain(detail)
     )
+
+
+MARKS = {"yes": "✓", "no": "✗", "note": "·"}
+
+
+def _is_unicode() -> bool:
+    """Whether standard output can show the marks."""
+    try:
+        "".join(MARKS.values()).encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def grid(table: Table, width: int) -> Grid:
