@@ -32,8 +32,16 @@ import msgspec
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
 from collbench.judge import busy, limits
-from collbench.records.derive import Derived
-from collbench.records.flags import COPY, doubts, flag_kind, is_wide, is_without_interval, look_up
+from collbench.records.derive import NO_SAMPLE, Derived
+from collbench.records.flags import (
+    COPY,
+    UNCONVERGED,
+    doubts,
+    flag_kind,
+    is_wide,
+    is_without_interval,
+    look_up,
+)
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
 from collbench.show.flags import legend, named
@@ -201,8 +209,8 @@ def program(case: Case) -> str:
 
 
 class Text(Reporter):
-    """Writes lines in plan order, each as soon as all before it are known, in whatever order
-    records arrive.
+    """Writes lines in plan order, each as soon as all before it are known and measured for the
+    last time, in whatever order records arrive.
 
     Each implementation, rank count, mode, environment or collective gets a table of its own from
     "starting" to "concluded", so that cutting at those lines gives whole outputs of nccl-tests.
@@ -228,11 +236,19 @@ class Text(Reporter):
 
     def record(self, record: Record, row: Derived | None) -> None:
         self._done[record.case] = (record, row)
-        while self._next < len(self._lines) and self._done.keys() >= set(
-            self._lines[self._next].values()
+        while self._next < len(self._lines) and all(
+            case in self._done and self._is_final(*self._done[case])
+            for case in self._lines[self._next].values()
         ):
             self._write()
         self._out.flush()
+
+    def _is_final(self, record: Record, row: Derived | None) -> bool:
+        """Whether no second pass will measure the case again."""
+        if self._run.policy.iters is not None or record.again:
+            return True
+        unconverged = row is not None and UNCONVERGED in row.flags
+        return not unconverged and not record.note.startswith(NO_SAMPLE)
 
     def end(self, end: End, path: Path | None) -> None:
         told = busy.sentence(self._run, (record for record, _ in self._done.values()), end)

@@ -144,9 +144,9 @@ def listing(
 
 
 def finding(what: str, state: str, detail: str) -> None:
-    """Prints a line of the doctor's: ``state`` is yes, no or note."""
+    """Prints a line of the doctor's: ``state`` is yes, no or note, on a terminal a mark."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
-    mark = MARKS[state] if _is_unicode() else state
+    mark = MARKS[state] if _shows_marks() else state
     show(
         toned(f"{plain(what):<20}") + toned(f"{mark:<6}", tones.get(state, "quiet")) + plain(detail)
     )
@@ -155,8 +155,10 @@ def finding(what: str, state: str, detail: str) -> None:
 MARKS = {"yes": "✓", "no": "✗", "note": "·"}
 
 
-def _is_unicode() -> bool:
-    """Whether standard output can show the marks."""
+def _shows_marks() -> bool:
+    """Whether standard output is a terminal that can show the marks."""
+    if not Console().is_terminal:
+        return False
     try:
         "".join(MARKS.values()).encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):

@@ -1222,16 +1222,21 @@ def test_own_output_of_wrong_data_alone_is_read_as_wrong(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("wrong", [None, 0])
-@pytest.mark.parametrize("options", [nccl.Options(), nccl.Options(timestamps=True)])
-def test_a_half_that_own_text_repeats_is_no_result(
-    in_place: bool, wrong: int | None, options: nccl.Options
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("per_iter", [False, True])
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_half_that_own_text_repeats_or_has_no_numbers_for_is_no_result(
+    in_place: bool, wrong: int | None, timestamps: bool, per_iter: bool, filled: bool
 ) -> None:
+    options = nccl.Options(timestamps=timestamps, per_iter=per_iter, filled=filled)
     run, world, first, *_ = importers.assemble(read(log([row(1 << 20, 50.0)])))
     assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
     case = msgspec.structs.replace(first.case, in_place=in_place)
     only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
     _shown([only], nccl.Text(out := io.StringIO(), options), run, world)
-    assert [r.case.in_place for r in read(out.getvalue()).records] == [in_place]
+    again = read(out.getvalue())
+    assert [r.case.in_place for r in again.records] == [in_place] and not again.lost
+    assert again.records[0].told.time == pytest.approx(50_000)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -259,6 +259,23 @@ def test_lines_come_in_plan_order_as_soon_as_all_before_are_known() -> None:
     assert seen == [[], [], [], [8], [8], [8, 16, 32]]
 
 
+def test_a_line_waits_for_the_pass_that_is_the_last() -> None:
+    cases = [a_case(nbytes=size) for size in (8, 16)]
+    out = io.StringIO()
+    text = Text(out)
+    text.begin(a_run(policy=Policy()), cases, [])
+    for coarse in (flagged(cases[0], "unconverged"), measured(cases[1])):
+        text.record(*coarse)
+    assert scraped(out.getvalue()) == []
+    text.record(*measured(cases[0], 30_000, again=True))
+    assert [row["time"] for row in scraped(out.getvalue())] == [30, 10]
+    never_again = Text(left := io.StringIO())
+    never_again.begin(a_run(policy=Policy()), cases, [])
+    never_again.record(*flagged(cases[0], "unconverged"))
+    never_again.end(End(exit=0, ended=""), None)
+    assert [row["size"] for row in scraped(left.getvalue())] == [8]
+
+
 NUMBERS = ("time", "algbw", "busbw")
 
 

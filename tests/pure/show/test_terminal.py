@@ -1091,6 +1091,20 @@ def test_time_left_counts_only_what_was_measured_now(monkeypatch: pytest.MonkeyP
     )
 
 
+def test_no_time_left_is_said_in_the_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    status = Status(Console(file=out, width=120), watched=False)
+    status.begin(a_run(), [a_case()], [])
+    status.record(*measured(a_case()))
+    status.phase(a_case(), "measuring", 0.4)
+    now[0] = 14.0
+    Console(file=out, width=120).print(status._view())
+    assert "0:14 elapsed" in out.getvalue() and "left" not in out.getvalue()
+    assert "pass 2 of 2, measuring 40%" in out.getvalue()
+
+
 def foretold(
     capsys: pytest.CaptureFixture[str], seconds: float, launches: int = 1, **policy: object
 ) -> tuple[Status, str]:
