@@ -851,6 +851,16 @@ def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str
     assert "Data was not verified." not in section(document, "summary").words
 
 
+@pytest.mark.parametrize("wrong", [0, 12])
+def test_an_imported_run_does_not_claim_that_we_verified_its_data(wrong: int) -> None:
+    told = Record(
+        case=case(), status="ok", told=ToolTime(time=1000.5), checked=1_431_306_240, wrong=wrong
+    )
+    words = section(sections.document([run(told, imported="nccl-tests")]), "summary").words
+    assert f"The log reports {wrong} wrong." in words
+    assert not any("verified" in word for word in words)
+
+
 def test_an_imported_run_shows_the_average_bus_bandwidth_of_its_log() -> None:
     told = Record(case=case(), status="ok", told=ToolTime(time=1000.5))
     suite = factories.suite()
