@@ -268,14 +268,14 @@ class LiveTable(Status):
         if arrived and room > 0:
             mode = arrived[-1][0].case.mode
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]
-            above = self._common(latest)
+            above = self._common(latest, live=True)
             latest = latest[len(above) :]
             parts += [*above, self._table(mode, self.planned(latest), live=True), ""]
         return Group(*parts, super()._view())
 
-    def _common(self, outcomes: Sequence[Outcome]) -> list[RenderableType]:
-        """What most rows have, in a line each."""
-        return [terminal.inline(line, single=True) for line in views.common(self, outcomes)]
+    def _common(self, outcomes: Sequence[Outcome], live: bool = False) -> list[RenderableType]:
+        """What most rows have; in a line each while the view is ``live``."""
+        return [terminal.inline(line, single=live) for line in views.common(self, outcomes)]
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
         table = views.table(mode, outcomes, self.cases, live, self.run.policy.fresh)

@@ -12,7 +12,7 @@ import msgspec
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
 from collbench.records import stats
 from collbench.records.derive import Derived
-from collbench.records.flags import BIMODAL, WIRE
+from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.traffic import silent
 from collbench.records.types import Record, Run, World
@@ -208,6 +208,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     flags = named(row) if row else []
     shown = row if record.status != "wrong" else None
     place, more = along(record.case), optional(shown, record.case.mode)
+    exact = shown is not None and math.isinf(shown.hi) and is_without_interval(shown.flags)
     unknown = (
         shown.clock_error
         if shown and shown.skew is not None and shown.skew < shown.clock_error
@@ -218,7 +219,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "size": size(record.case.size),
         "place": place["place"],
         "median": duration(shown.median) if shown else "-",
-        "±": interval(shown) if shown else "-",
+        "±": interval(shown) if shown and not exact else "-",
         "device": more["device"],
         "host": more["host"],
         "isolated": more["isolated"],

@@ -284,6 +284,12 @@ def test_an_infinite_interval_is_shown_as_such() -> None:
     )
 
 
+def test_a_prediction_has_no_interval() -> None:
+    row = {"lo": -math.inf, "hi": math.inf, "flags": ("predicted",)}
+    text = shown([measured(case, row=row, status="predicted") for case in SWEEP])
+    assert "∞" not in text and "latency floor 10.0 µs at 8 B" in text
+
+
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_hostile_names_are_shown_literally(width: int, terminal: bool) -> None:
