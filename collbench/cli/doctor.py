@@ -22,7 +22,7 @@ import psutil
 import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
-from collbench.core.text import counted
+from collbench.core.text import counted, duration
 from collbench.judge import busy
 from collbench.machine import environment, load
 from collbench.machine.gpu import FAKE_MEANING, driver_cuda, is_fake, refuse_cuda
@@ -74,7 +74,10 @@ def _machine(found: Mapping[str, Any]) -> Iterator[Finding]:
     )
     yield from _others()
     yield Finding(
-        "ranks", "note", f"up to {cores} with a core each; more are tagged oversubscribed"
+        "ranks",
+        "note",
+        f"up to {counted(cores, 'rank')} get a core each; with more, rows are flagged"
+        " oversubscribed",
     )
     yield Finding("memory", "note", f"{available >> 20:,} MiB for ranks and buffers ({why})")
     swap = psutil.swap_memory().total
@@ -144,7 +147,7 @@ def _interface() -> Finding:
     the host's name."""
     named = os.environ.get("GLOO_SOCKET_IFNAME")
     about = partial(Finding, "gloo between hosts")
-    ask = "for several hosts set GLOO_SOCKET_IFNAME: this one's name"
+    ask = "for several hosts set GLOO_SOCKET_IFNAME"
     if named and named not in psutil.net_if_addrs():
         return about("no", f"GLOO_SOCKET_IFNAME={named}: no such interface")
     if named:
@@ -152,13 +155,13 @@ def _interface() -> Finding:
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as e:
-        return about("note", f"{ask} does not resolve ({e})")
+        return about("note", f"this host's name does not resolve ({e}): {ask}")
     names = [
         n for n, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)
     ]
     name = names[0] if names else "no local interface"
     if address.startswith("127."):
-        return about("note", f"{ask} is {address} ({name})")
+        return about("note", f"this host's name resolves to {address} ({name}): {ask}")
     return about("yes", f"{name} ({address}); ranks of one machine stay on lo")
 
 
@@ -204,8 +207,8 @@ def _measured() -> Iterator[Finding]:
     yield Finding(
         "start skew",
         "note",
-        f"{skew / 1000:.1f} us, ranks "
-        + ("come as they may" if last.sync == "none" else f"started by {last.sync}")
+        f"{duration(skew)}, ranks "
+        + ("are not aligned" if last.sync == "none" else f"started by {last.sync}")
         + (", oversubscribed" if world.oversubscribed else ""),
     )
 

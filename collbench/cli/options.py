@@ -422,6 +422,9 @@ def reporter(
     makers: dict[str, Callable[[], Reporter]] = {
         "table": live.LiveTable,
         "nccl": lambda: nccl.Text(sys.stdout, options, beside),
+        "nccl-filled": lambda: nccl.Text(
+            sys.stdout, msgspec.structs.replace(options, filled=True), beside
+        ),
         "json": lambda: programs.Json(sys.stdout),
         "csv": lambda: programs.Csv(sys.stdout),
         "md": lambda: programs.Markdown(sys.stdout),
@@ -432,7 +435,7 @@ def reporter(
         name = "table" if watched else "nccl"
     reporters = [makers[name]()]
     if name != "table":
-        reporters.append(live.Status())
+        reporters.append(live.Status(says_busy=name not in ("nccl", "nccl-filled")))
     if document:
         reporters.append(document)
     return Several(*reporters)

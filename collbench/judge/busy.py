@@ -10,7 +10,7 @@ from collbench.core.text import counted, plain
 from collbench.machine.load import Load
 from collbench.records.types import End, Record, Run, RunFile
 
-REMEDY = "stop them, or measure when the machine is idle"
+REMEDY = "stop them or use an idle machine"
 
 
 def now(load: Mapping[str, Load]) -> str:
@@ -18,7 +18,7 @@ def now(load: Mapping[str, Load]) -> str:
     busy = _busiest(load)
     if busy is None:
         return ""
-    return f"other processes use {_used(load, busy)}: numbers will scatter; {REMEDY}"
+    return f"other processes use {_used(load, busy)}: expect noisy results; {REMEDY}"
 
 
 def sentence(run: Run, records: Iterable[Record], end: End | None) -> str:
@@ -35,7 +35,7 @@ def sentence(run: Run, records: Iterable[Record], end: End | None) -> str:
     (when, load), *rest = known
     told = [f"{_amount(other[busy])} {at}" for at, other in rest if busy in other]
     beside = f" ({', '.join(told)})" if told else ""
-    return f"other processes used {_used(load, busy)} {when}{beside}: numbers scatter; {REMEDY}"
+    return f"other processes used {_used(load, busy)} {when}{beside}: results are noisy; {REMEDY}"
 
 
 def of_files(files: Iterable[RunFile]) -> str:

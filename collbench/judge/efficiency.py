@@ -76,6 +76,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         """The interval; a prediction is exact."""
         return (self.median, self.median) if self.predicted else (self.lo, self.hi)
 
+    @property
+    def late_share(self) -> float:
+        """How late the late rank came, of the time."""
+        return self.first.late_share
+
 
 def over_launches(rows: Sequence[rows_.Row]) -> Point:
     """A case of one run by its launches, of which at least one is fit. The flags are those of any,

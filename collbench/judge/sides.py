@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from collbench.machine import environment
 from collbench.machine.environment import Difference
-from collbench.records import derive, origins, rows
+from collbench.records import origins, rows
+from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.flags import EXCLUDED, FEW
 from collbench.records.rows import Row
 from collbench.records.types import ONE_SIDED, Record, Run, RunFile
 from collbench.suite.case import Case
@@ -60,8 +62,8 @@ Place = tuple[
 
 
 TOO_BROKEN = {
-    derive.FEW: "fewer than 6 samples",
-    **derive.EXCLUDED,
+    FEW: "fewer than 6 samples",
+    **EXCLUDED,
 }
 
 
@@ -96,12 +98,12 @@ class CaseRows(NamedTuple):
     @property
     def broken(self) -> str:
         """Why most launches are of no use to any verdict, or an empty string."""
-        for flag, reason in derive.EXCLUDED.items():
+        for flag, reason in EXCLUDED.items():
             if 2 * sum(flag in row.unfit for row in self.timed) > len(self.timed):
                 return reason
-        few = sum(derive.FEW in row.ungated for row in self.launches.values())
+        few = sum(FEW in row.ungated for row in self.launches.values())
         imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
-        return TOO_BROKEN[derive.FEW] if 2 * few > len(self.launches) and not imported else ""
+        return TOO_BROKEN[FEW] if 2 * few > len(self.launches) and not imported else ""
 
     @property
     def fake(self) -> bool:
@@ -112,7 +114,7 @@ class CaseRows(NamedTuple):
     def dropped(self) -> str:
         """Why --budget left no time for it, or for a second stage; empty where it did not."""
         note = self.said("skipped")
-        return note if note.startswith(derive.NO_TIME_LEFT) else ""
+        return note if note.startswith(NO_TIME_LEFT) else ""
 
     def said(self, status: str) -> str:
         """Why records of this status came to nothing; empty if there are none."""

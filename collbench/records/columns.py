@@ -143,6 +143,7 @@ COLUMNS = (
         "derived.severe_outliers",
     ),
     Column("late_rank", "whole", "", "the rank that others wait for", "derived.late_rank"),
+    Column("late_share", "number", "", "how late it came, of the time", "derived.late_share"),
     Column(
         "slow_rank",
         "whole",

@@ -4,15 +4,16 @@ launch together."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
-from collbench.records import origins, stats, traffic
-from collbench.records.choice import wire_factor, without_effect, worded
+from collbench.records import stats, traffic
+from collbench.records.choice import wire_factor, worded
+from collbench.records.flags import EXCLUDED, FEW, UNGATED, FlagInputs, find_flags
 from collbench.records.types import (
     PER_RANK_SAMPLES,
     SCHEMA,
@@ -64,40 +65,7 @@ NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all t
 NO_TIME_LEFT = "dropped for --budget"  # how the note of a case begins that there was no time for
 NOT_OPENED = "not opened: "  # how the note of a case begins whose backend could not be opened
 
-SENSITIVE = "arrival-sensitive"
-
 ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
-
-INVALID = "invalid!"
-
-# Flags of rows whose time is used nowhere, and why
-EXCLUDED = {
-    **origins.having("excluded"),
-    INVALID: "more than a quarter of the samples had to be repeated",
-}
-
-FEWEST_SAMPLES, FEW = 6, "n<6"
-LAUNCH_BOUND = 0.05  # of a sample: hosts that wait for their devices for less issue too slowly
-
-# Flags of rows that are shown and decide nothing
-UNGATED = (
-    "imported",
-    "injected",
-    *origins.having("ungated"),
-    "shared-gpu",
-    "oversubscribed",
-    FEW,
-    "skewed!",
-    "overhead!",
-    SENSITIVE,
-    "apart",
-    "cut-short",
-)
-
-# Flags of rows whose own time stands for no whole run; the vague ones only where the interval
-# is wider than a tenth to either side, whatever was asked for
-DOUBTFUL = frozenset({FEW, "bimodal", "invalid", INVALID, "skewed!", "overhead!", "cut-short"})
-VAGUE, WIDE = frozenset({"unconverged", "unsteady"}), 0.1
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +86,8 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     clocks of several hosts. ``modes`` are the two times around which samples gather, ``mode_share``
     how many of them around the first, and ``in_stretches`` whether they stay there for long.
     ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
-    whatever groups there are. ``wire``, ``carried`` and ``moves`` are traffic.Traffic's.
+    whatever groups there are. ``late_share`` is how late the late rank came, of the time.
+    ``wire``, ``carried`` and ``moves`` are traffic.Traffic's.
     """
 
     samples: int
@@ -157,6 +126,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     wire: float | None = None
     carried: float = 1.0
     moves: str = ""
+    late_share: float = 0.0
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -174,6 +144,11 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         return _told(record, record.told, world)
     if not record.times_ns or record.status == "failed":
         return None
+    return _derived(record, world)
+
+
+def _derived(record: Record, world: World | None, imported: bool = False) -> Derived:
+    """The row of a record with times."""
     times = np.asarray(record.times_ns, dtype=float) / record.inner
     n_eff = stats.n_eff(times)
     ordered = np.sort(times)
@@ -181,13 +156,26 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
     modal = _modal(times, ordered)
-    changing = _changing(record, times, modal["modes"], (lo, hi))
     control, sensitive = _control(record, median, lo, hi)
-    apart = sensitive and record.case.mode != "host"
-    flags = _flags(record, world, median, skew, late, changing) + (SENSITIVE,) * apart
     algbw, counted = _algbw(record.case, median), traffic.traffic(record, world)
-    flags += ("no-splits",) if math.isnan(algbw) else ()
-    flags += ("wire",) if counted.carried > 1 else ()
+    least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
+    alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
+    repeated = sum(record.invalid.values())
+    flags = find_flags(
+        FlagInputs(
+            record=record,
+            world=world,
+            skew=0.0 if alone else (skew or 0) / record.inner / least,
+            overhead=record.overhead_ns / record.inner / least,
+            discarded=repeated / (repeated + len(record.times_ns)),
+            late_rank=late,
+            **_changing(record, times, modal["modes"], (lo, hi)),
+            is_arrival_sensitive=sensitive,
+            algbw=algbw,
+            traffic_factor=counted.carried,
+            imported=imported,
+        )
+    )
     return Derived(
         **_spread(ordered),
         n_eff=n_eff,
@@ -208,6 +196,7 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
         wirebw=_wirebw(record, world, algbw),
         clock_error=record.clock_error_ns,
         slow_rank=slow,
+        late_share=_late_share(record, late, lateness, least),
         control=control,
         sensitive=sensitive,
         absorbed=_absorbed(record, modal["modes"]),
@@ -314,6 +303,15 @@ def _ranks(record: Record, world: World | None) -> tuple[int | None, int | None,
     return late, slow, lateness
 
 
+def _late_share(
+    record: Record, late: int | None, lateness: Sequence[float], median: float
+) -> float:
+    """How late the late rank came, as a share of a sample's time; 0 where there is none."""
+    if late is None or not lateness:
+        return 0.0
+    return lateness[record.case.members.index(late)] / record.inner / median
+
+
 def names_ranks(record: Record, world: World | None, lateness: Sequence[float]) -> bool:
     """Whether a late rank of the record would be named: ranks on cores of their own wait for each
     other, come when they can, and enough samples say when each came."""
@@ -355,41 +353,20 @@ def _wirebw(record: Record, world: World | None, algbw: float) -> float | None:
     return None if factor is None else factor * algbw
 
 
-class Interval(Protocol):
-    """A time with its interval and flags."""
-
-    @property
-    def median(self) -> float: ...
-    @property
-    def lo(self) -> float: ...
-    @property
-    def hi(self) -> float: ...
-    @property
-    def flags(self) -> tuple[str, ...]: ...
-
-
-def doubts(row: Interval) -> list[str]:
-    """The flags for which a time does not stand for a whole run; none where it may."""
-    wide = not max(row.hi - row.median, row.median - row.lo) <= WIDE * row.median
-    return [flag for flag in row.flags if flag in (DOUBTFUL | VAGUE if wide else DOUBTFUL)]
-
-
 def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None:
     """The row of an imported record, which never gates: of its samples if it has any, else with nan
     for what the tool did not tell. Its quantiles stand only where as many samples could bound them.
     """
-    waits = record.case.mode == "streaming" and record.sync == "barrier"
+    if record.status == "failed":
+        return None
     if record.times_ns:
-        row = derive(msgspec.structs.replace(record, told=None), world)
-        return row and msgspec.structs.replace(
-            row, flags=("imported", *["blocking"] * waits, *row.flags), gateable=False
-        )
+        return _derived(msgspec.structs.replace(record, told=None), world, imported=True)
     scale = 1000  # so that whole numbers keep fractions of a nanosecond
     one = msgspec.structs.replace(
         record, told=None, times_ns=[round(told.time * scale)], inner=scale
     )
-    row = derive(one, world)
-    return row and msgspec.structs.replace(
+    row = _derived(one, world, imported=True)
+    return msgspec.structs.replace(
         row,
         samples=told.samples,
         n_eff=math.nan,
@@ -399,8 +376,7 @@ def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None
         max=math.nan if told.max is None else told.max,
         p95=_bounded(told.p95, told.samples, 0.95),
         p99=_bounded(told.p99, told.samples, 0.99),
-        flags=("imported", *["blocking"] * waits, *(flag for flag in row.flags if flag != FEW)),
-        gateable=False,
+        flags=tuple(flag for flag in row.flags if flag != FEW),
     )
 
 
@@ -408,57 +384,6 @@ def _bounded(value: float | None, samples: int, q: float) -> float | None:
     """``value`` where so many samples bound their quantile ``q``."""
     enough = value is not None and samples and stats.interval_ranks(min(samples, 1000), q)
     return value if enough else None
-
-
-def _flags(
-    record: Record,
-    world: World | None,
-    median: float,
-    skew: float | None,
-    late: int | None,
-    changing: Mapping[str, bool],
-) -> tuple[str, ...]:
-    """Short words for what a reader must know; ``!`` marks the grade at which a row may not
-    gate. A rank on Gloo is preempted by Gloo's own thread on a quiet machine too, and ranks that
-    share cores by each other: it counts only where other processes were at work besides."""
-    dropped = (replaced := sum(record.invalid.values())) / (replaced + len(record.times_ns))
-    overhead = record.overhead_ns / record.inner
-    least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
-    alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
-    apart = 0.0 if alone else (skew or 0) / record.inner / least
-    found = {
-        "injected": bool(record.injected),
-        **origins.flags(record, world),
-        "shared-gpu": bool(world and world.shared_gpu),
-        "launch-bound": (
-            record.case.mode == "streaming"
-            and record.waited is not None
-            and record.waited < LAUNCH_BOUND
-        ),
-        "throttled": any(state.is_held_back for state in record.gpus),
-        "no-effect": bool(without_effect(record.case.env, record.case.collective, record.chose)),
-        "oversubscribed": bool(world and world.oversubscribed),
-        FEW: len(record.times_ns) < FEWEST_SAMPLES and record.status == "ok",
-        "cut-short": record.stop == "cut",
-        "unconverged": record.stop in ("budget", "max_n"),
-        "unsteady": changing["unsteady"],
-        _graded("skewed", apart): apart > 0.05,
-        _graded("overhead", overhead / least): overhead > 0.05 * median,
-        _graded("invalid", dropped, 0.25): dropped > 0.05,
-        "bimodal": changing["bimodal"],
-        "preempted": record.preempted > 0.05 * len(record.times_ns)
-        and any(load.busy for load in record.load.values())
-        and not (world and world.oversubscribed),
-        f"late:{late}": late is not None,
-        "apart": bool(record.case.arrival),
-        "+copy": record.copies_first,
-        "few-buffers": record.cache == "shrunk",
-    }
-    return tuple(flag for flag, holds in found.items() if holds)
-
-
-def _graded(flag: str, share: float, severe: float = 0.20) -> str:
-    return flag + "!" if share > severe else flag
 
 
 def told_over(record: Record) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from collbench.core.text import settings
 from collbench.records import derive, paired, stats
 from collbench.records.columns import COLUMNS, Kind
+from collbench.records.flags import EXCLUDED, FEW, FEWEST_SAMPLES, UNGATED
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.suite.case import Case
 
@@ -57,7 +58,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A case (of cycle 0) in one launch of run number ``file``.
 
     ``unfit`` are the reasons for which its time is shown nowhere and the row counted everywhere:
-    a status (failed, wrong, skipped), "no time", a flag of derive.EXCLUDED.
+    a status (failed, wrong, skipped), "no time", a flag of EXCLUDED.
     ``ungated`` are flags for which the time is shown and decides nothing. ``derived`` is of the
     samples of all ``fit`` cycles together, and None where the row is unfit. ``flags`` are those of
     any timed cycle. Times in nanoseconds a call.
@@ -104,7 +105,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ran(self) -> bool:
         """Whether there is a time, be it one that does not count."""
-        return not self.unfit or not derive.EXCLUDED.keys().isdisjoint(self.unfit)
+        return not self.unfit or not EXCLUDED.keys().isdisjoint(self.unfit)
 
     @property
     def predicted(self) -> bool:
@@ -199,7 +200,7 @@ def _unfit(record: Record, derived: derive.Derived | None) -> str:
         return record.status
     if derived is None or derived.median <= 0:
         return NO_TIME
-    return next((flag for flag in derive.EXCLUDED if flag in derived.flags), "")
+    return next((flag for flag in EXCLUDED if flag in derived.flags), "")
 
 
 def _row(
@@ -264,6 +265,7 @@ def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
         mode_share=bimodal.mode_share,
         in_stretches=bimodal.in_stretches,
         severe_outliers=sum(row.severe_outliers for row in each),
+        late_share=max(row.late_share for row in each),
         flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
         control=stats.median(controls) if controls else None,
         **clock,
@@ -281,9 +283,9 @@ def _ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str,
     own = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
     if derived is None or not own:
         return ()
-    enough = derived.samples >= derive.FEWEST_SAMPLES
-    common = [flag for flag in derive.UNGATED if own.count(flag) >= max(1, len(fit) / 2)]
-    return tuple(flag for flag in common if not (flag == derive.FEW and enough))
+    enough = derived.samples >= FEWEST_SAMPLES
+    common = [flag for flag in UNGATED if own.count(flag) >= max(1, len(fit) / 2)]
+    return tuple(flag for flag in common if not (flag == FEW and enough))
 
 
 def by(rows: Iterable[Row], key: Callable[[Row], _K]) -> dict[_K, list[Row]]:

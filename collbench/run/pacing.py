@@ -18,7 +18,8 @@ import numpy as np
 
 from collbench.core.collectives import PARTS
 from collbench.records import stats
-from collbench.records.derive import FEWEST_SAMPLES, NO_SAMPLE
+from collbench.records.derive import NO_SAMPLE
+from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
 from collbench.run import plan
 from collbench.run.plan import Job, Plan

@@ -26,7 +26,8 @@ from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.derive import FEWEST_SAMPLES, NO_TIME_LEFT, NOT_OPENED
+from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
+from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume, steps
 from collbench.run.backends import (
@@ -417,7 +418,7 @@ class _Session:
         self._reporter.phase(case, phase.words, (phase - Phase.PREPARING) / len(Phase))
 
     def _dropped(self, job: Job) -> None:
-        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: what was left of it did not suffice"
+        note = f"{NO_TIME_LEFT} {self._order.budget:g}s: not enough of it left"
         for case in job.case.siblings:
             self._hear(Record(case=case, status="skipped", note=note))
 

@@ -103,6 +103,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     ``stacked`` table that is too wide puts its last column below the first, and a ``split`` one
     goes on below with the columns that do not fit, beside its first again; columns whose heads are
     ``whole`` are never cut, only broken by the terminal itself.
+    ``brief`` are the last column's cells where there is no room for the words in ``lines``, and
+    ``key`` says what they stand for.
     ``elsewhere`` says where all lines are, for a comment in which not all of them fit. On a page
     lines of a ``tiled`` table stand beside each other, and those of a ``carded`` one are cards
     where the screen is narrow.
@@ -125,6 +127,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: str = ""
     tiled: bool = False
     carded: bool = False
+    brief: Sequence[Cell] = ()
+    key: str = ""
 
     @property
     def sides(self) -> str:

@@ -121,9 +121,15 @@ class Status(Gathered):
 
     footer = False  # whether what there is to say at the end is shown elsewhere
 
-    def __init__(self, console: Console | None = None, watched: bool | None = None) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        watched: bool | None = None,
+        says_busy: bool = True,
+    ) -> None:
         """``watched`` unless told: the errors go to a terminal and the output does not, which would
-        get in the way."""
+        get in the way. ``says_busy``: the output does not say itself what disturbed the run."""
+        self._says_busy = says_busy
         self._console = console or Console(stderr=True, highlight=False)
         self._watched = (
             self._console.is_terminal and not sys.stdout.isatty() if watched is None else watched
@@ -160,7 +166,7 @@ class Status(Gathered):
         self._header = self._heading()
 
     def phase(self, case: Case, phase: str, fraction: float) -> None:
-        phase = f"{phase} again" if case in self._known else phase
+        phase = f"pass 2 of 2, {phase}" if case in self._known else phase
         self._now = (case, phase, fraction)
         if self._earlier is None:
             self._earlier = len(self.arrived)
@@ -193,7 +199,8 @@ class Status(Gathered):
         super().end(end, path)
         self.close()
         if not self.footer:
-            for text in (*caveats(self.run, self.worlds.values()), views.busy(self)):
+            busy_told = [views.busy(self)] * self._says_busy
+            for text in (*caveats(self.run, self.worlds.values()), *busy_told):
                 _warn(text)
             for line in views.kept(self) if path else ():
                 print(plain(line), file=sys.stderr)
@@ -240,7 +247,7 @@ class LiveTable(Status):
         super().end(end, path)
         self._console.print(self._heading(running=False))
         for mode, outcomes in by_mode(self.outcomes):
-            self._console.print("", self._table(mode, outcomes), sep="\n")
+            self._console.print("", *self._common(outcomes), self._table(mode, outcomes), sep="\n")
         for best in views.best(self):
             self._console.print("", terminal.rendered(best, self._console.width), sep="\n")
         self._console.print()
@@ -261,8 +268,14 @@ class LiveTable(Status):
         if arrived and room > 0:
             mode = arrived[-1][0].case.mode
             latest = [outcome for outcome in arrived if outcome[0].case.mode == mode][-room:]
-            parts += [self._table(mode, self.planned(latest), live=True), ""]
+            above = self._common(latest, live=True)
+            latest = latest[len(above) :]
+            parts += [*above, self._table(mode, self.planned(latest), live=True), ""]
         return Group(*parts, super()._view())
+
+    def _common(self, outcomes: Sequence[Outcome], live: bool = False) -> list[RenderableType]:
+        """What most rows have; in a line each while the view is ``live``."""
+        return [terminal.inline(line, single=live) for line in views.common(self, outcomes)]
 
     def _table(self, mode: str, outcomes: Sequence[Outcome], live: bool = False) -> RenderableType:
         table = views.table(mode, outcomes, self.cases, live, self.run.policy.fresh)
@@ -303,7 +316,7 @@ def progress(
     will take, of which ``left`` may be known; and what happens at this moment."""
     achieved = min(total, done + (now[2] if now and done < total else 0.0))
     own = achieved - earlier
-    if left is None and own >= 0.5:
+    if left is None and own >= 0.5 and done < total:  # how long a second pass takes, is not known
         left = elapsed * (total - achieved) / own
     yet = f"{clock(left)} left" if left is not None else ""
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -312,9 +325,8 @@ def progress(
     if now is None:
         return Group(grid, Text("starting ranks", "dim"))
     case, phase, fraction = now
-    doing = f"{size(case.size)}, {axes([case])[1]}: {phase}" + (
-        f" {fraction:.0%}" if fraction else ""
-    )
+    share = f" {fraction:.0%}" if fraction else ""
+    doing = f"{phase}{share}: {size(case.size)}, {axes([case])[1]}"
     return Group(grid, Text(plain(doing), "dim", no_wrap=True, overflow="ellipsis"))
 
 

@@ -3,16 +3,17 @@ the same.
 
 Lines that nccl-tests does not write are comments: ``# collbench version`` stands where its version
 line does, because this is not nccl-tests and a parser that asks should be told; ``#
-implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:`` and ``# not
-run:``, ``# flags:`` and ``# isolated:`` (of the line above), ``# repeated:``, ``# flagged:`` and
-``# busy:`` say what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header
-and at the end, say that no time is a machine's.
+implementation:``, ``# time:``, ``# iters:``, ``# note:``, ``# skipped:``, ``# failed:``, ``# not
+run:``, ``# not measured:``, ``# isolated:`` (of the line above), ``# flagged:`` and ``# busy:`` say
+what its format has no columns for. ``# PLANTED:`` and ``# FAKE:``, in the header and at the end,
+say that no time is a machine's. Below a line that is in doubt, or whose interval is wide, one
+remark has the intervals and flags of both halves: ``# 8 B: out ±11% bimodal · in ±4%``.
 
-A line joins a case out of place and the same case in place. A half that nobody wanted or could
-measure repeats the other half's numbers, with ``N/A`` for its #wrong: nccl-tests, too, prints times
-with ``N/A`` where a form does not exist, and parsers of it want numbers. No average counts them,
-and a ``# repeated:`` remark says which columns they are and why. A half that failed, or whose data
-was wrong, has no time: its numbers are ``nan``.
+A line joins a case out of place and the same case in place. A half that was not measured has
+``N/A`` in all its columns; with Options.filled, for parsers that need numbers, it repeats the other
+half's, with ``N/A`` for its #wrong, and a ``# repeated:`` remark says which columns they are and
+why. No average counts them. A half that failed, or whose data was wrong, has no time: its numbers
+are ``nan``.
 """
 
 from __future__ import annotations
@@ -31,12 +32,21 @@ import msgspec
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
 from collbench.judge import busy, limits
-from collbench.records.derive import Derived
+from collbench.records.derive import NO_SAMPLE, Derived
+from collbench.records.flags import (
+    COPY,
+    UNCONVERGED,
+    doubts,
+    flag_kind,
+    is_wide,
+    is_without_interval,
+    look_up,
+)
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run.reporter import Outcome, Reporter
-from collbench.show.flags import explained, legend, named
+from collbench.show.flags import legend, named
 from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
-from collbench.show.words import PLACES, caveats, movements, notes, reasons
+from collbench.show.words import PLACES, caveats, interval, movements, notes, reasons
 from collbench.suite.case import Case, Skip
 
 PROGRAMS = {"all_to_all": "alltoall", "all_to_allv": "alltoallv"}
@@ -75,13 +85,15 @@ WORDS = {
 
 class Options(msgspec.Struct, frozen=True):
     """``-a``: an index into AVERAGES, here by default the slowest rank (nccl-tests: the mean);
-    ``-C``; ``-S``; ``-I``; ``-K``: so many first samples are not in what ``-I`` makes of them."""
+    ``-C``; ``-S``; ``-I``; ``-K``: so many first samples are not in what ``-I`` makes of them.
+    ``filled``: a half that was not measured repeats the other."""
 
     average: int = 3
     cpu_time: bool = False
     timestamps: bool = False
     per_iter: bool = False
     per_iter_skip: int = 0
+    filled: bool = False
 
 
 DEFAULTS = Options()
@@ -89,13 +101,14 @@ DEFAULTS = Options()
 
 class Half(NamedTuple):
     """What one placement of a line shows: microseconds, GB/s; ``busbw`` None where the collective
-    has none; with ``-I`` the columns that are added."""
+    has none; with ``-I`` the columns that are added. One that was not ``measured`` is N/A."""
 
     time: float
     algbw: float
     busbw: float | None
     wrong: int | None
     samples: tuple[float, ...] = ()
+    measured: bool = True
 
 
 def half(outcome: Outcome | None, options: Options) -> Half:
@@ -196,8 +209,8 @@ def program(case: Case) -> str:
 
 
 class Text(Reporter):
-    """Writes lines in plan order, each as soon as all before it are known, in whatever order
-    records arrive.
+    """Writes lines in plan order, each as soon as all before it are known and measured for the
+    last time, in whatever order records arrive.
 
     Each implementation, rank count, mode, environment or collective gets a table of its own from
     "starting" to "concluded", so that cutting at those lines gives whole outputs of nccl-tests.
@@ -223,11 +236,19 @@ class Text(Reporter):
 
     def record(self, record: Record, row: Derived | None) -> None:
         self._done[record.case] = (record, row)
-        while self._next < len(self._lines) and self._done.keys() >= set(
-            self._lines[self._next].values()
+        while self._next < len(self._lines) and all(
+            case in self._done and self._is_final(*self._done[case])
+            for case in self._lines[self._next].values()
         ):
             self._write()
         self._out.flush()
+
+    def _is_final(self, record: Record, row: Derived | None) -> bool:
+        """Whether no second pass will measure the case again."""
+        if self._run.policy.iters is not None or record.again:
+            return True
+        unconverged = row is not None and UNCONVERGED in row.flags
+        return not unconverged and not record.note.startswith(NO_SAMPLE)
 
     def end(self, end: End, path: Path | None) -> None:
         told = busy.sentence(self._run, (record for record, _ in self._done.values()), end)
@@ -283,7 +304,7 @@ class Text(Reporter):
             self._busbw += [
                 h.busbw for h in halves if h.busbw is not None and not math.isnan(h.algbw)
             ]
-            self._repeat(line, outcomes, halves)
+            self._complete(line, outcomes, halves)
             stamp = (
                 f"{local_time(max(record.started for record, _ in known)):>21}"
                 if self._options.timestamps
@@ -292,16 +313,17 @@ class Text(Reporter):
             self._say(_row(known[0][0].case, halves) + stamp)
             self._bad += sum(bool(h.wrong) for h in halves)
             self._shown += known
-            self._remark(*_isolated(known), *_flags(known))
+            self._remark(*_isolated(known), *_doubted(known))
         for record, _ in known:
             if record.status in ("failed", "skipped"):
                 placement = PLACES["in" if record.case.in_place else "out"]
                 self._remark(f"{record.status}: {record.case.nbytes} B {placement}: {record.note}")
 
-    def _repeat(
+    def _complete(
         self, line: Mapping[bool, Case], outcomes: Sequence[Outcome | None], halves: list[Half]
     ) -> None:
-        """Puts the half that was measured in place of one that nobody wanted or could measure."""
+        """Marks the half that was not measured, or puts the other in its place. The reason is
+        counted, unless a remark above the table has it."""
         for place, outcome in zip((False, True), outcomes, strict=True):
             other = outcomes[not place]
             if not other or not other[1] or (outcome and outcome[0].status != "skipped"):
@@ -310,8 +332,14 @@ class Text(Reporter):
             case = msgspec.structs.replace(other[0].case, in_place=place)
             asked = "not run" if place in line else f"only {there} was asked for"
             reason = outcome[0].note if outcome else self._why.get(case, asked)
-            halves[place] = halves[not place]._replace(wrong=None)
-            self._repeated[f"the columns {here} are those {there} again, with N/A: {reason}"] += 1
+            if self._options.filled:
+                halves[place] = halves[not place]._replace(wrong=None)
+                words = f"repeated: the columns {here} are those {there} again, with N/A: {reason}"
+            else:
+                halves[place] = halves[place]._replace(measured=False)
+                words = f"not measured: {here}: {reason}"
+            if self._options.filled or not (outcome or case in self._why):
+                self._repeated[words] += 1
 
     def _open(self, lines: list[dict[bool, Case]]) -> None:
         cases = [case for line in lines for case in line.values()]
@@ -352,7 +380,7 @@ class Text(Reporter):
             self._say(f"# Out of bounds values : {self._bad} {'FAILED' if self._bad else 'OK'}")
             self._say(f"# Avg bus bandwidth    : {average:g} {self._averaged()}", "#")
             repeated = self._repeated.items()
-            self._remark(*(f"repeated: {text} (lines: {count})" for text, count in repeated))
+            self._remark(*(f"{text} (lines: {count})" for text, count in repeated))
             self._remark(*(f"note: {line}" for line in notes(self._shown)))
             crowded = {world.cramped for world in self._worlds}
             meanings = legend(self._shown, self._run.policy, crowded, self._run.command)
@@ -415,24 +443,36 @@ def harmless(text: str) -> str:
     return re.sub("|".join(WORDS), lambda found: WORDS[found[0]], plain(text))
 
 
-def _isolated(outcomes: Iterable[Outcome]) -> Iterator[str]:
+def _isolated(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What calls of a stream take a device each, aligned: of small ones, whose time back to back
     may be that of a host that issues them."""
-    for record, row in outcomes:
-        if row and row.control is not None and record.case.mode == "streaming":
-            where = PLACES["in" if record.case.in_place else "out"]
-            took = f"{row.control / 1e3:.2f} us by the device's clock"
-            yield f"isolated: {record.case.nbytes} B {where}: {took}"
+    took = [
+        f"{'in' if record.case.in_place else 'out'} {row.control / 1e3:.2f}"
+        for record, row in outcomes
+        if row and row.control is not None and record.case.mode == "streaming"
+    ]
+    if took:
+        size = outcomes[0][0].case.nbytes
+        yield f"isolated: {size} B: {' · '.join(took)} us by the device's clock"
 
 
-def _flags(outcomes: Iterable[Outcome]) -> Iterable[str]:
-    """A remark with what is to be known of the line above and not of all lines alike; no fields
-    on the line itself, which parsers count."""
-    for record, row in outcomes:
-        own = [flag for flag in (row.flags if row else ()) if not explained(flag).whole]
-        if row and own:
-            where = PLACES["in" if record.case.in_place else "out"]
-            yield f"flags: {record.case.nbytes} B {where}: {' '.join(named(row, own))}"
+def _doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """The intervals and flags of both halves where one of them is in doubt, or is wide; no fields
+    on the line itself, which parsers count. What all lines have stands at the end."""
+    rows = [(record, row) for record, row in outcomes if row]
+    if not any(_is_doubtful(row) for _, row in rows):
+        return
+    words = []
+    for record, row in rows:
+        own = [flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY]
+        sure = [] if is_without_interval(row.flags) else [interval(row)]
+        words.append(" ".join(["in" if record.case.in_place else "out", *sure, *named(row, own)]))
+    yield f"{rows[0][0].case.nbytes} B: {' · '.join(words)}"
+
+
+def _is_doubtful(row: Derived) -> bool:
+    own = [flag for flag in doubts(row) if not look_up(flag).of_group]
+    return bool(own) or (is_wide(row) and not is_without_interval(row.flags))
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:
@@ -441,6 +481,9 @@ def _row(case: Case, halves: Iterable[Half]) -> str:
         f" {case.root:>6}"
     )
     for h in halves:
+        if not h.measured:
+            text += "      N/A     N/A     N/A    N/A" + "      N/A" * len(h.samples)
+            continue
         wrong = "    N/A" if h.wrong is None else f"  {h.wrong:>6g}"
         text += f"  {number(h.time, 7)}  {number(h.algbw, 6)}  {number(h.busbw or 0.0, 6)}{wrong}"
         text += "".join(f"  {number(value, 7)}" for value in h.samples)

@@ -144,13 +144,26 @@ def listing(
 
 
 def finding(what: str, state: str, detail: str) -> None:
-    """Prints a line of the doctor's: ``state`` is yes, no or note."""
+    """Prints a line of the doctor's: ``state`` is yes, no or note, on a terminal a mark."""
     tones: dict[str, Tone] = {"yes": "good", "no": "bad"}
+    mark = MARKS[state] if _shows_marks() else state
     show(
-        toned(f"{plain(what):<20}")
-        + toned(f"{state:<6}", tones.get(state, "quiet"))
-        + plain(detail)
+        toned(f"{plain(what):<20}") + toned(f"{mark:<6}", tones.get(state, "quiet")) + plain(detail)
     )
+
+
+MARKS = {"yes": "✓", "no": "✗", "note": "·"}
+
+
+def _shows_marks() -> bool:
+    """Whether standard output is a terminal that can show the marks."""
+    if not Console().is_terminal:
+        return False
+    try:
+        "".join(MARKS.values()).encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def grid(table: Table, width: int) -> Grid:
@@ -160,11 +173,16 @@ def grid(table: Table, width: int) -> Grid:
     elif table.stacked:
         table = msgspec.structs.replace(table, widths=(_widths(table, closing=False)[0],))
     every = table.heads
+    notes = []
+    if table.brief and _natural(table) > width:
+        table = _shortened(table)
+        notes += [f"flags: {table.key}"] * bool(table.key)
     if table.dropped:
         table = _fitting(table, width)
     gone = [" ".join(head.split()) for head in every if head not in table.heads]
+    notes += [f"hidden at {width} columns: {', '.join(gone)}"] * bool(gone)
     view = Grid(
-        caption=Text(f"no room for: {', '.join(gone)}", "dim") if gone else None,
+        caption=Text("\n".join(notes), "dim") if notes else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -189,6 +207,25 @@ def grid(table: Table, width: int) -> Grid:
         view.add_row(*cells, style=STYLES[line.weight])
 
     return view
+
+
+def _natural(table: Table) -> int:
+    """Columns that a table needs to show all of its own, without those that may be dropped."""
+    kept = [
+        room
+        for head, room in zip(table.heads, _widths(table), strict=True)
+        if head not in table.dropped
+    ]
+    return sum(kept) + GAP * (len(kept) - 1)
+
+
+def _shortened(table: Table) -> Table:
+    """A table with the brief cells in its last column, but for a line that has none."""
+    lines = [
+        msgspec.structs.replace(line, cells=(*line.cells[:-1], brief or line.cells[-1]))
+        for line, brief in zip(table.lines, table.brief, strict=True)
+    ]
+    return msgspec.structs.replace(table, lines=lines)
 
 
 def _split(table: Table, width: int) -> list[Table]:

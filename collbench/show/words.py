@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
 from collbench.records import stats
 from collbench.records.derive import Derived
+from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.traffic import silent
 from collbench.records.types import Record, Run, World
@@ -86,7 +87,7 @@ def caveats(run: Run, worlds: Iterable[World]) -> list[str]:
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
     """Sentences (see modal) on the bimodal rows whose modes lie farthest apart, and how many there
     are beside; with each row how many calls made a sample."""
-    found = [one for one in rows if one[1].modes and "bimodal" in one[1].flags]
+    found = [one for one in rows if one[1].modes and BIMODAL in one[1].flags]
     found.sort(key=lambda one: -one[1].modes[1] / one[1].modes[0] if one[1].modes else 0.0)
     varying = axes([case for case, _, _ in found])[0] if found else []
     lines = []
@@ -100,17 +101,12 @@ def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
 
 
 def modal(row: Derived, inner: int) -> str:
-    """How calls divide between two modes, and which of them a program is likely to see."""
+    """How calls divide between two modes."""
     assert row.modes and row.mode_share is not None
     first, (low, high) = row.mode_share, map(duration, row.modes)
     calls = "calls" if inner == 1 else f"samples of {inner} calls"
-    often = "mostly see the first" if first > 0.5 else "mostly see the second"
-    seen = often if abs(first - 0.5) > 0.1 else "see both"
     how = ", in stretches" if row.in_stretches else ""
-    return (
-        f"{first:.0%} of {calls} took about {low}, {1 - first:.0%} about {high}{how}; a program"
-        f" will {seen}"
-    )
+    return f"two speeds: {low} ({first:.0%} of {calls}) and {high} ({1 - first:.0%}){how}"
 
 
 def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[str, Any]:
@@ -129,12 +125,26 @@ def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[
     return values | own | named | {"order": order}
 
 
-def columns(lines: Sequence[Mapping[str, str]], varying: Sequence[str]) -> list[str]:
+CONTROLS = {"isolated": "as called", "host": "aligned"}  # the column of the other cadence, by mode
+
+
+def reserved(outcomes: Iterable[Outcome]) -> set[str]:
+    """The columns that a table keeps for what later rows may say: it does not move while it
+    grows."""
+    return {
+        CONTROLS[record.case.mode]
+        for record, row in outcomes
+        if row and row.control is not None and record.case.mode in CONTROLS
+    }
+
+
+def columns(
+    lines: Sequence[Mapping[str, str]], varying: Sequence[str], kept: Collection[str] = ()
+) -> list[str]:
     """Names of the columns that a table of ``lines`` (see cells) has, where cases differ along the
-    axes ``varying``."""
-    idle = {name for name in OPTIONAL if not any(line[name] for line in lines)} | (
-        set(AXES) - set(varying)
-    )
+    axes ``varying``; those ``kept`` it has in any case."""
+    idle = {name for name in OPTIONAL if name not in kept and not any(line[name] for line in lines)}
+    idle |= set(AXES) - set(varying)
     return [name for name in lines[0] if name not in idle]
 
 
@@ -200,6 +210,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     flags = named(row) if row else []
     shown = row if record.status != "wrong" else None
     place, more = along(record.case), optional(shown, record.case.mode)
+    exact = shown is not None and math.isinf(shown.hi) and is_without_interval(shown.flags)
     unknown = (
         shown.clock_error
         if shown and shown.skew is not None and shown.skew < shown.clock_error
@@ -210,7 +221,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "size": size(record.case.size),
         "place": place["place"],
         "median": duration(shown.median) if shown else "-",
-        "±": interval(shown) if shown else "-",
+        "±": interval(shown) if shown and not exact else "-",
         "device": more["device"],
         "host": more["host"],
         "isolated": more["isolated"],
@@ -243,7 +254,7 @@ def optional(row: Derived | None, mode: str) -> dict[str, str]:
     if row and row.control is not None and mode == "streaming":
         said["isolated"] = duration(row.control)
     if row and row.sensitive:
-        said["as called" if mode == "isolated" else "aligned"] = duration(row.control)
+        said[CONTROLS.get(mode, "aligned")] = duration(row.control)
     if row and row.absorbed is not None:
         said["absorbed"] = f"{row.absorbed:.0%}"
     if row and row.wirebw is not None:
@@ -261,7 +272,7 @@ def movements(outcomes: Iterable[Outcome]) -> list[str]:
     found = {
         (record.case.collective, record.case.label, record.case.n): plain(row.moves)
         for record, row in outcomes
-        if row and "wire" in row.flags
+        if row and WIRE in row.flags
     }
     return [f"{label}, {counted(n, 'rank')}: {moves}" for (_, label, n), moves in found.items()]
 

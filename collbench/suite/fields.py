@@ -372,8 +372,9 @@ FIELDS: tuple[Field, ...] = (
     Field("command", "output_format", "text", default="").option(
         "--format",
         (
-            "auto, table, nccl, json, csv or md. Default: table on a terminal, else nccl-tests'"
-            " text."
+            "auto, table, nccl, nccl-filled, json, csv or md. Default: table on a terminal,"
+            " else nccl, nccl-tests' text; nccl-filled repeats a half where the other was not"
+            " measured."
         ),
         text="auto",
     ),

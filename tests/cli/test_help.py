@@ -21,7 +21,8 @@ from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
 from collbench.judge.health import checks, expectations
 from collbench.machine import topology
-from collbench.show.flags import FLAGS
+from collbench.records import flags as flags_
+from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.suite import toml
 from collbench.suite.fields import FIELDS
 from collbench.workload import files
@@ -196,6 +197,22 @@ def test_every_flag_is_explained() -> None:
     assert [
         flag for flag in FLAGS if not re.search(rf"`{re.escape(flag)}[`:]", PAGES["flags"])
     ] == []
+
+
+@pytest.mark.parametrize("flag", FLAGS.values(), ids=FLAGS)
+def test_the_page_has_a_flag_among_doubts_or_remarks_as_the_table(flag) -> None:
+    doubts, _, rest = PAGES["flags"].partition("## Remarks")
+    remarks = rest.partition("## Rows that decide nothing")[0]
+    is_doubt = flag.is_doubt is not flags_.never
+    assert (f"\n| `{flag.name}" in doubts, f"\n| `{flag.name}" in remarks) == (
+        is_doubt,
+        not is_doubt,
+    )
+
+
+def test_the_page_names_the_rows_that_decide_nothing() -> None:
+    rest = PAGES["flags"].partition("## Rows that decide nothing")[2]
+    assert [flag for flag in (*flags_.UNGATED, *flags_.EXCLUDED) if f"`{flag}`" not in rest] == []
 
 
 def test_the_number_of_algorithms_is_that_of_today() -> None:

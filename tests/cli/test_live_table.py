@@ -72,7 +72,7 @@ def test_a_table_that_gets_narrower_leaves_nothing_behind(terminal: Terminal) ->
     assert wide.count("earlier line") == 50
     assert max(map(len, wide.splitlines())) > 80
     terminal("resize-window", "-x", "80", "-y", "40")
-    narrow = seen(terminal, "no room for")  # which the first frame for 80 columns says
+    narrow = seen(terminal, "hidden at")  # which the first frame for 80 columns says
     assert narrow.count("collbench") == 1
     assert narrow.count("median") == 1
     assert narrow.count("earlier line") == 50

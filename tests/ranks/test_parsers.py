@@ -14,7 +14,8 @@ from collbench.show import nccl
 @pytest.mark.slow
 @pytest.mark.parametrize("collective", ["all_reduce", "all_to_all"])
 def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: Path) -> None:
-    options = ("-b", "4K", "-e", "64K", "-f", "4", "-g", "2", "-n", "8", "--output")
+    options = ("-b", "4K", "-e", "64K", "-f", "4", "-g", "2", "-n", "8")
+    options += ("--format", "nccl-filled", "--output")
     done = cli(collective, *options, str(path := tmp_path / "run.jsonl"))
     assert done.returncode == 0, done.stderr
     records = [record for record in store.read(path).records if record.times_ns]

@@ -20,17 +20,12 @@ from collbench.judge.efficiency import Point, over_launches
 from collbench.judge.health.findings import Evidence, Subject
 from collbench.machine import environment
 from collbench.records import derive, origins, rows
+from collbench.records.flags import BIMODAL, EXCLUDED, INJECTED, UNGATED
 from collbench.records.rows import Launch, Row
 from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
 
 LAUNCHES = 3  # from which on a median over launches, and their scatter, say something
-
-
-BIMODAL = "bimodal"  # between two modes a median jumps from launch to launch
-
-
-INJECTED = "injected"  # the flag of rows that a fault was planted in
 
 
 class NightRecord(NamedTuple):
@@ -164,7 +159,7 @@ def placed(file: RunFile) -> set[str]:
 def broken(flags: Iterable[str], harmless: Collection[str] = ()) -> str:
     """The flag, of those that are not ``harmless``, for which nothing may be said of a row, or an
     empty string. That a fault was planted is none: an alarm is to be heard when it is tried."""
-    bad = {*derive.EXCLUDED, *derive.UNGATED}.intersection(flags) - {INJECTED, *harmless}
+    bad = {*EXCLUDED, *UNGATED}.intersection(flags) - {INJECTED, *harmless}
     return min(bad, default="").rstrip("!")
 
 

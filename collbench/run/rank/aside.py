@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.flags import FEWEST_SAMPLES
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import SETTLED, Measured, Sampler, Samples, Sync
 

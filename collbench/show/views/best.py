@@ -9,7 +9,7 @@ import msgspec
 
 from collbench.core.text import counted, duration, plain, size
 from collbench.judge.efficiency import Best, Point, best
-from collbench.records.derive import doubts
+from collbench.records.flags import doubts
 from collbench.show.document import Cell, Line, Section, Table, toned
 from collbench.show.views.series import MOST, View, meta, plus_minus
 from collbench.show.words import AXES, along, axes, worded
@@ -137,11 +137,11 @@ def _times(point: Point, one: Best) -> str:
 
 def _signs(found: Sequence[Best]) -> str:
     """What the signs in the lines mean."""
-    told = ["2.5x: takes 2.5 times as long as the best"]
+    told = ["1.08x: 8 % slower than the best"] * any(one.slower for one in found)
     told += ["= and tie: intervals overlap"] * any(one.ties for one in found)
     told += ["?: not known, for want of an interval"] * any(one.unknown for one in found)
-    told += ["in brackets: why not to rely on that time"] * any(doubts(o.winner) for o in found)
-    return "; ".join(told) + "."
+    told += ["in brackets: why to doubt that time"] * any(doubts(o.winner) for o in found)
+    return "; ".join(told) + "." * bool(told)
 
 
 def _libraries(found: Sequence[Best]) -> list[str]:

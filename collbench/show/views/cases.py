@@ -4,6 +4,7 @@ lines; plans, and lists of runs."""
 from __future__ import annotations
 
 import itertools
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +14,37 @@ from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
 from collbench.judge.busy import sentence
-from collbench.records import derive, store
+from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
+from collbench.records.flags import (
+    PREEMPTED,
+    UNCONVERGED,
+    Flag,
+    doubts,
+    flag_kind,
+    is_known,
+    is_wide,
+    is_without_interval,
+    look_up,
+    remarks,
+)
 from collbench.records.origins import FAKE
+from collbench.records.stats import half_width
 from collbench.records.store import Outline
-from collbench.records.types import End, Record, Run, World
+from collbench.records.types import End, Run, World
 from collbench.run import backends
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
-from collbench.show.flags import doubts, legend, precision
+from collbench.show.flags import (
+    MARK,
+    common_flags,
+    common_lines,
+    legend,
+    lettered,
+    named,
+    precision,
+    why_unknown,
+)
 from collbench.show.views import best as choice
 from collbench.show.views import series
 from collbench.show.views.summary import single_call
@@ -39,6 +62,7 @@ from collbench.show.words import (
     movements,
     notes,
     reasons,
+    reserved,
     story,
     two_modes,
     worded,
@@ -138,7 +162,7 @@ def table(
     planned = [case for case in cases if case.mode == mode]
     varying, constant = axes(planned or [record.case for record, _ in outcomes])
     lines = [cells(*outcome) for outcome in outcomes]
-    names = columns(lines, varying)
+    names = columns(lines, varying, reserved(outcomes))
     several = len({case.mode for case in cases}) > 1
     groups = [[line[name] for name in names if name in AXES and name != "place"] for line in lines]
     changes = [
@@ -146,32 +170,85 @@ def table(
     ]
     ruled = 4 * sum(changes) <= len(lines)
     wrong = any(record.wrong for record, _ in outcomes)
+    common = common_flags(outcomes)
+    own = [_own_doubts(row, common) if row else [] for _, row in outcomes]
     return Table(
         title=f"{mode}: {constant}" if several else "",
         heads=tuple("launch" if fresh and n == "cycle" else HEADS.get(n, n) for n in names),
         lines=[
-            _line(record, [line[name] for name in names], change and ruled, live)
-            for (record, _), line, change in zip(outcomes, lines, changes, strict=True)
+            _line(
+                outcome, [line[name] for name in names], names.index("±"), change and ruled, common
+            )
+            for outcome, line, change in zip(outcomes, lines, changes, strict=True)
         ],
-        align="".join("l" if name in LEFT else "r" for name in names[:-1]) + "c",
+        align="".join("l" if name in LEFT else "r" for name in names),
         quiet=tuple(HEADS.get(name, name) for name in QUIET),
         dropped=tuple(HEADS.get(name, name) for name in DROPPED if not (name == "wrong" and wrong)),
+        brief=tuple(
+            _brief(row, doubted, common) if row and record.status not in BAD else ""
+            for (record, row), doubted in zip(outcomes, own, strict=True)
+        ),
+        key=_key(flag for doubted in own for flag in doubted),
     )
 
 
-def _line(record: Record, values: Sequence[str], ruled: bool, live: bool) -> Line:
-    """A line of the table, with a colour for each of the flags, which stand last."""
-    bad = record.status in ("wrong", "failed")
-    last: Cell = values[-1] if bad else _flagged(values[-1])
-    weight: Weight = "bad" if bad else ""
-    return Line((*values[:-1], last), weight=weight, ruled=ruled, single=bad or live)
+BAD = ("wrong", "failed")  # the status of a row that has no time to show
 
 
-def _flagged(flags: str) -> Words:
-    found = toned("")
-    for place, flag in enumerate(flags.split()):
-        found = found + (" " if place else "") + toned(flag, "notice", flag.endswith("!"))
-    return found
+def common(told: Gathered, outcomes: Sequence[Outcome]) -> list[Words]:
+    """What most rows have, said once above their table."""
+    crowded = {world.cramped for world in told.worlds.values()}
+    return [
+        toned(plain(text), "quiet") for text in common_lines(outcomes, told.run.policy, crowded)
+    ]
+
+
+def _own_doubts(row: Derived, common: Mapping[str, str]) -> list[str]:
+    """The doubts that stand in a row's line: those that are not said once for all."""
+    return [flag for flag in doubts(row) if flag_kind(flag) not in common]
+
+
+def _mark(row: Derived, common: Mapping[str, str]) -> Words:
+    """A dim mark where there is a remark; that its interval is wide, that shows."""
+    own = {flag_kind(flag) for flag in remarks(row)} - common.keys() - {UNCONVERGED}
+    return toned(MARK if own else "", "quiet")
+
+
+def _brief(row: Derived, doubted: Sequence[str], common: Mapping[str, str]) -> Words:
+    """The last cell where there is no room for words."""
+    return _flagged(lettered(doubted), _mark(row, common))
+
+
+def _key(flags: Iterable[str]) -> str:
+    """What letters stand for, in the order of FLAGS."""
+    rows: list[Flag] = [look_up(flag) for flag in dict.fromkeys(map(flag_kind, flags))]
+    return ", ".join(f"{row.letter} {row.name}" for row in rows if row.letter)
+
+
+def _line(
+    outcome: Outcome,
+    values: Sequence[str],
+    interval_index: int,
+    ruled: bool,
+    common: Mapping[str, str],
+) -> Line:
+    """A line of the table, with colour for a wide interval and for doubts, which stand last."""
+    record, row = outcome
+    if row is None or record.status in BAD:
+        weight: Weight = "bad" if record.status in BAD else ""
+        return Line(tuple(values), weight=weight, ruled=ruled, single=True)
+    cells: list[Cell] = [*values]
+    if is_wide(row) and not is_without_interval(row.flags):
+        cells[interval_index] = toned(values[interval_index], "notice")
+    cells[-1] = _flagged(named(row, _own_doubts(row, common)), _mark(row, common))
+    return Line(tuple(cells), ruled=ruled, single=True)
+
+
+def _flagged(flags: Sequence[str], mark: Words) -> Words:
+    line = toned("")
+    for index, flag in enumerate(flags):
+        line = line + (" " if index else "") + toned(flag, "notice", flag.endswith("!"))
+    return line + (" " if flags and str(mark) else "") + mark
 
 
 ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name does not say it
@@ -312,9 +389,12 @@ def busy(told: Gathered) -> str:
 
 
 def explained(told: Gathered) -> list[str]:
-    """A line for each flag that occurred (flags.legend)."""
+    """A line for each doubt that occurred, one for remarks (flags.legend); what stands above the
+    tables not again."""
     crowded = {world.cramped for world in told.worlds.values()}
-    return legend(told.outcomes, told.run.policy, crowded, told.run.command)
+    above = [common_flags(outcomes) for _, outcomes in by_mode(told.outcomes)]
+    everywhere = set.intersection(*map(set, above)) - {UNCONVERGED} if above else set()
+    return legend(told.outcomes, told.run.policy, crowded, told.run.command, everywhere)
 
 
 def _modal(outcomes: Sequence[Outcome]) -> list[str]:
@@ -359,8 +439,14 @@ def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]
         varying, _ = axes([case for case, _ in mine])
-        known = [_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
-        known += _peak(mine, varying)
+        if len({case.size for case, _ in mine}) == 1:
+            world = told.worlds.get(next(r.world for r, _ in outcomes if r.case == mine[0][0]))
+            asked = told.run.policy.resolved(bool(world and world.cramped)).precision
+            fixed = told.run.policy.iters is not None
+            known = [_only_size(mine, varying, None if fixed else asked)]
+        else:
+            known = [_floor(mine, varying)] if single_call(mine[0][0], told.run.policy) else []
+            known += _peak(mine, varying)
         if known:
             yield toned(plain(f"{name}, {mode}: {'; '.join(known)}"))
 
@@ -368,40 +454,79 @@ def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
 Timed = Sequence[tuple[Case, Derived]]
 
 
+def _only_size(rows: Timed, varying: Sequence[str], precision: float | None) -> str:
+    """The fastest row where there is one size, and whether it is less precise than asked for."""
+    chosen = fastest(rows)
+    if chosen is None:
+        return f"time at {size(rows[0][0].size)} not known{_unknown(rows)}"
+    case, row = chosen
+    rate = f", busbw {bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
+    half = half_width(row.median, row.lo, row.hi)
+    vague = precision is not None and math.isfinite(half) and half > precision
+    less = f": less precise than the ±{100 * (precision or 0):.2g} % asked for" if vague else ""
+    return f"{_given(duration(row.median), case, row, varying)}{rate}{less}"
+
+
 def _floor(rows: Timed, varying: Sequence[str]) -> str:
-    """The least time at the smallest size, where latency is all that there is; not known where a
-    row shows surely less that cannot be relied on."""
+    """The least time at the smallest size, where latency is all that there is."""
     least = min(case.size for case, _ in rows)
     smallest = [(case, row) for case, row in rows if case.size == least]
-    if not (good := _trusted(smallest)):
-        why = doubts(row for _, row in smallest)
-        return f"latency floor not known: no row of {size(least)} can be relied on ({why})"
-    above = min(good, key=lambda pair: pair[1].median)[1].lo
-    surely = [(case, row) for case, row in smallest if row.hi < above]
-    case, row = min(surely or good, key=lambda pair: pair[1].median)
-    told = f"{duration(row.median)} {interval(row)} at {_point(case, varying)}"
-    if flags := derive.doubts(row):
-        return f"latency floor not known: {told} ({', '.join(flags)})"
-    return f"latency floor {told}"
+    if (chosen := fastest(smallest)) is None:
+        return f"latency floor not known at {size(least)}{_unknown(smallest)}"
+    case, row = chosen
+    return f"latency floor {_given(duration(row.median), case, row, varying)}"
 
 
 def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
-    """The highest bus bandwidth; not known where a row shows it that cannot be relied on."""
+    """The highest bus bandwidth."""
     rated = [(case, row) for case, row in rows if row.busbw is not None]
     if not rated:
         return []
-    if not _trusted(rated):
-        why = doubts(row for _, row in rated)
-        return [f"peak busbw not known: no row can be relied on ({why})"]
-    case, row = max(rated, key=lambda pair: pair[1].busbw or 0.0)
-    most = f"{bandwidth(row.busbw)} GB/s {interval(row)} at {_point(case, varying)}"
-    if flags := derive.doubts(row):
-        return [f"peak busbw not known: {most} ({', '.join(flags)})"]
-    return [f"peak busbw {most}"]
+    if (chosen := highest(rated)) is None:
+        return [f"peak busbw not known{_unknown(rated)}"]
+    case, row = chosen
+    return [f"peak busbw {_given(f'{bandwidth(row.busbw)} GB/s', case, row, varying)}"]
 
 
-def _trusted(rows: Timed) -> Timed:
-    return [(case, row) for case, row in rows if not derive.doubts(row)]
+def fastest(rows: Timed) -> tuple[Case, Derived] | None:
+    """The row of the least time that is known: one without a doubt, unless one with a doubt took
+    surely less."""
+    known = [(case, row) for case, row in rows if is_known(row)]
+    if not known:
+        return None
+    good = [pair for pair in known if not doubts(pair[1])]
+    surely = [pair for pair in known if good and pair[1].hi < min(row.lo for _, row in good)]
+    return min(surely or good or known, key=lambda pair: pair[1].median)
+
+
+def highest(rows: Timed) -> tuple[Case, Derived] | None:
+    """The same of the highest bus bandwidth."""
+    known = [(case, row) for case, row in rows if is_known(row)]
+    if not known:
+        return None
+    good = [pair for pair in known if not doubts(pair[1])]
+    most = max((_upper_busbw(row) for _, row in good), default=math.inf)
+    surely = [pair for pair in known if _lower_busbw(pair[1]) > most]
+    return max(surely or good or known, key=lambda pair: pair[1].busbw or 0.0)
+
+
+def _upper_busbw(row: Derived) -> float:
+    return (row.busbw or 0.0) * row.median / row.lo if row.lo > 0 else math.inf
+
+
+def _lower_busbw(row: Derived) -> float:
+    return (row.busbw or 0.0) * row.median / row.hi
+
+
+def _given(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
+    """A figure with its interval, where, and why to doubt it."""
+    sure = "" if is_without_interval(row.flags) else f" {interval(row)}"
+    doubted = f" ({', '.join(named(row, flags))})" if (flags := doubts(row)) else ""
+    return f"{figure}{sure} at {_point(case, varying)}{doubted}"
+
+
+def _unknown(rows: Timed) -> str:
+    return f" ({why_unknown([row for _, row in rows])})"
 
 
 def _point(case: Case, varying: Sequence[str]) -> str:
@@ -423,10 +548,15 @@ def _late(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
             record.world == index and rank in record.case.members for record, _ in told.arrived
         )
         group = f" of {world.n} ({world.backend})" if world and len(told.worlds) > 1 else ""
+        where = plain(host)
+        doubted = any(
+            row.late_rank == rank and "late" in map(flag_kind, doubts(row))
+            for record, row in outcomes
+            if row and record.world == index
+        )
         yield toned(
-            f"slowest: rank {rank}{group} on {plain(host)} came late in {times} of"
-            f" {counted(of, 'case')}",
-            "notice",
+            f"late: rank {rank}{group} ({where}) in {times} of {counted(of, 'row')}",
+            "notice" if doubted else "quiet",
         )
 
 
@@ -443,17 +573,19 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
             continue
         record, row, ratio = max(found, key=lambda each: max(each[2], 1 / each[2]))
         world = worlds.get(record.world)
-        alone = "as a program calls it" if mode == "isolated" else "with aligned ranks"
-        why = "; other processes were at work, and may be the cause" * ("preempted" in row.flags)
+        first, second = row.median, row.control or 0.0
+        together, called = (first, second) if mode == "isolated" else (second, first)
+        why = " (other processes were at work)" * (PREEMPTED in row.flags)
         if world and world.cramped:
-            why = ", as ranks have fewer cores than threads that must run"
+            ranks, library = counted(record.case.n, "rank"), plain(record.case.label)
+            why = f" (too few cores for {ranks} of {library})"
         hint = "; --mode host measures what a program sees" if mode == "isolated" else ""
         yield toned(
-            f"{len(found)} of {counted(len(members), 'case')} in mode {mode} depend on how ranks"
-            f" arrive: {plain(record.case.label)} takes {duration(row.median)} at"
-            f" {_point(record.case, ['place'])}, and {duration(row.control)} {alone}"
+            f"{len(found)} of {counted(len(members), 'row')} in mode {mode} depend on when ranks"
+            f" arrive: {_point(record.case, ['implementation', 'place'])} takes {duration(called)}"
+            f" as called, {duration(together)} if all ranks start together"
             f" ({max(ratio, 1 / ratio):.1f}x){why}{hint}",
-            "notice",
+            "quiet",
         )
 
 

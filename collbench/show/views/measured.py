@@ -11,7 +11,7 @@ from functools import partial
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
-from collbench.records.derive import EXCLUDED
+from collbench.records.flags import EXCLUDED
 from collbench.records.rows import MEASURED
 from collbench.records.types import Record
 from collbench.show import figures

@@ -13,7 +13,8 @@ from collbench.core.text import counted, plain, settings, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
 from collbench.records import columns
-from collbench.records.derive import EXCLUDED, INVALID, told_over
+from collbench.records.derive import told_over
+from collbench.records.flags import EXCLUDED, INVALID, OVERSUBSCRIBED, UNCONVERGED
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.types import Record, RunFile
 from collbench.show.document import Document, Line, Section, Table, Weight
@@ -234,12 +235,12 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
         for record in file.records
     )
     points = _counted(view)
-    crowded = sum("oversubscribed" in point.flags for point in points)
+    crowded = sum(OVERSUBSCRIBED in point.flags for point in points)
     data = "all results correct" if verified else "not all results were verified"
     if crowded:
         told = f"{crowded:,} with more ranks than cores, which is not fit for claims"
         return f"{number}, {data}; {told}.", "notice"
-    wide = sum("unconverged" in point.flags for point in points)
+    wide = sum(UNCONVERGED in point.flags for point in points)
     known = sum(not point.predicted for point in points)
     told = f"; {wide:,} of {known:,} less precise than asked for" if wide else ""
     good = verified and 2 * wide <= known

@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge import busy
 from collbench.judge.efficiency import Point
-from collbench.records import derive
+from collbench.records.flags import (
+    OVERSUBSCRIBED,
+    UNCONVERGED,
+    doubts,
+    flag_kind,
+    is_known,
+    is_without_interval,
+)
 from collbench.records.importers import RELATIVE, VALIDATED
 from collbench.records.rows import FEWEST_LAUNCHES
-from collbench.show.document import Line, Table
-from collbench.show.flags import GENERAL, doubts, explained, figures, kind
+from collbench.show.document import Line, Table, Weight
+from collbench.show.flags import GENERAL, explained, figures, why_unknown
 from collbench.show.views.series import Series, View, groups, plus_minus, table
 from collbench.show.words import two_modes
 from collbench.suite.case import Case
@@ -61,29 +68,35 @@ def _best(
     *,
     peak: bool = False,
 ) -> tuple[str, str, str]:
-    """A figure, its interval, and where: of the best among those that can be relied on, or why
-    there is none. It is not known where one that cannot be relied on shows more, or (if no
-    ``peak``) surely less time."""
+    """A figure, its interval, and where, with the reasons to doubt it: of the best that is known,
+    without a doubt unless one with a doubt is surely better (or, of a ``peak``, the larger)."""
     if not points:
         return "-", "", ""
-    good = [(point, one) for point, one in points if not _doubtful(point)]
-    if not good:
-        why = doubts(point for point, _ in points)
-        sizes = {size(point.size) for point, _ in points}
-        return "not known", "", f"{sizes.pop()}: {why}" if len(sizes) == 1 else why
-    least = max(good, key=lambda pair: merit(pair[0]))[0].lo
-    surely = points if peak else [pair for pair in points if pair[0].hi < least]
-    point, one = max(surely or good, key=lambda pair: merit(pair[0]))
-    if _doubtful(point):
-        told = f"{_spot(point, one)}: {shown(point)} {plus_minus(point)}"
-        return "not known", "", f"{told}, {', '.join(derive.doubts(point))}"
-    return shown(point), plus_minus(point), _spot(point, one)
+    known = [(point, one) for point, one in points if point.predicted or is_known(point)]
+    if not known:
+        return "not known", "", why_unknown([point for point, _ in points])
+    good = [(point, one) for point, one in known if not _doubts(point)]
+    surely = []
+    if good and not peak:
+        least = min(point.lo for point, _ in good)
+        surely = [(point, one) for point, one in known if point.hi < least]
+    elif good:
+        most = max(_rate(point, point.bounds[0]) for point, _ in good)
+        surely = [(point, one) for point, one in known if _rate(point, point.bounds[1]) > most]
+    point, one = max(surely or good or known, key=lambda pair: merit(pair[0]))
+    doubted = f" ({', '.join(flags)})" if (flags := _doubts(point)) else ""
+    sure = "" if is_without_interval(point.flags) else plus_minus(point)
+    return shown(point), sure, f"{_spot(point, one)}{doubted}"
 
 
-def _doubtful(point: Point) -> bool:
-    """Whether a point's flags make its time unreliable; they do not where launches enough bound
-    it."""
-    return point.launches < FEWEST_LAUNCHES and bool(derive.doubts(point))
+def _rate(point: Point, time: float) -> float:
+    """The bus bandwidth that a point would have at another time."""
+    return (point.busbw or 0.0) * point.median / time if time > 0 else math.inf
+
+
+def _doubts(point: Point) -> list[str]:
+    """The doubts of a point; none where launches enough bound its time."""
+    return [] if point.launches >= FEWEST_LAUNCHES else doubts(point)
 
 
 def single_call(case: Case, policy: Policy) -> bool:
@@ -97,13 +110,15 @@ def _spot(point: Point, one: Series) -> str:
 
 
 def meanings(view: View) -> Table:
-    """The flags that occurred, most frequent first."""
-    flags = Counter(kind(flag) for point in view.points for flag in point.flags)
+    """The flags that occurred, doubts first, then most frequent first."""
+    flags = Counter(flag_kind(flag) for point in view.points for flag in point.flags)
+    doubted = {flag_kind(flag) for point in view.points for flag in doubts(point)}
     known = _figures(view)
     lines = []
-    for flag, times in flags.most_common():
+    for flag, times in sorted(flags.items(), key=lambda item: (item[0] not in doubted, -item[1])):
         told = explained(flag, known)
-        lines.append(Line((flag, f"{times:,}", told.meaning, told.remedy), {}, "notice"))
+        weight: Weight = "notice" if flag in doubted else ""
+        lines.append(Line((flag, f"{times:,}", told.meaning, told.remedy), {}, weight))
     heads = ("flag", "cases", "meaning", "what to do")
     return table("flags", "What the flags mean", heads, lines, align="lrll")
 
@@ -115,7 +130,7 @@ def _figures(view: View) -> dict[str, str]:
     if len(policies) != 1:
         return GENERAL
     crowded = {world.cramped for file in view.files for world in file.worlds}
-    stops = {view.record(p).stop for p in view.points if "unconverged" in p.flags}
+    stops = {view.record(p).stop for p in view.points if UNCONVERGED in p.flags}
     commands = [word for file in view.files for word in file.run.command]
     return figures(policies[0], crowded, stops, commands)
 
@@ -136,7 +151,7 @@ def modal(view: View) -> list[str]:
 
 
 def crowded(view: View) -> list[str]:
-    many = sum("oversubscribed" in point.flags for point in view.points)
+    many = sum(OVERSUBSCRIBED in point.flags for point in view.points)
     if not many:
         return []
     return [
@@ -179,7 +194,12 @@ def _reported(view: View) -> list[str]:
     ]
     if not counts:
         return _by_tools(view)
-    return [f"The log reports {counted(sum(counts), 'wrong element')}."]
+    return [f"{_logs(view)} {counted(sum(counts), 'wrong element')}."]
+
+
+def _logs(view: View) -> str:
+    """The subject of what imported logs say."""
+    return "The log reports" if len(view.files) == 1 else "The logs report"
 
 
 def _by_tools(view: View) -> list[str]:

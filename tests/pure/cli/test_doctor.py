@@ -276,7 +276,7 @@ def test_persistence_that_is_off_is_told(told: Callable[..., Told]) -> None:
 @pytest.mark.parametrize(
     ("seen", "state", "says"),
     [
-        (Load(1.26, 2), "no", "other processes use 1.3 of 2 CPUs: numbers will scatter; stop them"),
+        (Load(1.26, 2), "no", "other processes use 1.3 of 2 CPUs: expect noisy results; stop them"),
         (Load(0.1, 2), "yes", "hardly"),
     ],
 )

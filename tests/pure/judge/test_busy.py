@@ -24,15 +24,14 @@ def sentence(*loads: tuple[float, dict[str, Load]], before: Load | None = None) 
 
 def test_a_busy_machine_is_told_before_with_what_to_do() -> None:
     assert busy.now({"vm": LOUD}) == (
-        "other processes use 1.3 of 2 CPUs: numbers will scatter; stop them, or measure when the"
-        " machine is idle"
+        "other processes use 1.3 of 2 CPUs: expect noisy results; stop them or use an idle machine"
     )
     assert busy.now({"vm": QUIET}) == busy.now({}) == ""
 
 
 def test_what_was_while_measuring_decides() -> None:
     assert sentence((1.0, {"vm": LOUD}), before=QUIET).startswith(
-        "other processes used 1.3 of 2 CPUs while measuring (0.0 before, 0.0 after): numbers"
+        "other processes used 1.3 of 2 CPUs while measuring (0.0 before, 0.0 after): results"
     )
     assert sentence((1.0, {"vm": QUIET}), before=LOUD) == ""
 
@@ -60,5 +59,5 @@ def test_of_several_runs_the_busy_ones_are_counted() -> None:
     def file(load: Load) -> object:
         return factories.run_file(records((1.0, {"vm": load})))
 
-    assert busy.of_files([file(QUIET), file(LOUD)]).endswith("idle")  # type: ignore[list-item]
+    assert busy.of_files([file(QUIET), file(LOUD)]).endswith("idle machine")  # type: ignore[list-item]
     assert busy.of_files([file(LOUD)] * 3).endswith("(and in 2 more of the runs)")  # type: ignore[list-item]

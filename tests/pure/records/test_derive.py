@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
@@ -17,9 +16,10 @@ from factories import world
 import collbench
 from collbench.core.errors import UsageError
 from collbench.machine.load import Load
-from collbench.records import derive, store
+from collbench.records import derive, flags, store
+from collbench.records.flags import FLAGS
 from collbench.records.types import End, GpuState, Record, Run
-from collbench.show.flags import FLAGS, explained
+from collbench.show.flags import explained
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
 
@@ -296,12 +296,71 @@ def test_modes_come_with_their_share_and_order() -> None:
 
 
 def test_every_flag_is_explained_with_a_remedy() -> None:
-    source = inspect.getsource(derive._flags) + inspect.getsource(derive._changing)
-    found = {re.split("[!:{]", flag)[0] for flag in re.findall(r'f?"([+\w][\w:!{}<-]*)": ', source)}
-    assert {"unconverged", "late", "bimodal", "preempted", "+copy"} <= found <= set(FLAGS)
-    for flag in {*FLAGS, *derive.UNGATED, *derive.DOUBTFUL}:
-        told = explained(flag)
+    for flag in FLAGS:
+        told = explained(flag.name)
         assert told.meaning and told.remedy and "{" not in told.meaning + told.remedy
+
+
+def test_no_two_flags_share_a_name_or_a_letter() -> None:
+    names = [flag.name for flag in FLAGS]
+    letters = [flag.letter for flag in FLAGS if flag.letter]
+    assert len({*names}) == len(names) and len({*letters}) == len(letters)
+
+
+def flagged(*names: str, half: float = 0.01, late_share: float = 0.0) -> derive.Derived:
+    row = derive.derive(measured(STEADY), world())
+    assert row is not None
+    bounds = {"lo": (1 - half) * row.median, "hi": (1 + half) * row.median}
+    return msgspec.structs.replace(row, flags=names, late_share=late_share, **bounds)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("bimodal", "invalid", "invalid!", "skewed", "skewed!", "n<6", "cut-short", "wire"),
+        *("oversubscribed", "overhead!", "injected", "a flag of a later version"),
+    ],
+)
+def test_a_doubt_is_one_however_narrow_the_interval(flag: str) -> None:
+    assert flags.doubts(flagged(flag)) == [flag] and flags.remarks(flagged(flag)) == []
+
+
+@pytest.mark.parametrize("flag", ["+copy", "unconverged", "preempted", "predicted", "overhead"])
+def test_a_remark_is_no_doubt_however_wide_the_interval(flag: str) -> None:
+    row = flagged(flag, half=0.4)
+    assert flags.doubts(row) == [] and flags.remarks(row) == [flag]
+
+
+def test_unsteady_and_late_are_doubts_from_a_size_on() -> None:
+    assert flags.doubts(flagged("unsteady", half=0.05)) == []
+    assert flags.doubts(flagged("unsteady", half=0.15)) == ["unsteady"]
+    assert flags.doubts(flagged("late:1", late_share=0.1)) == []
+    assert flags.doubts(flagged("late:1", late_share=0.3)) == ["late:1"]
+
+
+def test_how_late_a_rank_came_is_a_share_of_the_time() -> None:
+    row = derive.derive(measured(STEADY, per_rank=LATE), world())
+    assert row is not None and row.late_rank == 1
+    assert row.late_share == pytest.approx(row.lateness[1] / row.median)
+
+
+@pytest.mark.parametrize(
+    ("names", "half", "known"),
+    [
+        ((), 0.4, True),
+        (("bimodal", "unsteady"), 0.4, True),
+        ((), 0.6, False),
+        ((), math.inf, False),
+        (("n<6",), 0.01, False),
+        (("invalid!",), 0.01, False),
+        (("predicted",), math.inf, True),
+        (("imported",), math.inf, True),
+    ],
+)
+def test_a_time_is_known_within_half_of_it(
+    names: tuple[str, ...], half: float, known: bool
+) -> None:
+    assert flags.is_known(flagged(*names, half=half)) is known
 
 
 def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
@@ -347,7 +406,7 @@ def test_what_depends_on_arrival_shows_both_medians(
     assert (row.control is None) is (not control)
     # only what no program sees decides nothing
     flagged = sensitive and mode == "isolated"
-    assert (derive.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
+    assert (flags.SENSITIVE in row.flags, row.gateable) == (flagged, not flagged)
 
 
 def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() -> None:
@@ -355,7 +414,7 @@ def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() 
     record = measured([20_000] * 30, inner=20, control_ns=[3000] * 20, control_inner=10)
     row = derive.derive(msgspec.structs.replace(record, case=case))
     assert row is not None and (row.median, row.control) == (1000, 300)
-    assert not row.sensitive and derive.SENSITIVE not in row.flags
+    assert not row.sensitive and flags.SENSITIVE not in row.flags
 
 
 def apart(whole: list[int], together: list[int]) -> derive.Derived:

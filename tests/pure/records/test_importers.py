@@ -15,11 +15,11 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.records import derive, importers
+from collbench.records import flags as flags_
 from collbench.records.importers import Asked, Reading
 from collbench.records.importers.text import bounded, decode, unprefixed
 from collbench.records.types import End, Record, Run, ToolTime, World
 from collbench.run import reporter as reporter_
-from collbench.show import flags as flags_
 from collbench.show import nccl, nccl_json, programs
 from collbench.show import words as words_
 
@@ -155,7 +155,7 @@ def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
         math.isnan(v) for v in (shown.min, shown.max, shown.mad, shown.n_eff)
     )
     cells = words_.cells(record, shown)
-    assert (cells["±"], cells["tail"], cells["min"], cells["median"]) == ("±∞", "-", "-", "50.0 µs")
+    assert (cells["±"], cells["tail"], cells["min"], cells["median"]) == ("-", "-", "-", "50.0 µs")
     flat = words_.flat(record, shown)
     assert flat["min"] is None and flat["mad"] is None and flat["mean"] == 50_000
     out = io.StringIO()
@@ -548,7 +548,7 @@ def test_a_barrier_within_the_time_is_flagged() -> None:
     assert ["blocking" in r.flags for r in found if r] == [
         False,
         True,
-    ] and "blocking" in flags_.FLAGS
+    ] and "blocking" in flags_.FLAGS_BY_NAME
 
 
 def test_what_has_no_place_here_is_left_out_with_a_reason() -> None:
@@ -1228,16 +1228,21 @@ def test_own_output_of_wrong_data_alone_is_read_as_wrong(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("wrong", [None, 0])
-@pytest.mark.parametrize("options", [nccl.Options(), nccl.Options(timestamps=True)])
-def test_a_half_that_own_text_repeats_is_no_result(
-    in_place: bool, wrong: int | None, options: nccl.Options
+@pytest.mark.parametrize("timestamps", [False, True])
+@pytest.mark.parametrize("per_iter", [False, True])
+@pytest.mark.parametrize("filled", [False, True])
+def test_a_half_that_own_text_repeats_or_has_no_numbers_for_is_no_result(
+    in_place: bool, wrong: int | None, timestamps: bool, per_iter: bool, filled: bool
 ) -> None:
+    options = nccl.Options(timestamps=timestamps, per_iter=per_iter, filled=filled)
     run, world, first, *_ = importers.assemble(read(log([row(1 << 20, 50.0)])))
     assert isinstance(run, Run) and isinstance(world, World) and isinstance(first, Record)
     case = msgspec.structs.replace(first.case, in_place=in_place)
     only = Record(case=case, status="ok", times_ns=[50_000] * 9, wrong=wrong)
     _shown([only], nccl.Text(out := io.StringIO(), options), run, world)
-    assert [r.case.in_place for r in read(out.getvalue()).records] == [in_place]
+    again = read(out.getvalue())
+    assert [r.case.in_place for r in again.records] == [in_place] and not again.lost
+    assert again.records[0].told.time == pytest.approx(50_000)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -14,9 +14,10 @@ from collbench.judge.fit import series
 from collbench.judge.health import checks
 from collbench.machine.gpu import is_fake
 from collbench.records import derive, importers, origins, rows, store
+from collbench.records import flags as flags_
+from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.records.importers import Asked
 from collbench.records.types import World
-from collbench.show.flags import FLAGS
 from collbench.suite.case import Limit
 from collbench.suite.sweep import Threshold
 
@@ -109,7 +110,7 @@ def test_a_night_gets_no_verdict() -> None:
 
 
 def test_every_excluded_row_has_a_reason_and_gates_nothing() -> None:
-    assert set(derive.EXCLUDED) == {"fake", derive.INVALID}
+    assert set(flags_.EXCLUDED) == {"fake", flags_.INVALID}
     derived = derive.derive(record(case()), world(**FAKE))
     assert derived and "fake" in derived.flags and not derived.gateable
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from factories import case, record, world
 
-from collbench.records.derive import FEWEST_SAMPLES
+from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import GpuState, Record
 from collbench.run import pacing, plan
 from collbench.run.pacing import Budget, Passes

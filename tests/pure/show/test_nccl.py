@@ -100,8 +100,8 @@ def a_row(case: Case, median: float) -> Derived:
         samples=1,
         n_eff=1,
         median=median,
-        lo=-math.inf,
-        hi=math.inf,
+        lo=0.99 * median,
+        hi=1.01 * median,
         min=median,
         mean=median,
         max=median,
@@ -259,6 +259,23 @@ def test_lines_come_in_plan_order_as_soon_as_all_before_are_known() -> None:
     assert seen == [[], [], [], [8], [8], [8, 16, 32]]
 
 
+def test_a_line_waits_for_the_pass_that_is_the_last() -> None:
+    cases = [a_case(nbytes=size) for size in (8, 16)]
+    out = io.StringIO()
+    text = Text(out)
+    text.begin(a_run(policy=Policy()), cases, [])
+    for coarse in (flagged(cases[0], "unconverged"), measured(cases[1])):
+        text.record(*coarse)
+    assert scraped(out.getvalue()) == []
+    text.record(*measured(cases[0], 30_000, again=True))
+    assert [row["time"] for row in scraped(out.getvalue())] == [30, 10]
+    never_again = Text(left := io.StringIO())
+    never_again.begin(a_run(policy=Policy()), cases, [])
+    never_again.record(*flagged(cases[0], "unconverged"))
+    never_again.end(End(exit=0, ended=""), None)
+    assert [row["size"] for row in scraped(left.getvalue())] == [8]
+
+
 NUMBERS = ("time", "algbw", "busbw")
 
 
@@ -266,12 +283,43 @@ def halves(row: dict[str, float]) -> list[list[float]]:
     return [[row[prefix + name] for name in NUMBERS] for prefix in ("", "in_")]
 
 
+FILLED = Options(filled=True)
+
+
+@pytest.mark.parametrize("options", [Options(), Options(per_iter=True), Options(timestamps=True)])
+@pytest.mark.parametrize("place", [False, True])
+def test_a_half_that_was_not_measured_has_no_number(place: bool, options: Options) -> None:
+    text = written([measured(a_case(in_place=place))], options=options)
+    (line,) = (line for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    fields = line.split()[5:-2] if options.timestamps else line.split()[5:]
+    halves = [fields[: len(fields) // 2], fields[len(fields) // 2 :]]
+    assert {*halves[not place]} == {"N/A"} and "N/A" not in halves[place]
+    filled = written([measured(a_case(in_place=place))], options=options_filled(options))
+    assert len(line) == len(next(x for x in filled.splitlines() if x.startswith("        1024")))
+
+
+def options_filled(options: Options) -> Options:
+    return msgspec.structs.replace(options, filled=True)
+
+
+def test_why_a_half_was_not_measured_is_said_once() -> None:
+    back = a_case(in_place=True)
+    text = written([measured(a_case())], skips=[Skip(back, "it has no such form")])
+    assert text.count("it has no such form") == 1
+    text = written([measured(a_case(nbytes=size)) for size in (8, 16)])
+    assert comments(text, "# not measured") == [
+        "# not measured: in place: only out of place was asked for (lines: 2)"
+    ]
+
+
 def test_a_half_that_does_not_exist_repeats_the_other_and_enters_no_average() -> None:
     out, back = (
         a_case(collective="all_to_all", op="none"),
         a_case(collective="all_to_all", op="none", in_place=True),
     )
-    text = written([measured(out, 100)], skips=[Skip(back, "all_to_all has no in-place form")])
+    text = written(
+        [measured(out, 100)], skips=[Skip(back, "all_to_all has no in-place form")], options=FILLED
+    )
     (row,) = scraped(text)
     assert halves(row) == [[0.1, 10.24, 8.96]] * 2
     assert row["wrong"] == 0 and math.isnan(row["in_wrong"])
@@ -284,7 +332,9 @@ def test_a_half_that_does_not_exist_repeats_the_other_and_enters_no_average() ->
 
 
 def test_a_half_that_nobody_asked_for_repeats_the_other() -> None:
-    text = written([measured(a_case(nbytes=size, in_place=True)) for size in (8, 16)])
+    text = written(
+        [measured(a_case(nbytes=size, in_place=True)) for size in (8, 16)], options=FILLED
+    )
     assert all(
         a == b and math.isnan(row["wrong"]) for row in scraped(text) for a, b in [halves(row)]
     )
@@ -297,7 +347,7 @@ def test_a_half_that_nobody_asked_for_repeats_the_other() -> None:
 def test_a_half_that_cannot_be_measured_or_was_not_reached_repeats_the_other() -> None:
     cases = [a_case(nbytes=size, in_place=place) for size in (8, 16) for place in (False, True)]
     skipped = Record(case=cases[1], status="skipped", note="mpi has none"), None
-    text = written([measured(cases[0]), skipped, measured(cases[3])], cases=cases)
+    text = written([measured(cases[0]), skipped, measured(cases[3])], cases=cases, options=FILLED)
     assert [a == b for a, b in map(halves, scraped(text))] == [True, True]
     assert [
         line.rpartition(": ")[0].rpartition("N/A: ")[2] for line in comments(text, "# rep")
@@ -627,7 +677,7 @@ def test_lists_are_equally_long_where_only_some_samples_have_times_by_rank() -> 
 def test_columns_of_samples_stand_after_each_half() -> None:
     record, row = measured(a_case())
     record = msgspec.structs.replace(record, times_ns=[9000, 2000, 4000])
-    text = written([(record, row)], options=Options(per_iter=True, per_iter_skip=1))
+    text = written([(record, row)], options=Options(per_iter=True, per_iter_skip=1, filled=True))
     (line,) = [line for line in text.splitlines() if line and not line.startswith("#")]
     numbers, more = "    10.00    0.10    0.18", "     2.00     4.00     4.00    33.33"
     assert line.endswith(f"{numbers}       0{more}{numbers}    N/A{more}")
@@ -715,32 +765,32 @@ def flagged(case: Case, *flags: str, **changes) -> tuple[Record, Derived]:
     return record, msgspec.structs.replace(row, flags=flags, modes=modes)
 
 
-def test_flags_stand_below_their_line_and_are_explained_below_the_table() -> None:
+def test_doubts_stand_below_their_line_with_both_intervals_and_are_explained_once() -> None:
     text = written(
         [
             flagged(a_case(nbytes=8), "unconverged", "bimodal"),
-            flagged(a_case(nbytes=8, in_place=True)),
+            flagged(a_case(nbytes=8, in_place=True), "preempted", "+copy"),
             flagged(a_case(nbytes=16), "unconverged", "oversubscribed"),
-            flagged(a_case(nbytes=16, in_place=True), "oversubscribed", "late:3"),
+            flagged(a_case(nbytes=16, in_place=True), "oversubscribed", "+copy"),
         ]
     )
     lines = text.splitlines()
     (first,) = (i for i, line in enumerate(lines) if line.startswith(f"{8:>12}"))
-    assert lines[first + 1] == "# flags: 8 B out of place: unconverged bimodal:250µs|3.70ms"
-    assert lines[first + 2].startswith(f"{16:>12}")
-    assert lines[first + 3 : first + 5] == [
-        "# flags: 16 B out of place: unconverged",
-        "# flags: 16 B in place: late:3",
-    ]
+    modes = "bimodal:250µs|3.70ms"
+    assert lines[first + 1] == f"# 8 B: out ±1.0% unconverged {modes} · in ±1.0% preempted"
+    assert lines[first + 2].startswith(f"{16:>12}") and lines[first + 3].startswith("# Out of")
     told = comments(text, "# flagged")
-    assert [line.split(":")[1] for line in told] == [
-        " unconverged (2)",
-        " oversubscribed (2)",
-        " bimodal (1)",
-        " late (1)",
-    ]
-    assert "; allow more (--max-time 5s without -n) or ask for less (--precision 5%)" in told[0]
+    assert [line.split(":")[1] for line in told[:-1]] == [" oversubscribed (2)", " bimodal (1)"]
+    assert "unconverged (2), +copy (2), preempted (1)" in told[-1]
     assert [row["size"] for row in scraped(text)] == [8, 16]
+
+
+def test_a_wide_interval_stands_below_its_line() -> None:
+    record, row = measured(a_case(nbytes=8))
+    wide = record, msgspec.structs.replace(row, hi=1.2 * row.median)
+    text = written([wide, measured(a_case(nbytes=8, in_place=True)), measured(a_case(nbytes=16))])
+    assert comments(text, "# 8 B") == ["# 8 B: out ±20% · in ±1.0%"]
+    assert comments(text, "# 16 B") == []
 
 
 def alone(case: Case) -> tuple[Record, Derived]:
@@ -780,8 +830,7 @@ def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
     streamed = [alone(a_case(nbytes=8, in_place=place)) for place in (False, True)]
     text = written([*streamed, measured(a_case(nbytes=1 << 20))])
     assert comments(text, "# isolated") == [
-        "# isolated: 8 B out of place: 5.21 us by the device's clock",
-        "# isolated: 8 B in place: 5.21 us by the device's clock",
+        "# isolated: 8 B: out 5.21 · in 5.21 us by the device's clock",
     ]
     assert [row["size"] for row in scraped(text)] == [8, 1 << 20]
     assert comments(written([alone(a_case(mode="host"))]), "# isolated") == []
@@ -791,8 +840,8 @@ def test_below_a_line_of_a_stream_stands_what_the_device_takes_alone() -> None:
 
 def test_what_holds_for_a_whole_table_stands_with_no_line() -> None:
     text = written([flagged(a_case(), "predicted"), flagged(a_case(in_place=True), "predicted")])
-    assert comments(text, "# flags:") == []
-    assert len(comments(text, "# flagged: predicted (2)")) == 1
+    assert comments(text, "# 1024 B") == []
+    assert len(comments(text, "# flagged: · predicted (2)")) == 1
 
 
 def test_a_busy_machine_is_a_comment_at_the_end() -> None:

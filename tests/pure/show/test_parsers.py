@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import factories
+import msgspec
 import parsers
 import pytest
 from parsers import Half, Row
@@ -143,7 +144,8 @@ def shown(name: str, kind: str) -> tuple[str, str, list[Outcome]]:
         library=HOSTILE if kind == "flagged" else "",
     )
     run = factories.run(policy=chosen.policy)
-    text = nccl.Text(out := io.StringIO(), chosen.options)
+    filled = msgspec.structs.replace(chosen.options, filled=True)
+    text = nccl.Text(out := io.StringIO(), filled)
     text.begin(run, planned, skips(name, chosen))
     text.world(world)
     for each in outcomes:

@@ -14,9 +14,9 @@ from factories import case, experiment, ratios
 from collbench.core.errors import UsageError
 from collbench.judge.comparison import Rules, compare
 from collbench.records import derive
+from collbench.records.flags import FLAGS_BY_NAME, UNGATED
 from collbench.run.backends import Call, why_not_so
 from collbench.run.rank.calls import Planted
-from collbench.show.flags import FLAGS
 from collbench.suite import faults as inject
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault, planted
@@ -136,7 +136,7 @@ def test_a_flipped_bit_is_in_what_the_first_call_received() -> None:
 
 
 def test_a_planted_fault_marks_every_row_and_forbids_a_verdict() -> None:
-    assert "injected" in FLAGS and "injected" in derive.UNGATED
+    assert "injected" in FLAGS_BY_NAME and "injected" in UNGATED
     base, head = experiment({case(): ratios(0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5)})
     run = msgspec.structs.replace(head.run, policy=Policy(inject="drop:1"))
     assert "drop:1" in planted(run.policy.inject) and planted("") == ""
