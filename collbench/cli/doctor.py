@@ -13,7 +13,7 @@ import shutil
 import socket
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata, util
 from typing import Any, NamedTuple
@@ -311,6 +311,8 @@ def gpu_findings(found: Mapping[str, Any]) -> Iterator[Finding]:
             "no",
             "off, so that each start wakes the driver: sudo nvidia-smi -pm 1",
         )
+    if divided := mig(gpus["devices"]):
+        yield divided
     for what, detail in (
         ("gpu links", machines.links(gpus)),
         ("rdma", ", ".join(machines.adapters(found["rdma"]))),
@@ -502,6 +504,17 @@ def _states(count: int) -> Iterator[Finding]:
         yield Finding(
             f"gpu {index}", "no" if troubles else "note", "; ".join([told(state), *troubles])
         )
+
+
+def mig(devices: Sequence[Mapping[str, Any]]) -> Finding | None:
+    """Which GPUs are divided into instances, by their facts; None where none is."""
+    divided = [
+        str(number) for number, device in enumerate(devices) if (device.get("mig") or [0])[0]
+    ]
+    if not divided:
+        return None
+    detail = f"on for GPU {', '.join(divided)}: ranks measure instances, not whole GPUs"
+    return Finding("MIG", "note", detail)
 
 
 def told(state: GpuState) -> str:

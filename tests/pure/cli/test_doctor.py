@@ -388,3 +388,9 @@ def test_a_fake_gpu_is_told_as_one(
     meaning = "a fake GPU: what it measures means nothing"
     assert found["gpu 0"][0] == "no" and meaning in found["gpu 0"][1]
     assert meaning not in found["gpu 1"][1]
+
+
+def test_gpus_that_are_divided_are_named() -> None:
+    assert doctor.mig([{"mig": (0, 0)}, {"name": "x"}]) is None
+    found = doctor.mig([{"mig": (0, 0)}, {"mig": (1, 1)}, {"mig": None}])
+    assert found is not None and "GPU 1:" in found.detail
