@@ -1,10 +1,12 @@
 # Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install
 # (TORCH='torch==2.8.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
-# it comes from, if not PyPI (https://download.pytorch.org/whl/cu126). Another of either installs anew.
+# it comes from (https://download.pytorch.org/whl/cu126): PyPI, whose build is for CUDA, where there
+# is a GPU, else the folder of builds for CPUs. Another of either installs anew.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch
-TORCH_INDEX ?=
+CPU_INDEX = https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidia0 /dev/kfd),,$(CPU_INDEX))
 BIN = $(VENV)/bin
 OUT ?= out
 CONSTRAINTS = $(VENV)/constraints.txt
