@@ -1,12 +1,12 @@
 # Each target makes what it needs in .venv; PYTHON picks the interpreter, TORCH the torch to install
 # (TORCH='torch==2.8.*' for a driver of CUDA 12; plain torch is constraints.txt's), TORCH_INDEX where
-# it comes from (https://download.pytorch.org/whl/cu126): PyPI, whose build is for CUDA, where there
-# is a GPU, else the folder of builds for CPUs. Another of either installs anew.
+# it comes from, if not PyPI (https://download.pytorch.org/whl/cu126). Another of either installs anew.
+# PyPI's torch is for CUDA: without a GPU the build for CPUs is taken from CPU_INDEX, where it answers.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch
-CPU_INDEX = https://download.pytorch.org/whl/cpu
-TORCH_INDEX ?= $(if $(wildcard /dev/nvidia0 /dev/kfd),,$(CPU_INDEX))
+TORCH_INDEX ?=
+CPU_INDEX ?= $(if $(TORCH_INDEX)$(wildcard /dev/nvidia0 /dev/kfd),,https://download.pytorch.org/whl/cpu)
 BIN = $(VENV)/bin
 OUT ?= out
 CONSTRAINTS = $(VENV)/constraints.txt
@@ -35,6 +35,7 @@ $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 
 $(BIN)/collbench: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
+	$(if $(CPU_INDEX),-$(INSTALL) --no-deps --retries 0 --index-url $(CPU_INDEX) '$(TORCH)')
 	$(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	$(INSTALL) --editable .
 	@touch $@
