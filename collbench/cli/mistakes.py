@@ -39,7 +39,11 @@ FOREIGN = (
     Foreign(("threshold", "tolerance"), "--tau", "", "--tau 5%: the smallest change that matters"),
     Foreign(
         ("fail_on", "fail_under"),
-        *("--tau", "", "--tau 5% is what fails a row; a limit in GB/s is --min-busbw of a run"),
+        *(
+            "--tau",
+            "",
+            "--tau 5%: the smallest change that can fail a row; a limit in GB/s is --min-busbw",
+        ),
     ),
     Foreign(("size", "bytes"), "--sizes", "", "--sizes 1M,64M"),
     Foreign(("min", "min_bytes"), "-b", "", "-b 8"),
@@ -197,5 +201,5 @@ def refuse_osu_flags(words: Sequence[str]) -> None:
         sizes = f"-b {found[1]} -e {found[2]}" if found else "-b A -e B"
         raise UsageError(
             f"{f'-m {found[0]}' if found else words[0]}: that is OSU's",
-            f"{sizes} for OSU's -m A:B; its -i is -n, its -x is -w, its -f needs nothing",
+            f"{sizes} for OSU's -m A:B; its -i is -n, its -x is -w; leave out its -f",
         )

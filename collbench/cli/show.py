@@ -74,7 +74,7 @@ def _show_buffers(
 ) -> None:
     """Run the collective once on ``on``, and show every rank's buffers before and after."""
     from collbench.core.collectives import collective
-    from collbench.run.values import run_on_values
+    from collbench.run.values import run_collective
     from collbench.show import terminal
     from collbench.show.views import buffers, drawing
 
@@ -92,6 +92,6 @@ def _show_buffers(
             raise UsageError(f"{option}: there is no rank {value} among {n}", f"0 to {n - 1}")
     if not row.moves_data:
         raise UsageError(f"{row.name} has no buffers", "collbench list names those that have")
-    found = run_on_values(row.name, algorithm, on, given, root)
+    found = run_collective(row.name, algorithm, on, given, root)
     table, lines = buffers.describe(row, on, given, found, root, rank)
     terminal.show(table, *lines)

@@ -20,7 +20,7 @@ VARIABLE = "COLLBENCH_ALGORITHMS"
 WORD = re.compile(r"(?P<path>[^:]*\.py):(?P<name>[^:]*)(?P<settings>(:.*)?)")
 
 
-class Named(NamedTuple):
+class UserAlgorithm(NamedTuple):
     """An object of a file, and the collective that it was named for, if it was for one."""
 
     path: Path
@@ -43,7 +43,7 @@ class Named(NamedTuple):
         return module[self.name]
 
 
-def find_named() -> list[Named]:
+def list_user_algorithms() -> list[UserAlgorithm]:
     """What this process has been told of."""
     entries = filter(None, os.environ.get(VARIABLE, "").split("\n"))
     found = []
@@ -51,11 +51,11 @@ def find_named() -> list[Named]:
         collective, _, word = entry.partition("=")
         match = WORD.fullmatch(word)
         if match:
-            found.append(Named(Path(match["path"]), match["name"], collective))
+            found.append(UserAlgorithm(Path(match["path"]), match["name"], collective))
     return found
 
 
-def remember(named: Named) -> None:
+def pass_to_children(named: UserAlgorithm) -> None:
     """Tell this process and those that it starts of it."""
     entry = f"{named.collective}={named.path}:{named.name}"
     others = os.environ.get(VARIABLE, "").split("\n")

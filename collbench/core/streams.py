@@ -15,7 +15,7 @@ SPELLED = "collbench"  # the name of what an encoding does with letters that it 
 codecs.register_error(SPELLED, spell_out)
 
 
-class GivesUp(io.FileIO):
+class LossyFile(io.FileIO):
     """A descriptor that raises nothing: it drops what cannot be written, as on a full disk, into a
     pipe that nobody reads or to a terminal that is gone."""
 
@@ -60,5 +60,5 @@ def _open_if_closed(number: int) -> None:
 def _unfailing(stream: io.TextIOWrapper) -> Any:
     with suppress(OSError):
         stream.flush()
-    raw = GivesUp(stream.fileno(), "w", closefd=False)
+    raw = LossyFile(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(raw, stream.encoding, SPELLED, write_through=True)

@@ -359,7 +359,7 @@ FLAGS: tuple[Flag, ...] = (  # in the order in which rows show them
         lambda inputs: inputs.record.cache == "shrunk",
         always,
         "too little memory for enough buffers: some data may still be in a cache",
-        "take smaller sizes (-e) or fewer ranks, or say --cache hot and mean it",
+        "take smaller sizes (-e) or fewer ranks, or measure with data in the caches (--cache hot)",
         letter="F",
     ),
     Flag(

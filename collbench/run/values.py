@@ -26,14 +26,14 @@ class Buffers(NamedTuple):
     recv: list[Number] | None
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _RankResult(msgspec.Struct, frozen=True):
     """What a rank leaves in its file: its buffers, or why it has none."""
 
     buffers: Buffers | None = None
     refused: tuple[str, str] = ("", "")
 
 
-def run_on_values(
+def run_collective(
     collective: str,
     algorithm: str,
     backend: str,
@@ -48,7 +48,7 @@ def run_on_values(
     """
     from torch.multiprocessing.spawn import ProcessException, spawn
 
-    case = find_case(collective, algorithm, backend, values, root)
+    case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with folders.private() as folder:
@@ -58,7 +58,7 @@ def run_on_values(
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         told = [
-            msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=_Told)
+            msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=_RankResult)
             for rank in range(case.n)
         ]
     for message, hint in (one.refused for one in told if one.buffers is None):
@@ -73,7 +73,7 @@ def _refuse_mpirun(backend: str) -> None:
         raise UsageError(f"--on {backend}: its ranks need mpirun", "--on gloo or --on shm")
 
 
-def find_case(
+def build_case(
     collective: str,
     algorithm: str,
     backend: str,
@@ -101,19 +101,19 @@ def find_case(
         if found.counts[0] == length:
             return found
     raise UsageError(
-        f"--values: {collective} of {n} ranks takes no {length} numbers a rank",
-        f"give {n}, or a multiple of it",
+        f"--values: {collective} of {n} ranks needs multiples of {n} numbers, not {length}",
+        f"give {n} or {2 * n} numbers a rank",
     )
 
 
 def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> None:
     """One rank's process, which leaves what it found in its file of ``folder``."""
     try:
-        told = _Told(_call(rank, folder, case, values))
+        told = _RankResult(_call(rank, folder, case, values))
     except CollbenchError as e:
-        told = _Told(refused=(e.message, e.hint))
+        told = _RankResult(refused=(e.message, e.hint))
     except (RuntimeError, ValueError, OSError) as e:
-        told = _Told(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
+        told = _RankResult(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
     (folder / f"{rank}.json").write_bytes(msgspec.json.encode(told))
 
 

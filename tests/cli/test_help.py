@@ -113,6 +113,8 @@ def test_short_commands_of_the_manual_run(
     words: list[str], bare: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(tmp_path / "trace")
+    (own,) = [block for block in blocks(TEXTS["algorithms"], "python") if "def line" in block]
+    (tmp_path / "line.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     done = bare(*words)
     assert done.returncode == 0, done.stderr

@@ -7,23 +7,23 @@ from typer.testing import CliRunner
 
 from collbench.cli import main
 from collbench.core.errors import CannotRun, Exit, UsageError
-from collbench.run.values import find_case, run_on_values
+from collbench.run.values import build_case, run_collective
 
 
 def test_gloos_reduce_leaves_partial_sums_on_the_others() -> None:
-    found = run_on_values("reduce", "native", "gloo", [[1, 2], [3, 4], [5, 6], [7, 8]], root=3)
+    found = run_collective("reduce", "native", "gloo", [[1, 2], [3, 4], [5, 6], [7, 8]], root=3)
     assert [buffers.send for buffers in found] == [[16, 20], [15, 18], [12, 14], [16, 20]]
     assert all(buffers.recv is None for buffers in found)
 
 
 def test_a_reference_algorithm_runs_on_numbers_that_are_not_whole() -> None:
-    found = run_on_values("all_reduce", "ring", "shm", [[1.5, 2], [3, 4]])
+    found = run_collective("all_reduce", "ring", "shm", [[1.5, 2], [3, 4]])
     assert [buffers.send for buffers in found] == [[4.5, 6], [4.5, 6]]
 
 
 def test_what_the_backend_cannot_do_is_refused() -> None:
     with pytest.raises(CannotRun):
-        run_on_values("scan", "native", "gloo", [[1], [2]])
+        run_collective("scan", "native", "gloo", [[1], [2]])
 
 
 def test_the_command_shows_what_was_promised_beside_what_is_there() -> None:
@@ -61,10 +61,10 @@ def test_what_has_no_sense_is_refused(options: list[str]) -> None:
 def test_ranks_send_as_many_elements_as_they_are_given(
     collective: str, length: int, sent: int
 ) -> None:
-    case = find_case(collective, "native", "gloo", [[1] * length] * 3)
+    case = build_case(collective, "native", "gloo", [[1] * length] * 3)
     assert case.counts[0] == sent
 
 
 def test_numbers_that_cannot_be_divided_over_the_ranks_are_refused() -> None:
     with pytest.raises(UsageError):
-        find_case("reduce_scatter", "native", "gloo", [[1, 2]] * 3)
+        build_case("reduce_scatter", "native", "gloo", [[1, 2]] * 3)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collbench.core import algorithm_files
-from collbench.core.algorithm_files import Named
+from collbench.core.algorithm_files import UserAlgorithm
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Ints, Moves, Schedule
@@ -126,7 +126,7 @@ def catalogue() -> dict[tuple[str, str], Algorithm]:
     ]
     rows = [row for family in families for row in family.ALGORITHMS]
     refuse_repeated(rows)
-    rows += [_row(named) for named in algorithm_files.find_named()]
+    rows += [_row(named) for named in algorithm_files.list_user_algorithms()]
     order = list(COLLECTIVES)
     return {
         (row.collective, row.name): row
@@ -155,19 +155,19 @@ def _add(word: str, owner: str) -> str:
     match = algorithm_files.WORD.fullmatch(word.strip())
     if match is None:
         return word
-    named = Named(Path(match["path"]).resolve(), match["name"], owner)
+    named = UserAlgorithm(Path(match["path"]).resolve(), match["name"], owner)
     _row(named)
-    for other in algorithm_files.find_named():
+    for other in algorithm_files.list_user_algorithms():
         if other.label == named.label and other.path != named.path:
             raise UsageError(
                 f"{named.path} and {other.path} are both called {named.label}", "rename one of them"
             )
-    algorithm_files.remember(named)
+    algorithm_files.pass_to_children(named)
     catalogue.cache_clear()
     return named.label + match["settings"]
 
 
-def _row(named: Named) -> Algorithm:
+def _row(named: UserAlgorithm) -> Algorithm:
     """The algorithm of a file: a row as in a table, or a generator with the cells and parameters
     that are defaults of its arguments."""
     found = named.load()

@@ -176,8 +176,8 @@ def verified(view: View) -> list[str]:
     checked = sum(record.checked for record in own)
     lines = _reported(view) if any(file.run.imported for file in view.files) else []
     if checked:
-        wrong = any(record.wrong for record in own)
-        result = "not all of them right" if wrong else "none wrong"
+        wrong = sum(record.wrong or 0 for record in own)
+        result = f"{wrong:,} of them wrong" if wrong else "none wrong"
         return [f"{checked:,} elements were verified, {result}.", *lines]
     measured_any = any(record.status == "ok" for record in own)
     return ["Data was not verified.", *lines] if measured_any else lines

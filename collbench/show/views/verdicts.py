@@ -280,7 +280,9 @@ def headline(view: Readable) -> str:
 def _verdict(view: Readable) -> str:
     bad, rest = [_named(view, "REGRESSED", "GONE"), _named(view, "SUSPECT", "IMPROVED")]
     if bad:
-        return "; ".join(bad) + ("" if view.comparison.exit else "; none of them may fail this")
+        return "; ".join(bad) + (
+            "" if view.comparison.exit else "; too unreliable to fail the comparison"
+        )
     found = "confirmed" if view.having("SUSPECT") else "found"
     changed = [one for row in view.rows if row.judged for one in row.judged.operations]
     what = "no row" if any(one.delta > 0 for one in changed) else "nothing"

@@ -857,7 +857,7 @@ def test_an_imported_run_does_not_claim_that_we_verified_its_data(wrong: int) ->
         case=case(), status="ok", told=ToolTime(time=1000.5), checked=1_431_306_240, wrong=wrong
     )
     words = section(sections.document([run(told, imported="nccl-tests")]), "summary").words
-    assert f"The log reports {wrong} wrong." in words
+    assert f"The log reports {wrong} wrong elements." in words
     assert not any("verified" in word for word in words)
 
 
