@@ -117,7 +117,7 @@ def _word(row: Field, option: str, word: str) -> Any:
         return grammar.choice(option, word, row.choices)
     if row.kind == "whole":
         return grammar.integer(option, word, int(row.least or 0))
-    if row.kind in UNDERSCORED:
+    if row.kind in UNDERSCORED and row.name != "algorithms":  # as algorithms.find does
         return backends.spell(word) if row.name == "backends" else word.replace("-", "_")
     return READ[row.kind](word, option) if row.kind in READ else word
 

@@ -10,6 +10,8 @@ import functools
 import importlib.util
 import os
 import re
+import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,13 +68,15 @@ def pass_to_children(named: UserAlgorithm) -> None:
 @functools.cache
 def _run_file(path: Path) -> dict[str, object]:
     """What the file defines. Raises UsageError with what it raises."""
-    spec = importlib.util.spec_from_file_location(f"collbench_file_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"collbench_file_{zlib.crc32(bytes(path))}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageError(f"there is no file {path}", "an algorithm's file, as in ./line.py:line")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as dataclasses look it up there
     try:
         spec.loader.exec_module(module)
-    except Exception as e:
+    except (Exception, SystemExit) as e:
+        del sys.modules[spec.name]
         raise UsageError(
             f"{path} cannot be loaded: {type(e).__name__}: {first_line(e)}",
             f"python {path} tells where",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES
-from collbench.core.errors import CannotRun
+from collbench.core.errors import CannotRun, UsageError
 from collbench.core.network import Link
 from collbench.core.simulate import count
 from collbench.judge.regression import FEWEST, VAGUE, Floats, condition, cuts, known, line, solve
@@ -191,7 +191,10 @@ def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str
         return (bound.alpha, bound.beta * carried, bound.gamma), model, ""
     if case.n > MOST_STEPPED:
         return (0.0, 0.0, 0.0), "exact counts", f"they are made for at most {MOST_STEPPED} ranks"
-    variant = algorithms.find(case.collective, case.algorithm)
+    try:
+        variant = algorithms.find(case.collective, case.algorithm)
+    except UsageError as e:  # of a file of somebody's, or of another version
+        return (0.0, 0.0, 0.0), "exact counts", e.message
     free = [name for name in variant.algorithm.parameters if name not in dict(variant.given)]
     refused = (
         "its counts are those of equal blocks (--splits uniform)"

@@ -338,6 +338,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def decided(self) -> bool:
         """Whether the row was judged: it has a verdict, and one to rely on."""
+        if self.verdict == "GONE":  # else a row that was lost would make a verdict of none
+            return self.gates
         return self.verdict in DECIDED and not self.spared
 
     @property

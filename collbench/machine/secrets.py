@@ -43,17 +43,18 @@ _WORD = rf"(?:{_QUOTED}|\S+)"
 
 _IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
 _IN_SETTING = re.compile(
-    rf"""([\w-]*(?:{NAMES})\w*["']?\s*[=:]\s*)(?:{_QUOTED}|[^&,;]+)""", re.IGNORECASE
+    rf"""((?<![\w-])[\w-]{{0,64}}(?:{NAMES})\w*["']?\s*[=:]\s*)(?:{_QUOTED}|[^&,;]+)""",
+    re.IGNORECASE,
 )
 _IN_HOOK = re.compile(r"(hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/)\S+")
 
 # --password X, sshpass -p X, curl -u user:X, mysql -pX, bearer X, password is X
 _IN_COMMAND = re.compile(
-    rf"""(--?[\w-]*(?:{NAMES})[\w-]*\s+
+    rf"""((?<![\w-])--?[\w-]{{0,64}}(?:{NAMES})[\w-]*\s+
     |\bsshpass\s+-p\s*
-    |(?<!\S)(?:-u|--user|--proxy-user)[\s=]\s*["']?[^\s:"']+:
+    |\b(?:curl|wget|http)\s(?:.{{0,200}}?\s)?(?:-u|--user|--proxy-user)[\s=]\s*["']?[^\s:"']+:
     |\b(?:mysql|mariadb|mongo)\w*\s(?:.*?\s)?-p\s*
-    |\b\w*(?:{NAMES})\w*\s+is\s+
+    |\b\w{{0,64}}(?:{NAMES})\w*\s+is\s+
     |\b(?:TOKEN|BEARER|BASIC|AUTH)\s+(?!is\s))
     {_WORD}""",
     re.IGNORECASE | re.VERBOSE,

@@ -238,7 +238,7 @@ class Writer:
 
     def _begin_anew(self, held: bytes) -> None:
         self._good, self._written = 0, hashlib.blake2b()
-        self._append(held)
+        self._waiting.insert(0, held)
 
     def _append(self, line: bytes) -> None:
         at = self._good

@@ -41,7 +41,7 @@ def run_collective(
     root: int = 0,
 ) -> list[Buffers]:
     """Call it with ``values[rank]`` at every rank, and return every rank's buffers; in place where
-    the collective has such a form. Whole numbers are int32, others double.
+    the collective has such a form. Whole numbers are int64, others double.
 
     Raises UsageError where the collective does not take so many values a rank, CannotRun where the
     backend cannot run it here.
@@ -58,7 +58,7 @@ def run_collective(
         except ProcessException as e:
             raise CannotRun(f"a rank of {backend} failed: {str(e).splitlines()[-1]}") from e
         told = [
-            msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=_RankResult)
+            msgspec.msgpack.decode((folder / f"{rank}.result").read_bytes(), type=_RankResult)
             for rank in range(case.n)
         ]
     for message, hint in (one.refused for one in told if one.buffers is None):
@@ -84,7 +84,7 @@ def build_case(
     is none."""
     n, length = len(values), len(values[0])
     whole = all(isinstance(value, int) for row in values for value in row)
-    dtype = "int32" if whole else "double"
+    dtype = "int64" if whole else "double"
     case = Case(collective=collective, backend=backend, n=n, nbytes=0, algorithm=algorithm)
     row = case.row
     case = msgspec.structs.replace(
@@ -114,7 +114,7 @@ def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Num
         told = _RankResult(refused=(e.message, e.hint))
     except (RuntimeError, ValueError, OSError) as e:
         told = _RankResult(refused=(f"rank {rank} of {case.label}: {first_line(e)}", ""))
-    (folder / f"{rank}.json").write_bytes(msgspec.json.encode(told))
+    (folder / f"{rank}.result").write_bytes(msgspec.msgpack.encode(told))
 
 
 def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> Buffers:

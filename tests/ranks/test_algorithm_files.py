@@ -111,6 +111,23 @@ def test_a_file_that_raises_is_refused(folder: Path) -> None:
         algorithms.add_file("./broken.py:line", "all_reduce")
 
 
+def test_a_file_that_ends_the_process_is_refused(folder: Path) -> None:
+    (folder / "ends.py").write_text("raise SystemExit(0)")
+    with pytest.raises(UsageError):
+        algorithms.add_file("./ends.py:line", "all_reduce")
+
+
+def test_a_file_may_have_dataclasses_and_a_hyphen_in_its_name(folder: Path) -> None:
+    text = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    text += "@dataclass\nclass Place:\n    rank: int\n" + (folder / "line.py").read_text()
+    (folder / "my-line.py").write_text(text)
+    options = ["--backend", "shm", "--sizes", "1K", "-g", "2", "--dry-run"]
+    named = ["all_reduce", "--algo", "./my-line.py:line", *options]
+    done = CliRunner().invoke(main.app, named)
+    assert done.exit_code == Exit.OK, done.output
+    assert "1 case" in done.output or "2 cases" in done.output
+
+
 def test_two_files_of_one_name_are_refused(folder: Path) -> None:
     algorithms.add_file("./line.py:line", "all_reduce")
     (folder / "other").mkdir()

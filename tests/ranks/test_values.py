@@ -21,6 +21,13 @@ def test_a_reference_algorithm_runs_on_numbers_that_are_not_whole() -> None:
     assert [buffers.send for buffers in found] == [[4.5, 6], [4.5, 6]]
 
 
+def test_sums_beyond_32_bits_and_infinite_ones_are_shown() -> None:
+    found = run_collective("all_reduce", "native", "gloo", [[2_000_000_000], [2_000_000_000]])
+    assert found[1].send == [4_000_000_000]
+    found = run_collective("all_reduce", "native", "gloo", [[1e308], [1e308]])
+    assert found[0].send == [float("inf")]
+
+
 def test_what_the_backend_cannot_do_is_refused() -> None:
     with pytest.raises(CannotRun):
         run_collective("scan", "native", "gloo", [[1], [2]])

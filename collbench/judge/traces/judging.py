@@ -60,8 +60,19 @@ class Judged(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether all files are used to their ends."""
-        return not self.trace.unread and not any(rank.cut for rank in self.trace.ranks)
+        """Whether all files are used to their ends, and most calls could be read."""
+        cut = self.trace.unread or any(rank.cut for rank in self.trace.ranks)
+        return not cut and not self.is_mostly_lost
+
+    @property
+    def lost(self) -> int:
+        """Calls that could not be read."""
+        return sum(each.calls for rank in self.trace.ranks for each in rank.lost)
+
+    @property
+    def is_mostly_lost(self) -> bool:
+        """Whether more calls could not be read than could."""
+        return self.lost > sum(1 for rank in self.trace.ranks for _ in communicating(rank))
 
     @property
     def completed(self) -> bool:

@@ -71,6 +71,9 @@ SECONDS = 120.0  # for ranks to come together, or places for them to be free, un
 _MOMENT = 0.05
 
 
+_WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
+
+
 _SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
 
 
@@ -357,9 +360,11 @@ def follow(member: Membership, seconds: float) -> Exit:
         os._exit(
             Exit.INTERRUPTED
         )  # libraries under a collective abort when Python takes itself down around them
-    if any(isinstance(error, RunBroken) for error in unopened):
-        return Exit.TIMEOUT
-    return Exit.CANNOT_RUN if unopened and not joined.opened else Exit.OK
+    broken = any(isinstance(error, RunBroken) for error in unopened)
+    if not broken and (joined.opened or not unopened):
+        return Exit.OK
+    time.sleep(_WORD_SECONDS)
+    return Exit.TIMEOUT if broken else Exit.CANNOT_RUN
 
 
 def _hosts(control: Control, place: Place, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -73,7 +73,7 @@ def headline(judged: Judged) -> Headline:
     if judged.disagreements:
         words, weight = _disagreement(judged)
         return Headline("; ".join([words, *files]), weight)
-    if not judged.communicates:
+    if not judged.communicates or judged.is_mostly_lost:
         return Headline("; ".join([_nothing(judged), *files]), "notice")
     words, weight = _fine(judged)
     if judged.whole:
@@ -127,7 +127,7 @@ def _fine(judged: Judged) -> Headline:
             f" {hung.place(late.group)}, and costs {duration(late.cost)} of waiting",
             "notice",
         )
-    lost = sum(each.calls for rank in judged.trace.ranks for each in rank.lost)
+    lost = judged.lost
     are = "is" if lost == 1 else "are"
     left = f"; {counted(lost, 'call')} that cannot be read {are} left out" if lost else ""
     broken = [
@@ -143,6 +143,9 @@ def _fine(judged: Judged) -> Headline:
     if not judged.completed:
         told = "all ranks made the same calls; the trace does not tell whether all completed"
         return Headline(f"{told}{left}", "good")
+    if lost:
+        told = "no hang: all ranks made and completed the same calls, as far as these can be read"
+        return Headline(f"{told}{left}", "notice")
     return Headline(f"no hang: all ranks made the same calls and completed them{left}", "good")
 
 

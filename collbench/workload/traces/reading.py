@@ -203,7 +203,10 @@ def _numbers(form: str, names: Sequence[str]) -> list[int]:
     """The ranks that the names of a job's files tell; those of a flight recorder's dumps and of
     Chakra's files end in them."""
     ranks = number_files(names)
-    ending = {"flight": r"(\d{1,7})(?:\.(?:json|gz|pickle|pkl))*$", "chakra": r"\.(\d{1,7})\.et"}
+    ending = {
+        "flight": r"(?<!\d)(\d{1,6})(?:\.(?:json|gz|pickle|pkl))*$",
+        "chakra": r"\.(\d{1,7})\.et",
+    }
     if form in ending and max(ranks) < 0:
         matches = [re.search(ending[form], name) for name in names]
         ranks = [int(match[1]) if match else -1 for match in matches]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from collbench.machine import environment
+from collbench.machine import environment, secrets
 from collbench.run import backends
 
 GIB = 1 << 30
@@ -925,3 +925,14 @@ def test_this_machine_without_torch() -> None:
         " e.memory_limit()[0] >= 0; assert e.host()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("text", ["a-" * 2_000, "a" * 4_000, "key" * 1_000, "curl " * 400])
+def test_long_words_are_read_in_a_moment(text: str) -> None:
+    """Without a bound each would take minutes."""
+    assert secrets.mask(text) == text
+
+
+def test_a_module_that_python_runs_is_no_user() -> None:
+    assert secrets.mask("python -u train:main") == "python -u train:main"
+    assert "hunter2" not in secrets.mask("curl -s -u me:hunter2 https://x.org")

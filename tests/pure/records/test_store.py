@@ -10,6 +10,7 @@ import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import factories
 import msgspec
@@ -291,6 +292,21 @@ def test_a_run_is_whole_whatever_becomes_of_its_file(
     assert (str(expected) in writer.moved) == (expected != path)
     with pytest.raises(UsageError, match="being written by another process"):
         store.Writer(writer.path)
+
+
+def test_a_run_that_is_written_anew_onto_a_full_disk_keeps_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    writer, records = three(path)
+    path.unlink()
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        writer.write(records[1])
+    assert writer.trouble
+    writer.write(records[2])
+    assert [r.case for r in store.read(writer.path).records] == [r.case for r in records]
+    assert not writer.trouble
 
 
 def test_a_file_that_was_overwritten_is_left_and_what_it_held_is_said_to_be_lost(

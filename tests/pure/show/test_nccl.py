@@ -269,6 +269,10 @@ def test_a_line_waits_for_the_pass_that_is_the_last() -> None:
     assert scraped(out.getvalue()) == []
     text.record(*measured(cases[0], 30_000, again=True))
     assert [row["time"] for row in scraped(out.getvalue())] == [30, 10]
+    shared_out = Text(soon := io.StringIO())
+    shared_out.begin(a_run(policy=Policy(), command=["collbench", "--budget", "1m"]), cases, [])
+    shared_out.record(*flagged(cases[0], "unconverged"))
+    assert [row["size"] for row in scraped(soon.getvalue())] == [8]
     never_again = Text(left := io.StringIO())
     never_again.begin(a_run(policy=Policy()), cases, [])
     never_again.record(*flagged(cases[0], "unconverged"))
