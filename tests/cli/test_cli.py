@@ -358,7 +358,7 @@ def test_a_folder_that_was_removed_is_no_place_to_start(tmp_path: Path) -> None:
 def test_what_the_machine_refuses_is_no_fault_of_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
-    def refused() -> None:
+    def refused(**_: object) -> None:
         raise OSError(number, os.strerror(number), "/some/where")
 
     monkeypatch.setattr(main_, "app", refused)
