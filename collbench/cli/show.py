@@ -20,8 +20,10 @@ def show(
     html: Path | None = None,
     debug: bool = False,
 ) -> None:
-    """Draw an algorithm's steps, or write a page with a slider; or run a library once on numbers
-    and show every rank's buffers."""
+    """Draw an algorithm's steps, or write a page with a slider.
+
+    With --on, run it once on real ranks instead, and show every rank's buffers.
+    """
     from collbench.core import algorithms, files
     from collbench.show import terminal
     from collbench.show.views import drawing, prediction

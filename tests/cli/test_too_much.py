@@ -42,7 +42,6 @@ def test_a_list_of_too_many_sizes_is_refused(bare) -> None:
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("all-reduce", "all_reduce"),
         ("allreduc", "all_reduce"),
         ("all_reduce_prf", "all_reduce"),
         ("reprot", "report"),
