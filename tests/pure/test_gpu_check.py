@@ -319,7 +319,15 @@ def test_make_installs_the_torch_that_is_named_from_the_index_that_is_named(
     torch_, index = "torch==2.8.*", "https://example.org/cu126"
     printed = make("-n", "venv", f"VENV={tmp_path}", f"TORCH={torch_}", f"TORCH_INDEX={index}")
     assert f"--index-url {index} '{torch_}'" in printed
-    assert "--index-url" not in make("-n", "venv", f"VENV={tmp_path}")
+    assert printed.count("--index-url") == 1
+    assert "--index-url" not in make("-n", "venv", f"VENV={tmp_path}", "CPU_INDEX=")
+
+
+def test_make_tries_the_build_for_cpus_first_where_it_is_told_to(tmp_path: Path) -> None:
+    printed = make("-n", "venv", f"VENV={tmp_path}", "CPU_INDEX=https://example.org/cpu")
+    first, second = (line for line in printed.splitlines() if line.endswith("'torch'"))
+    assert "--no-deps" in first and "--index-url https://example.org/cpu" in first
+    assert "--index-url" not in second
 
 
 @pytest.mark.parametrize(
