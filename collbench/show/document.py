@@ -155,17 +155,6 @@ class Points(msgspec.Struct, frozen=True):
 Block = Cell | Table | Heading | Points
 
 
-class Card(msgspec.Struct, frozen=True):
-    """A figure that answers at first sight, on top of a page: what it is, the figure, where it was
-    found. ``weight`` marks it, and ``why`` says why."""
-
-    name: str
-    figure: str
-    about: str = ""
-    weight: Weight = ""
-    why: str = ""
-
-
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One heading of a report. Without figures and tables, ``words`` say why there is nothing to
     show; a ``folded`` one is opened by whoever wants to see it."""
@@ -207,8 +196,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """What a command has to say, for every medium. ``verdict`` is one sentence, ``weight`` its
     colour.
 
-    A page shows ``cards``, ``runs`` (lines that name what it is about) and ``sections``; ``data``
-    is what can be downloaded from it: plain values by words.COLUMNS. A terminal shows
+    A page shows ``runs`` (lines that name what it is about) and ``sections``; ``data`` is what
+    can be downloaded from it: plain values by words.COLUMNS. A terminal shows
     ``brief``. Markdown shows ``comment`` where there is one, below the hidden line ``marker``,
     else the page. ``line`` is for a chat or a plugin, ``values`` for JSON, ``rows`` for CSV
     (heads from the first of them), ``cases`` of ``suite`` for JUnit and GitHub, ``gauges`` for
@@ -218,7 +207,6 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     verdict: str = ""
     weight: Weight = ""
-    cards: list[Card] = []
     runs: list[str] = []
     sections: list[Section] = []
     data: list[dict[str, Any]] = []

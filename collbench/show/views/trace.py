@@ -107,11 +107,10 @@ def _nothing(judged: Judged) -> str:
     """That no operation is known, and why."""
     lost = [each for rank in judged.trace.ranks for each in rank.lost if each.calls]
     if lost:
-        number = sum(each.calls for each in lost)
         most = max(lost, key=lambda each: each.calls)
         return (
             "no verdict: nothing is known of what ranks did together, as"
-            f" {counted(number, 'call')} cannot be read: {most.why}"
+            f" {counted(judged.lost, 'call')} cannot be read: {most.why}"
         )
     hint = ""
     if judged.trace.form == "flight":
