@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=3))
 
 
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """What a test, or a rank that it plays, leaves in the environment does not reach the next."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, environment: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Runs of a test are kept apart from the user's and from other tests'."""
     folder = tmp_path / "home"
     monkeypatch.setenv("COLLBENCH_HOME", str(folder))

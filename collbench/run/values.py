@@ -50,7 +50,6 @@ def run_collective(
 
     case = build_case(collective, algorithm, backend, values, root)
     _refuse_mpirun(backend)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with folders.private() as folder:
         arguments = (folder, case, values)
         try:
@@ -108,6 +107,7 @@ def build_case(
 
 def _run_rank(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]]) -> None:
     """One rank's process, which leaves what it found in its file of ``folder``."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         told = _RankResult(_call(rank, folder, case, values))
     except CollbenchError as e:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from typer.testing import CliRunner
 
@@ -17,8 +19,10 @@ def test_gloos_reduce_leaves_partial_sums_on_the_others() -> None:
 
 
 def test_a_reference_algorithm_runs_on_numbers_that_are_not_whole() -> None:
+    before = dict(os.environ)
     found = run_collective("all_reduce", "ring", "shm", [[1.5, 2], [3, 4]])
     assert [buffers.send for buffers in found] == [[4.5, 6], [4.5, 6]]
+    assert os.environ == before
 
 
 def test_sums_beyond_32_bits_and_infinite_ones_are_shown() -> None:
