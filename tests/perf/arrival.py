@@ -2,8 +2,10 @@
 host and isolated, in turns.
 
 The bare loops are the plainest torch.distributed (or mpi4py) programs: they load, connect, warm up
-and time each call, pinned to nothing. A median is of the slowest rank of each call; what is shown
-are medians over turns.
+and time each call, pinned to nothing. They call each size for as long as collbench may: where a
+library's threads are more than the cores, the kernel takes up to seconds to settle where each runs,
+and until then calls take several times as long. A median is of the slowest rank of each call; what
+is shown are medians over turns.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,8 @@ OPTIONS = {
 }
 SIDES = ("bare loop", *OPTIONS)
 NEAR, APART = 0.25, 1.25
+SECONDS = 1  # that a size is called for, in a bare loop and by collbench
+BLOCK = 20  # calls of a bare loop, between which rank 0 looks at the time
 
 
 def main() -> None:
@@ -86,14 +92,13 @@ def report(turns: int, ranks: list[int]) -> str:
         "# What a program sees, and what collbench says\n\n"
         f"all_reduce, float, max, in place; {cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%F}."
         f" Medians of {turns} turns, in each of which a bare loop (torch.distributed or mpi4py,"
-        " pinned to nothing, one buffer), the default, `--cache hot`, `--mode host` and"
-        f" `--mode isolated` follow each other. {near} of {total} defaults are within {NEAR:.0%} of"
-        " the bare loop; the others are marked !. `why` is what the default's own rows said in most"
-        " turns (flags; as control: the median of the calls in the other cadence, where it"
-        " differs), and `cold buffers` where `--cache hot`, one buffer like the bare loop's, is"
-        " within 25 % of it and the default is not. Made by `python tests/perf/arrival.py`.\n\n"
-        + "\n".join(lines)
-        + "\n"
+        f" pinned to nothing, one buffer), the default, `--cache hot`, `--mode host` and"
+        f" `--mode isolated` follow each other, {SECONDS} s a size each. {near} of {total} defaults"
+        f" are within {NEAR:.0%} of the bare loop; the others are marked !. `why` is what the"
+        " default's own rows said in most turns (flags; as control: the median of the calls in the"
+        " other cadence, where it differs), and `cold buffers` where `--cache hot`, one buffer like"
+        " the bare loop's, is within 25 % of it and the default is not. Made by"
+        " `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -129,7 +134,7 @@ def ours(what: str, n: int, side: str) -> dict[int, dict[str, Any]]:
     algorithm, _, backend = what.rpartition("@")
     command = [sys.executable, "-m", "collbench", "all_reduce", "-g", str(n), "--backend", backend]
     command += ["--sizes", ",".join(map(str, SIZES)), "--place", "in", "-o", "max", "--no-save"]
-    command += ["--max-time", "0.5s", "--format", "json"]
+    command += ["--max-time", f"{SECONDS}s", "--format", "json"]
     command += ["--algo", algorithm] if algorithm else []
     command += OPTIONS[side]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -157,8 +162,16 @@ def loop(what: str, n: int) -> dict[int, dict[str, Any]]:
     return {int(nbytes): {"median": median} for nbytes, median in json.loads(text).items()}
 
 
-def calls(nbytes: int) -> int:
-    return max(20, min(500, (64 << 20) // nbytes))
+def call_for_seconds(call: Callable[[], object], lasts: Callable[[bool], bool]) -> list[int]:
+    """Times of each call in ns, until rank 0 finds, as all hear by ``lasts``, that time is up."""
+    times: list[int] = []
+    until = time.perf_counter() + SECONDS
+    while lasts(time.perf_counter() < until):
+        for _ in range(BLOCK):
+            begin = time.perf_counter_ns()
+            call()
+            times.append(time.perf_counter_ns() - begin)
+    return times
 
 
 def bare_gloo(what: str, rank: int, n: int) -> None:
@@ -169,6 +182,12 @@ def bare_gloo(what: str, rank: int, n: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{os.environ['MEET']}", rank=rank, world_size=n
     )
+
+    def lasts(goes_on: bool) -> bool:
+        told = torch.tensor(goes_on)
+        dist.broadcast(told, 0)
+        return bool(told)
+
     medians = {}
     for nbytes in SIZES:
         data = torch.ones(nbytes // 4)
@@ -176,11 +195,7 @@ def bare_gloo(what: str, rank: int, n: int) -> None:
         run = {"gloo": native, "ring@gloo": ring, "recursive_doubling@gloo": doubling}[what]
         for _ in range(20):
             run(data, scratch, rank, n)
-        times = []
-        for _ in range(calls(nbytes)):
-            begin = time.perf_counter_ns()
-            run(data, scratch, rank, n)
-            times.append(time.perf_counter_ns() - begin)
+        times = call_for_seconds(partial(run, data, scratch, rank, n), lasts)
         everyone: list[Any] = [None] * n
         dist.all_gather_object(everyone, times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
@@ -235,11 +250,8 @@ def bare_mpi() -> None:
         data = np.ones(nbytes // 4, dtype=np.float32)
         for _ in range(20):
             world.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
-        times = []
-        for _ in range(calls(nbytes)):
-            begin = time.perf_counter_ns()
-            world.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
-            times.append(time.perf_counter_ns() - begin)
+        call = partial(world.Allreduce, MPI.IN_PLACE, data, MPI.MAX)
+        times = call_for_seconds(call, world.bcast)
         everyone = world.allgather(times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
     if world.rank == 0:
