@@ -4,13 +4,15 @@ host and isolated, in turns.
 The bare loops are the plainest torch.distributed (or mpi4py) programs: they load, connect, warm up
 and time each call, pinned to nothing. They call each size for as long as collbench may: where a
 library's threads are more than the cores, the kernel takes up to seconds to settle where each runs,
-and until then calls take several times as long. A median is of the slowest rank of each call; what
-is shown are medians over turns.
+and until then calls take several times as long. One loop calls on one buffer, the other in turn on as
+many as collbench's default, so that the cache holds none. A median is of the slowest rank of each
+call; what is shown are medians over turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,10 +35,12 @@ OPTIONS = {
     "host": ("--mode", "host"),
     "isolated": ("--mode", "isolated"),
 }
-SIDES = ("bare loop", *OPTIONS)
+ONE, MANY = "bare loop, one buffer", "bare loop"  # as many buffers as the default
+SIDES = (ONE, MANY, *OPTIONS)
 NEAR, APART = 0.25, 1.25
 SECONDS = 1  # that a size is called for, in a bare loop and by collbench
 BLOCK = 20  # calls of a bare loop, between which rank 0 looks at the time
+WARM = 20  # calls of a bare loop before these, at least one on each buffer
 
 
 def main() -> None:
@@ -44,11 +48,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--bare", nargs=3, metavar=("WHAT", "RANK", "N"), help=argparse.SUPPRESS)
+    parser.add_argument("--bare", nargs=4, help=argparse.SUPPRESS)  # what, rank, n, buffers
     given = parser.parse_args()
     if given.bare:
-        what, rank, n = given.bare
-        bare_mpi() if what == "mpi" else bare_gloo(what, int(rank), int(n))
+        what, rank, n, buffers = given.bare
+        numbers = dict(zip(SIZES, map(int, buffers.split(",")), strict=True))
+        bare_mpi(numbers) if what == "mpi" else bare_gloo(what, int(rank), int(n), numbers)
         return
     text = report(given.turns, given.ranks)
     if given.output:
@@ -58,9 +63,9 @@ def main() -> None:
 
 def report(turns: int, ranks: list[int]) -> str:
     lines = [
-        "| implementation | n | size | bare loop | default | default over bare | mode | hot | host"
-        " | isolated | why |",
-        "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|---|",
+        "| implementation | n | size | bare loop | default | default over bare | mode"
+        " | bare loop, one buffer | hot | host | isolated | why |",
+        "|---|--:|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
     ]
     near = total = 0
     for n in ranks:
@@ -72,13 +77,14 @@ def report(turns: int, ranks: list[int]) -> str:
                     side: statistics.median(row[nbytes]["median"] for row in rows)
                     for side, rows in found.items()
                 }
-                close = abs(middle["default"] / middle["bare loop"] - 1) <= NEAR
+                close = abs(middle["default"] / middle[MANY] - 1) <= NEAR
                 near, total = near + close, total + 1
-                cells = [what, str(n), size(nbytes), duration(middle["bare loop"])]
+                cells = [what, str(n), size(nbytes), duration(middle[MANY])]
                 cells += [duration(middle["default"])]
-                cells += [f"{middle['default'] / middle['bare loop']:.2f}{'' if close else ' !'}"]
-                cells += [said[0]["mode"], *(duration(middle[s]) for s in SIDES[2:])]
-                lines.append("| " + " | ".join([*cells, why(middle, said)]) + " |")
+                cells += [f"{middle['default'] / middle[MANY]:.2f}{'' if close else ' !'}"]
+                others = (ONE, "hot", "host", "isolated")
+                cells += [said[0]["mode"], *(duration(middle[side]) for side in others)]
+                lines.append("| " + " | ".join([*cells, why(said)]) + " |")
                 print(lines[-1], file=sys.stderr, flush=True)
     cpu = next(
         (
@@ -91,29 +97,31 @@ def report(turns: int, ranks: list[int]) -> str:
     return (
         "# What a program sees, and what collbench says\n\n"
         f"all_reduce, float, max, in place; {cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%F}."
-        f" Medians of {turns} turns, in each of which a bare loop (torch.distributed or mpi4py,"
-        f" pinned to nothing, one buffer), the default, `--cache hot`, `--mode host` and"
-        f" `--mode isolated` follow each other, {SECONDS} s a size each. {near} of {total} defaults"
-        f" are within {NEAR:.0%} of the bare loop; the others are marked !. `why` is what the"
-        " default's own rows said in most turns (flags; as control: the median of the calls in the"
-        " other cadence, where it differs), and `cold buffers` where `--cache hot`, one buffer like"
-        " the bare loop's, is within 25 % of it and the default is not. Made by"
-        " `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
+        f" Medians of {turns} turns, in each of which two bare loops (torch.distributed or mpi4py,"
+        " pinned to nothing; on as many buffers as the default, and on one), the default,"
+        " `--cache hot`, `--mode host` and `--mode isolated` follow each other,"
+        f" {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the bare loop"
+        " on as many buffers; the others are marked !. `why` is what the default's own rows said in"
+        " most turns (flags; as control: the median of the calls in the other cadence, where it"
+        " differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
     )
 
 
 def measured(what: str, n: int, turns: int) -> dict[str, list[dict[int, dict[str, Any]]]]:
     """Rows by size, of each turn, for each side."""
     found: dict[str, list[dict[int, dict[str, Any]]]] = {side: [] for side in SIDES}
+    first = ours(what, n, "default")
+    buffers = {ONE: [1] * len(SIZES), MANY: [first[nbytes]["rotation"] for nbytes in SIZES]}
     for turn in range(turns):
         for place in range(len(SIDES)):
             side = SIDES[(turn + place) % len(SIDES)]
-            found[side].append(loop(what, n) if side == "bare loop" else ours(what, n, side))
+            bare = side in buffers
+            found[side].append(loop(what, n, buffers[side]) if bare else ours(what, n, side))
     return found
 
 
-def why(middle: dict[str, float], said: list[dict[str, Any]]) -> str:
-    """What the default's rows say of themselves in most turns, and whether memory explains it."""
+def why(said: list[dict[str, Any]]) -> str:
+    """What the default's rows say of themselves in most turns."""
     flags = [flag for row in said for flag in row["flags"]]
     words = [flag for flag in dict.fromkeys(flags) if flags.count(flag) * 2 > len(said)]
     controls = [
@@ -123,9 +131,6 @@ def why(middle: dict[str, float], said: list[dict[str, Any]]) -> str:
     ]
     if len(controls) * 2 > len(said):
         words.append(f"as control {duration(statistics.median(controls))}")
-    close = {side: abs(middle[side] / middle["bare loop"] - 1) <= NEAR for side in OPTIONS}
-    if close["hot"] and not close["default"]:
-        words.append("cold buffers")
     return ", ".join(words)
 
 
@@ -142,17 +147,18 @@ def ours(what: str, n: int, side: str) -> dict[int, dict[str, Any]]:
     return {row["nbytes"]: row for row in rows if row["median"]}
 
 
-def loop(what: str, n: int) -> dict[int, dict[str, Any]]:
-    """Medians of a bare loop, by size."""
+def loop(what: str, n: int, buffers: list[int]) -> dict[int, dict[str, Any]]:
+    """Medians of a bare loop, by size, on so many buffers of each."""
+    turns = ",".join(map(str, buffers))
     with tempfile.TemporaryDirectory() as folder:
         settings = {**os.environ, "MEET": str(Path(folder) / "meet"), "OMP_NUM_THREADS": "1"}
         me = [sys.executable, str(Path(__file__).resolve()), "--bare"]
         if what == "mpi":
             mpirun = str(Path(sys.executable).parent / "mpirun")
             start = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-            commands = [[*start, "-n", str(n), *me, "mpi", "0", str(n)]]
+            commands = [[*start, "-n", str(n), *me, "mpi", "0", str(n), turns]]
         else:
-            commands = [[*me, what, str(rank), str(n)] for rank in range(n)]
+            commands = [[*me, what, str(rank), str(n), turns] for rank in range(n)]
         running = [
             subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, text=True)
             for command in commands
@@ -162,19 +168,25 @@ def loop(what: str, n: int) -> dict[int, dict[str, Any]]:
     return {int(nbytes): {"median": median} for nbytes, median in json.loads(text).items()}
 
 
-def call_for_seconds(call: Callable[[], object], lasts: Callable[[bool], bool]) -> list[int]:
-    """Times of each call in ns, until rank 0 finds, as all hear by ``lasts``, that time is up."""
+def call_for_seconds(
+    calls: Sequence[Callable[[], object]], lasts: Callable[[bool], bool]
+) -> list[int]:
+    """Times of the calls in turn, in ns, until rank 0 finds, as all hear by ``lasts``, that time is
+    up."""
     times: list[int] = []
+    for call in itertools.islice(itertools.cycle(calls), max(WARM, len(calls))):
+        call()
+    following = itertools.cycle(calls)
     until = time.perf_counter() + SECONDS
     while lasts(time.perf_counter() < until):
-        for _ in range(BLOCK):
+        for call in itertools.islice(following, BLOCK):
             begin = time.perf_counter_ns()
             call()
             times.append(time.perf_counter_ns() - begin)
     return times
 
 
-def bare_gloo(what: str, rank: int, n: int) -> None:
+def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -190,12 +202,10 @@ def bare_gloo(what: str, rank: int, n: int) -> None:
 
     medians = {}
     for nbytes in SIZES:
-        data = torch.ones(nbytes // 4)
-        scratch = torch.empty_like(data)
-        run = {"gloo": native, "ring@gloo": ring, "recursive_doubling@gloo": doubling}[what]
-        for _ in range(20):
-            run(data, scratch, rank, n)
-        times = call_for_seconds(partial(run, data, scratch, rank, n), lasts)
+        data = [torch.ones(nbytes // 4) for _ in range(buffers[nbytes])]
+        scratch = torch.empty_like(data[0])
+        make = {"gloo": native, "ring@gloo": ring, "recursive_doubling@gloo": doubling}[what]
+        times = call_for_seconds([make(each, scratch, rank, n) for each in data], lasts)
         everyone: list[Any] = [None] * n
         dist.all_gather_object(everyone, times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
@@ -207,20 +217,23 @@ def bare_gloo(what: str, rank: int, n: int) -> None:
 def native(data, scratch, rank, n):  # type: ignore[no-untyped-def]
     import torch.distributed as dist
 
-    dist.all_reduce(data, dist.ReduceOp.MAX)
+    return lambda: dist.all_reduce(data, dist.ReduceOp.MAX)
 
 
 def doubling(data, scratch, rank, n):  # type: ignore[no-untyped-def]
     import torch
     import torch.distributed as dist
 
-    distance = 1
-    while distance < n:
-        sent = dist.isend(data, rank ^ distance)
-        dist.irecv(scratch, rank ^ distance).wait()
-        sent.wait()
-        torch.maximum(data, scratch, out=data)
-        distance *= 2
+    def run() -> None:
+        distance = 1
+        while distance < n:
+            sent = dist.isend(data, rank ^ distance)
+            dist.irecv(scratch, rank ^ distance).wait()
+            sent.wait()
+            torch.maximum(data, scratch, out=data)
+            distance *= 2
+
+    return run
 
 
 def ring(data, scratch, rank, n):  # type: ignore[no-untyped-def]
@@ -229,29 +242,31 @@ def ring(data, scratch, rank, n):  # type: ignore[no-untyped-def]
 
     blocks, room = data.tensor_split(n), scratch.tensor_split(n)
     ahead, behind = (rank + 1) % n, (rank - 1) % n
-    for step in range(n - 1):
-        out, into = (rank - step) % n, (rank - step - 1) % n
-        sent = dist.isend(blocks[out], ahead)
-        dist.irecv(room[into], behind).wait()
-        sent.wait()
-        torch.maximum(blocks[into], room[into], out=blocks[into])
-    for step in range(n - 1):
-        sent = dist.isend(blocks[(rank - step + 1) % n], ahead)
-        dist.irecv(blocks[(rank - step) % n], behind).wait()
-        sent.wait()
+
+    def run() -> None:
+        for step in range(n - 1):
+            out, into = (rank - step) % n, (rank - step - 1) % n
+            sent = dist.isend(blocks[out], ahead)
+            dist.irecv(room[into], behind).wait()
+            sent.wait()
+            torch.maximum(blocks[into], room[into], out=blocks[into])
+        for step in range(n - 1):
+            sent = dist.isend(blocks[(rank - step + 1) % n], ahead)
+            dist.irecv(blocks[(rank - step) % n], behind).wait()
+            sent.wait()
+
+    return run
 
 
-def bare_mpi() -> None:
+def bare_mpi(buffers: dict[int, int]) -> None:
     import numpy as np
     from mpi4py import MPI
 
     world, medians = MPI.COMM_WORLD, {}
     for nbytes in SIZES:
-        data = np.ones(nbytes // 4, dtype=np.float32)
-        for _ in range(20):
-            world.Allreduce(MPI.IN_PLACE, data, MPI.MAX)
-        call = partial(world.Allreduce, MPI.IN_PLACE, data, MPI.MAX)
-        times = call_for_seconds(call, world.bcast)
+        data = [np.ones(nbytes // 4, dtype=np.float32) for _ in range(buffers[nbytes])]
+        calls = [partial(world.Allreduce, MPI.IN_PLACE, each, MPI.MAX) for each in data]
+        times = call_for_seconds(calls, world.bcast)
         everyone = world.allgather(times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
     if world.rank == 0:
