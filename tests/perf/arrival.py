@@ -4,9 +4,10 @@ host and isolated, in turns.
 The bare loops are the plainest torch.distributed (or mpi4py) programs: they load, connect, warm up
 and time each call, pinned to nothing. They call each size for as long as collbench may: where a
 library's threads are more than the cores, the kernel takes up to seconds to settle where each runs,
-and until then calls take several times as long. One loop calls on one buffer, the other in turn on as
-many as collbench's default, so that the cache holds none. A median is of the slowest rank of each
-call; what is shown are medians over turns.
+and until then calls take several times as long. One loop calls on one buffer, the other in turn on
+as many as collbench's default, so that the cache holds none. Algorithms of collbench's own are the
+same messages in both. A median is of the slowest rank of each call; what is shown are medians over
+turns.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ def report(turns: int, ranks: list[int]) -> str:
         f" Medians of {turns} turns, in each of which two bare loops (torch.distributed or mpi4py,"
         " pinned to nothing; on as many buffers as the default, and on one), the default,"
         " `--cache hot`, `--mode host` and `--mode isolated` follow each other,"
-        f" {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the bare loop"
-        " on as many buffers; the others are marked !. `why` is what the default's own rows said in"
-        " most turns (flags; as control: the median of the calls in the other cadence, where it"
-        " differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
+        f" {SECONDS} s a size each. {near} of {total} defaults are within {NEAR:.0%} of the bare"
+        " loop on as many buffers; the others are marked !. `why` is what the default's own rows"
+        " said in most turns (flags; as control: the median of the calls in the other cadence,"
+        " where it differs). Made by `python tests/perf/arrival.py`.\n\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -190,6 +191,8 @@ def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
     import torch
     import torch.distributed as dist
 
+    from collbench.run.backends import _wire
+
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{os.environ['MEET']}", rank=rank, world_size=n
@@ -200,12 +203,11 @@ def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
         dist.broadcast(told, 0)
         return bool(told)
 
-    medians = {}
+    room, medians = _wire.Room(torch.device("cpu")), {}
     for nbytes in SIZES:
         data = [torch.ones(nbytes // 4) for _ in range(buffers[nbytes])]
-        scratch = torch.empty_like(data[0])
-        make = {"gloo": native, "ring@gloo": ring, "recursive_doubling@gloo": doubling}[what]
-        times = call_for_seconds([make(each, scratch, rank, n) for each in data], lasts)
+        calls = [prepare_call(what, each, rank, n, room) for each in data]
+        times = call_for_seconds(calls, lasts)
         everyone: list[Any] = [None] * n
         dist.all_gather_object(everyone, times)
         medians[nbytes] = statistics.median(map(max, zip(*everyone, strict=True)))
@@ -214,48 +216,27 @@ def bare_gloo(what: str, rank: int, n: int, buffers: dict[int, int]) -> None:
     dist.destroy_process_group()
 
 
-def native(data, scratch, rank, n):  # type: ignore[no-untyped-def]
+def prepare_call(what: str, data: Any, rank: int, n: int, room: Any) -> Callable[[], object]:
+    """torch's own call, or the messages that collbench's algorithm sends, without collbench around
+    them."""
     import torch.distributed as dist
 
-    return lambda: dist.all_reduce(data, dist.ReduceOp.MAX)
+    from collbench.run.backends import _wire
+    from collbench.suite.case import Case
 
-
-def doubling(data, scratch, rank, n):  # type: ignore[no-untyped-def]
-    import torch
-    import torch.distributed as dist
-
-    def run() -> None:
-        distance = 1
-        while distance < n:
-            sent = dist.isend(data, rank ^ distance)
-            dist.irecv(scratch, rank ^ distance).wait()
-            sent.wait()
-            torch.maximum(data, scratch, out=data)
-            distance *= 2
-
-    return run
-
-
-def ring(data, scratch, rank, n):  # type: ignore[no-untyped-def]
-    import torch
-    import torch.distributed as dist
-
-    blocks, room = data.tensor_split(n), scratch.tensor_split(n)
-    ahead, behind = (rank + 1) % n, (rank - 1) % n
-
-    def run() -> None:
-        for step in range(n - 1):
-            out, into = (rank - step) % n, (rank - step - 1) % n
-            sent = dist.isend(blocks[out], ahead)
-            dist.irecv(room[into], behind).wait()
-            sent.wait()
-            torch.maximum(blocks[into], room[into], out=blocks[into])
-        for step in range(n - 1):
-            sent = dist.isend(blocks[(rank - step + 1) % n], ahead)
-            dist.irecv(blocks[(rank - step) % n], behind).wait()
-            sent.wait()
-
-    return run
+    if what == "gloo":
+        return lambda: dist.all_reduce(data, dist.ReduceOp.MAX)
+    case = Case(
+        collective="all_reduce",
+        backend="gloo",
+        n=n,
+        nbytes=4 * len(data),
+        algorithm=what.partition("@")[0],
+        dtype="float",
+        op="max",
+        in_place=True,
+    )
+    return _wire.prepare(case, data, data, rank, dist.group.WORLD, room, near=range(n)).run
 
 
 def bare_mpi(buffers: dict[int, int]) -> None:

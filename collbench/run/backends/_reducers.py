@@ -45,7 +45,8 @@ def arithmetic(op: str, dtype: DType, device: torch.device) -> Arithmetic:
     if device.type == "cpu" and (dtype.kind != "float" or dtype.name in _IN_NUMPY):
         code = np.dtype(_IN_NUMPY.get(dtype.name, dtype.name))
         divide = _true_quotient if dtype.kind == "float" else _whole_quotient
-        return Arithmetic(lambda raw: raw.numpy().view(code), in_numpy, np.copyto, divide)
+        combine = partial(_into, in_numpy)
+        return Arithmetic(lambda raw: raw.numpy().view(code), combine, np.copyto, divide)
     if dtype.size > 1 or dtype.kind != "float":
         rounding = None if kind.is_floating_point else "floor"
         return Arithmetic(
