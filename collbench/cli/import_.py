@@ -136,5 +136,6 @@ def _tell_wrong(file: str, reading: Reading) -> bool:
         rows += ["…"] * (len(records) > SHOWN)
         tell(f"{file}: {count}: {', '.join(rows)}", "collbench report @last shows them")
     elif reading.failures:
-        tell(f"{file}: {counted(reading.failures, 'check')} of the data failed")
+        failed = f"{counted(reading.failures, 'check')} of the data failed"
+        tell(f"{file}: {failed}, but no row says where")
     return bool(records or reading.failures)

@@ -199,6 +199,12 @@ class _Terms(NamedTuple):
     def gating(self) -> bool:
         return self.in_pairs or self.rules.gate_unpaired
 
+    @property
+    def weighs_doubts(self) -> bool:
+        """Whether rows whose flags forbid a verdict have none. Of logs, which are all flagged as
+        imported, the interval over logs decides; they fail nothing for that."""
+        return self.gating or not self.imported
+
     def apart(self, pair: Pair) -> str:
         """Why machines or software forbid comparing the sides of a row, or an empty string."""
         mine = [fact for fact in self.differing if environment.decides(fact[0], pair.backends)]
@@ -277,14 +283,14 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
         )
     tau = terms.base.run.suite.tau(case, default)
     apart = terms.apart(pair)
-    gates = terms.gating and not apart
+    gates, weighs_doubts = terms.gating and not apart, terms.weighs_doubts and not apart
     row = Judged(key=pair.key, case=case, verdict="INVALID", tau=tau, gates=gates)
     if pair.fake and not any(side.said("wrong") for side in pair.sides.values()):
-        return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason))
+        return _ruled(row, Ruling("INVALID", ORIGINS[FAKE].reason), weighs_doubts)
     lacking = absent(pair.base, pair.head, [] if terms.in_pairs else list(terms.cut))
     if lacking or not (pair.base and pair.head):
         row = msgspec.structs.replace(row, spared=apart if terms.gating else "")
-        return _ruled(row, lacking or Ruling("INVALID"))
+        return _ruled(row, lacking or Ruling("INVALID"), weighs_doubts)
     by = by_pairs if terms.in_pairs else by_launches
     ruling = by(pair.base, pair.head, tau, terms.tests)
     if why := apart or sides.disagreement(pair.base, pair.head):
@@ -294,11 +300,12 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
             ruling = ruling._replace(verdict="INCOMPARABLE", why=why)
     elif broken := pair.base.broken or pair.head.broken:
         ruling = ruling._replace(verdict="INVALID", why=broken)
-    return _ruled(row, ruling)
+    return _ruled(row, ruling, weighs_doubts)
 
 
-def _ruled(row: Judged, ruling: Ruling) -> Judged:
-    """The row with its ruling, and whether that may fail the comparison."""
+def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
+    """The row with its ruling, and whether that may fail the comparison. ``weighs_doubts``: flags
+    of launches, and their scatter, leave the row undecided."""
     verdict, why, shift = ruling.verdict, ruling.why, ruling.shift
     mde = None if ruling.mde is None else _relative(ruling.mde)
     flags = [flag for launch in (*ruling.base, *ruling.head) for flag in launch.ungated]
@@ -313,7 +320,7 @@ def _ruled(row: Judged, ruling: Ruling) -> Judged:
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed
             verdict, why = "SUSPECT", f"{ruling.way} in stage 2, too"
     spared = row.spared
-    if row.gates and verdict not in UNTIMED:
+    if weighs_doubts and verdict not in UNTIMED:
         flagged = f"{', '.join(reasons)}: {SPARED}" if reasons else ""
         spared = "; ".join(filter(None, [flagged, noisy]))
         why = "; ".join(filter(None, [why, spared]))

@@ -8,7 +8,7 @@ want to know of a time that stands: how sure a time is, its interval says.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
 from collbench.records import stats
@@ -452,13 +452,14 @@ def remarks(time: FlaggedTime) -> list[str]:
 
 def is_known(time: FlaggedTime) -> bool:
     """Whether a time can be given as an answer: of samples enough, at least as sure as KNOWN. What
-    is predicted, or another tool's, has no interval."""
+    is predicted, or is of another tool's average, has no interval."""
     if FEW in time.flags or not EXCLUDED.keys().isdisjoint(time.flags):
         return False
-    half = stats.half_width(time.median, time.lo, time.hi)
-    return half <= KNOWN or (math.isinf(half) and is_without_interval(time.flags))
+    return is_without_interval(time) or stats.half_width(time.median, time.lo, time.hi) <= KNOWN
 
 
-def is_without_interval(flags: Iterable[str]) -> bool:
-    """Whether a time is of no samples, so that there is none to know."""
-    return not {PREDICTED, IMPORTED}.isdisjoint(flags)
+def is_without_interval(time: FlaggedTime) -> bool:
+    """Whether a time is of no samples, so that there is no interval to know: a prediction, or what
+    another tool gives in place of samples."""
+    unbounded = math.isinf(stats.half_width(time.median, time.lo, time.hi))
+    return PREDICTED in time.flags or (IMPORTED in time.flags and unbounded)

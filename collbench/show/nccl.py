@@ -466,14 +466,14 @@ def _doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
     words = []
     for record, row in rows:
         own = [flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY]
-        sure = [] if is_without_interval(row.flags) else [interval(row)]
+        sure = [] if is_without_interval(row) else [interval(row)]
         words.append(" ".join(["in" if record.case.in_place else "out", *sure, *named(row, own)]))
     yield f"{rows[0][0].case.nbytes} B: {' · '.join(words)}"
 
 
 def _is_doubtful(row: Derived) -> bool:
     own = [flag for flag in doubts(row) if not look_up(flag).of_group]
-    return bool(own) or (is_wide(row) and not is_without_interval(row.flags))
+    return bool(own) or (is_wide(row) and not is_without_interval(row))
 
 
 def _row(case: Case, halves: Iterable[Half]) -> str:

@@ -210,7 +210,7 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
     flags = named(row) if row else []
     shown = row if record.status != "wrong" else None
     place, more = along(record.case), optional(shown, record.case.mode)
-    exact = shown is not None and math.isinf(shown.hi) and is_without_interval(shown.flags)
+    exact = shown is not None and is_without_interval(shown)
     unknown = (
         shown.clock_error
         if shown and shown.skew is not None and shown.skew < shown.clock_error

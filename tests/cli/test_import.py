@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -234,3 +235,30 @@ def test_wrong_data_in_a_log_exits_7_and_is_saved(inside, tmp_path: Path) -> Non
     assert done.returncode == Exit.WRONG_DATA
     assert "1 record is wrong (9 elements)" in done.stderr
     assert [record.status for record in store.read(store.find("@last")).records] == ["wrong", "ok"]
+
+
+OSU_ROW = "# OSU MPI Allreduce Latency Test v7.2\n# Size       Avg Latency(us)\n4096      9.00\n"
+NCCL_ROW = (
+    "# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 1 iters: 20\n"
+    "#  Rank  0 Group  0 Pid  1 on n device  0 [0000:00:00] x\n"
+    "#  Rank  1 Group  0 Pid  1 on n device  1 [0000:01:00] x\n"
+    "# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n"
+    "4096 1024 float sum -1 10.00 0.41 0.41 0 10.00 0.41 0.41 0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("osu_allreduce", OSU_ROW + "DATA VALIDATION ERROR: osu_allreduce exited with status 1\n"),
+        ("all_reduce", NCCL_ROW + "# Out of bounds values : 3 FAILED\n"),
+    ],
+)
+def test_failed_checks_that_no_row_shows_are_told_once(
+    name: str, text: str, inside, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{name}.log"
+    path.write_text(text)
+    done = inside("import", str(path), "-g", "2")
+    assert done.returncode == Exit.WRONG_DATA
+    assert len(re.findall(r"checks? of the data failed", done.stdout + done.stderr)) == 1

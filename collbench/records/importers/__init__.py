@@ -572,7 +572,7 @@ def assemble(reading: Reading, tag: str = "", place: int = 0) -> list[Run | Worl
         imported=reading.tool,
     )
     wrong = reading.failures or any(record.status == "wrong" for record in reading.records)
-    note = f"{reading.failures} checks of the data failed" if reading.failures else ""
+    note = f"{counted(reading.failures, 'check')} of the data failed" if reading.failures else ""
     end = [End(exit=7 if wrong else 0, ended=reading.ended, note=note)] if reading.closed else []
     return [run, *reading.worlds, *reading.records, *end]
 

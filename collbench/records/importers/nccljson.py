@@ -150,8 +150,6 @@ def read(text: str, reading: Reading) -> None:
             )
             if half:
                 _take(reading, table, line, half, series or _Iterations(), told)
-    if reading.failures and not reading.is_wrong:
-        reading.warn(f"{reading.failures} checks of the data failed, but no result says where")
 
 
 def _head(document: _Document, reading: Reading) -> tuple[list[Table | str], dict[str, Any]]:

@@ -175,8 +175,6 @@ class _Tables:
         reading = self._reading
         if self._inside:
             reading.closed = False
-        if reading.failures and not reading.is_wrong:
-            reading.warn(f"{reading.failures} checks of the data failed, but no row says where")
         if not reading.tool:
             reading.tool = "nccl-tests text"
 

@@ -238,7 +238,7 @@ def _line(
         weight: Weight = "bad" if record.status in BAD else ""
         return Line(tuple(values), weight=weight, ruled=ruled, single=True)
     cells: list[Cell] = [*values]
-    if is_wide(row) and not is_without_interval(row.flags):
+    if is_wide(row) and not is_without_interval(row):
         cells[interval_index] = toned(values[interval_index], "notice")
     cells[-1] = _flagged(named(row, _own_doubts(row, common)), _mark(row, common))
     return Line(tuple(cells), ruled=ruled, single=True)
@@ -520,7 +520,7 @@ def _lower_busbw(row: Derived) -> float:
 
 def _given(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
     """A figure with its interval, where, and why to doubt it."""
-    sure = "" if is_without_interval(row.flags) else f" {interval(row)}"
+    sure = "" if is_without_interval(row) else f" {interval(row)}"
     doubted = f" ({', '.join(named(row, flags))})" if (flags := doubts(row)) else ""
     return f"{figure}{sure} at {_point(case, varying)}{doubted}"
 

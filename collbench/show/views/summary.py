@@ -85,7 +85,7 @@ def _best(
         surely = [(point, one) for point, one in known if _rate(point, point.bounds[1]) > most]
     point, one = max(surely or good or known, key=lambda pair: merit(pair[0]))
     doubted = f" ({', '.join(flags)})" if (flags := _doubts(point)) else ""
-    sure = "" if is_without_interval(point.flags) else plus_minus(point)
+    sure = "" if is_without_interval(point) else plus_minus(point)
     return shown(point), sure, f"{_spot(point, one)}{doubted}"
 
 

@@ -847,6 +847,29 @@ def nights(change: float, number: int, rows: int = 1, seed: int = 0) -> list[Run
     ]
 
 
+def crowded(files: list[RunFile]) -> list[RunFile]:
+    """These runs with more ranks than cores."""
+    worlds = [
+        [msgspec.structs.replace(each, oversubscribed=True) for each in file.worlds]
+        for file in files
+    ]
+    pairs = zip(files, worlds, strict=True)
+    return [msgspec.structs.replace(file, worlds=own) for file, own in pairs]
+
+
+@pytest.mark.parametrize("change", [0.0, 0.3])
+@pytest.mark.parametrize("rules", OPTIONS)
+def test_unpaired_rows_that_cannot_be_relied_on_are_not_decided(
+    change: float, rules: dict[str, Any]
+) -> None:
+    base, head = nights(0, 10), nights(change, 10, seed=1)
+    assert only(compare(base, head, Rules())).decided
+    found = compare(base, crowded(head), Rules(**rules))
+    row = only(found)
+    assert (row.decided, row.gates, found.exit) == (False, False, Exit.NO_VERDICT)
+    assert "--gate-unpaired makes" not in found.reason
+
+
 def test_ten_launches_a_side_are_judged_but_fail_only_if_told_to() -> None:
     base, head = nights(0, 10), nights(0.12, 10, seed=1)
     found = compare(base, head, Rules())

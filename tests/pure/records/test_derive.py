@@ -363,6 +363,22 @@ def test_a_time_is_known_within_half_of_it(
     assert flags.is_known(flagged(*names, half=half)) is known
 
 
+@pytest.mark.parametrize(
+    ("names", "half", "without"),
+    [
+        ((), 0.01, False),
+        ((), math.inf, False),
+        (("imported",), 0.01, False),
+        (("imported",), math.inf, True),
+        (("predicted",), math.inf, True),
+    ],
+)
+def test_only_what_has_no_samples_has_no_interval(
+    names: tuple[str, ...], half: float, without: bool
+) -> None:
+    assert flags.is_without_interval(flagged(*names, half=half)) is without
+
+
 def test_oversubscribed_rows_never_gate_and_name_nobody() -> None:
     late = measured(STEADY, per_rank=LATE)
     row = derive.derive(late, world(oversubscribed=True))

@@ -252,8 +252,10 @@ def test_an_error_marked_with_an_asterisk_is_wrong_data() -> None:
     assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
-def test_failed_checks_that_no_row_shows_are_told() -> None:
-    assert "no row says where" in read(log([row(4096, 12.5)], foot="3 FAILED")).warnings[0]
+def test_failed_checks_that_no_row_shows_are_kept() -> None:
+    found = read(log([row(4096, 12.5)], foot="3 FAILED"))
+    end = importers.assemble(found)[-1]
+    assert isinstance(end, End) and end.exit == 7 and "3 checks" in end.note
 
 
 def test_number_formats_of_all_versions() -> None:
@@ -1481,16 +1483,17 @@ def test_defects_of_imb_are_wrong_data() -> None:
     assert [record.status for record in found.records] == ["ok", "wrong"]
 
 
-def test_failed_checks_of_a_json_are_told() -> None:
+def test_failed_checks_of_a_json_are_kept() -> None:
     found = read(json.dumps(document([result(1 << 20, 50.0)], out_of_bounds={"count": 2})))
     end = importers.assemble(found)[-1]
-    assert isinstance(end, End) and end.exit == 7 and len(found.warnings) == 1
+    assert isinstance(end, End) and end.exit == 7 and "2 checks" in end.note
 
 
-def test_a_failed_validation_between_rows_of_osu_is_told() -> None:
+def test_a_failed_validation_between_rows_of_osu_is_kept() -> None:
     rows = ["4096      9.00", "DATA VALIDATION ERROR: osu_allreduce exited with status 1"]
     found = read(osu("Allreduce", rows), ranks=4)
-    assert found.failures == 1 and len(found.warnings) == 1
+    end = importers.assemble(found)[-1]
+    assert isinstance(end, End) and end.exit == 7 and "1 check " in end.note
 
 
 # --- forms of rccl-tests and of others

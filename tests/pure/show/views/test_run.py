@@ -851,6 +851,17 @@ def test_an_imported_run_says_what_its_log_says_of_the_data(note: str, says: str
     assert "Data was not verified." not in section(document, "summary").words
 
 
+@pytest.mark.parametrize(("samples", "has_interval"), [(0, False), (6, True), (40, True)])
+def test_imported_times_with_samples_have_an_interval(samples: int, has_interval: bool) -> None:
+    times = [1000 + 10 * (i % 3) for i in range(samples)]
+    made = Record(case=case(), status="ok", told=ToolTime(time=1000.5), times_ns=times)
+    document = sections.document([run(made, environment={}, imported="nccl-inspector")])
+    summary = str(section(document, "summary"))
+    assert bool(re.search(r"±[\d∞]", summary)) is has_interval
+    derived = derive.derive(made, None)
+    assert derived and (formats.cells(made, derived)["±"] != "-") is has_interval
+
+
 @pytest.mark.parametrize("wrong", [0, 12])
 def test_an_imported_run_does_not_claim_that_we_verified_its_data(wrong: int) -> None:
     told = Record(
