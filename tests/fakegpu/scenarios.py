@@ -443,6 +443,13 @@ FAULTS = (
         FAKE_BLIND="1",
     ),
     faulty(
+        "the check finds nothing in one datatype",
+        f"collbench all_reduce -d float,half --sizes 64 -g 2 {COUNTED} --format csv",
+        (r",float,[^\n]*,ok,", r",half,[^\n]*,failed,not verified", "2 of 4 cases not verified"),
+        exit=5,
+        FAKE_BLIND="int16",  # as which the bits of half are compared
+    ),
+    faulty(
         "out of memory at the start",
         TWO_SIZES,
         ("on a GPU, 63 MiB are available",),
