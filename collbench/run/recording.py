@@ -258,7 +258,7 @@ class Recorder:
 
     def _mark_fake_gpu(self) -> None:
         """Marks the recording once this process uses a GPU that is a fake."""
-        if self._knows_gpu or not torch.cuda.is_initialized():
+        if self._knows_gpu or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
         self._knows_gpu = True
         if is_fake(torch.cuda.get_device_name()):
