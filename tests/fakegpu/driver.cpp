@@ -330,6 +330,10 @@ size_t fake_find_multicast(void* pointer, char** members, size_t room) {
 CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t count, CUstream stream) {
   return enqueue(stream, [=] { std::fill_n((unsigned*)pointer, count, value); });
 }
+// Triton 3.9's launcher asks for it.
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return (CUresult)in_runtime<int(CUstream, CUstreamCaptureStatus*)>("cudaStreamIsCapturing")(stream, status);
+}
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr pointer, unsigned value, unsigned) {
   return enqueue(stream, [=] { *(volatile unsigned*)pointer = value; });
 }
