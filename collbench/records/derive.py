@@ -64,6 +64,7 @@ NO_SAMPLE = (  # how the note of a case begins that ran, but was disturbed all t
 
 NO_TIME_LEFT = "dropped for --budget"  # how the note of a case begins that there was no time for
 NOT_OPENED = "not opened: "  # how the note of a case begins whose backend could not be opened
+NOT_VERIFIED = "not verified: "  # how the note of a case begins whose data could not be checked
 
 ARRIVAL_MATTERS = 1.25  # from this ratio of the two cadences' medians on
 

@@ -204,6 +204,11 @@ class Program:
             self._notes.append(own.Note(group=name, ranks=ranks, described=str(group.group_desc)))
         return name
 
+    def mark_fake(self) -> None:
+        """Notes that this rank's GPU is a fake."""
+        with self._lock:
+            self._notes.append(own.Note(fake=True))
+
     def iterated(self, step: Interval) -> None:
         """An iteration more; the one before stands now and is written."""
         with self._lock:

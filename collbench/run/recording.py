@@ -52,6 +52,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from collbench.core import files
 from collbench.core.errors import first_line
 from collbench.core.text import tell
+from collbench.machine.gpu import is_fake
 from collbench.run.dispatched import (
     Arguments,
     Interception,
@@ -120,6 +121,7 @@ class Recorder:
         self._wake = threading.Event()
         self._local = threading.local()
         self._about: RankTrace | None = None
+        self._knows_gpu = False
         self._told = False  # that it failed
         self._broken = False  # ended with the job, or by an error
         self._start()
@@ -237,6 +239,7 @@ class Recorder:
             return None
         if self._about is None:
             self._about = _about()
+        self._mark_fake_gpu()
         task = torch._C._current_graph_task_id()
         if task != -1:
             what.fields["phase"] = "backward"
@@ -252,6 +255,14 @@ class Recorder:
             seen.waits = True
         seen.issued = self._now()
         return seen
+
+    def _mark_fake_gpu(self) -> None:
+        """Marks the recording once this process uses a GPU that is a fake."""
+        if self._knows_gpu or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._knows_gpu = True
+        if is_fake(torch.cuda.get_device_name()):
+            self._program.mark_fake()
 
     @harmless
     def call_returns(self, seen: Seen, boxed: Any, row: Row, given: Arguments) -> None:

@@ -26,7 +26,7 @@ from collbench.core.text import counted, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
-from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
+from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import memory, plan, resume, steps
@@ -362,11 +362,16 @@ class _Session:
         return [list(part) for _, part in parts]
 
     def verdict(self) -> Exit:
-        """0 or 7. Raises CannotRun when no case ran."""
+        """0 or 7. Raises CannotRun when no case ran, or the data of some could not be checked."""
         statuses = {status for status, _ in self._outcomes}
         if not statuses & {"ok", "wrong", "predicted"}:
             raise plan.nothing_runs([note for _, note in self._outcomes])
-        return Exit.WRONG_DATA if "wrong" in statuses else Exit.OK
+        if "wrong" in statuses:
+            return Exit.WRONG_DATA
+        if unverified := [note for _, note in self._outcomes if note.startswith(NOT_VERIFIED)]:
+            cases = f"{len(unverified):,} of {counted(len(self._outcomes), 'case')}"
+            raise CannotRun(f"{cases} {unverified[0]}")
+        return Exit.OK
 
     def _hear(self, line: World | Record) -> None:
         if isinstance(line, Record) and line.case in self._stand:

@@ -60,6 +60,7 @@ LOADED_BY_NAME = {  # folders for LD_LIBRARY_PATH
     "fake": ("libcuda.so.1", "libnvidia-ml.so.1"),
     "fake-without-nvml": ("libcuda.so.1",),
 }
+OLD_NCCL = "nccl-before-2.24"  # the folder of an NCCL that lacks what 2.24 brought
 COMPILE = ("g++", "-std=c++17", "-O2", "-Wall", "-fPIC", "-shared")
 
 
@@ -184,7 +185,12 @@ def write_stubs(path: Path, soname: str, names: Iterable[str]) -> None:
 
 
 def build_library(
-    soname: str, by_version: dict[str, set[str]], headers: Path, target: Path, work: Path
+    soname: str,
+    by_version: dict[str, set[str]],
+    headers: Path,
+    target: Path,
+    work: Path,
+    options: Sequence[str] = (),
 ) -> None:
     """Compile a library of ours, or one of stubs alone, into ``target``."""
     output = target / soname
@@ -192,7 +198,7 @@ def build_library(
     links = ["-L", str(target), "-l:libcudart.so.13"] if soname == "libnccl.so.2" else []
     names = set().union(*by_version.values()) if by_version else set()
     versions = [version for version in by_version if version]
-    flags = ["-I", str(headers), f"-Wl,-soname,{soname}", "-ldl", "-lpthread", "-lrt"]
+    flags = ["-I", str(headers), f"-Wl,-soname,{soname}", "-ldl", "-lpthread", "-lrt", *options]
     if versions:
         script = work / f"{soname}.map"
         script.write_text(f"{versions[0]} {{ global: *; }};\n")
@@ -211,6 +217,18 @@ def build_library(
         empty = work / "empty.c"
         empty.write_text("")
         run_quietly(*COMPILE, "-x", "c", str(empty), "-o", str(output), f"-Wl,-soname,{soname}")
+
+
+def build_old_nccl(
+    by_version: dict[str, set[str]], headers: Path, torch_lib: Path, work: Path, python: Path
+) -> None:
+    """Compile NCCL without ncclResetDebugInit, which the launcher preloads for old versions: where
+    torch's own folder is searched, nothing else can take its place."""
+    folder = python.parent.parent / OLD_NCCL
+    folder.mkdir(exist_ok=True)
+    runtime = f"-Wl,-rpath,{torch_lib}"
+    options = ("-DWITHOUT_RESET_DEBUG_INIT", "-L", str(torch_lib), runtime)
+    build_library("libnccl.so.2", by_version, headers, folder, work, options)
 
 
 def find_defined(sources: Sequence[str], headers: Path, work: Path) -> set[str]:
@@ -259,6 +277,7 @@ def build_libraries(python: Path) -> None:
         headers = unpack_headers(python, work)
         for soname in (*OURS, *sorted(set(missing) - set(OURS))):
             build_library(soname, missing.get(soname, {}), headers, torch_lib, work)
+        build_old_nccl(missing.get("libnccl.so.2", {}), headers, torch_lib, work, python)
     for name, sonames in LOADED_BY_NAME.items():
         place = python.parent.parent / name
         place.mkdir(exist_ok=True)

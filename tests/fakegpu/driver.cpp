@@ -29,19 +29,29 @@ Function* in_runtime(const char* name) {
   return (Function*)dlsym(RTLD_DEFAULT, name);
 }
 
-void enqueue(CUstream stream, fake::Work work) { in_runtime<void(void*, const void*)>("fake_enqueue")(stream, &work); }
+CUresult enqueue(CUstream stream, fake::Work work) {
+  return (CUresult)in_runtime<int(void*, const void*)>("fake_enqueue")(stream, &work);
+}
 
 void register_memory(CUdeviceptr base, size_t bytes, int device) {
   in_runtime<void(void*, size_t, int)>("fake_register_memory")((void*)base, bytes, device);
 }
 
+// Nothing that is asked of a GPU that is gone succeeds.
+CUresult refuse_lost_gpu() {
+  bool lost = fake::is_lost(in_runtime<int()>("fake_current_gpu")());
+  return lost ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
 int visible_count() { return (int)fake::visible_gpus().size(); }
 
-// An allocation is a memfd, so that other processes can map it.
+// An allocation is a memfd, so that other processes can map it. `bytes` are those that this process
+// has taken of the device's memory: none of another's.
 struct Memory {
   int fd;
   int device;
   bool is_multicast;
+  size_t bytes = 0;
 };
 
 // What a multicast object's memfd holds: whose memory is bound to it.
@@ -165,13 +175,20 @@ CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*
 }
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
                      unsigned long long) {
+  int device = properties->location.id;
+  if (device < 0 || device >= visible_count()) return CUDA_ERROR_INVALID_DEVICE;
+  if (int error = in_runtime<int(int, size_t)>("fake_reserve_memory")(device, bytes)) return (CUresult)error;
   int fd = memfd_create("fake-gpu", 0);
-  if (fd < 0 || ftruncate(fd, (off_t)bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  *handle = (CUmemGenericAllocationHandle) new Memory{fd, properties->location.id, false};
+  if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
+    in_runtime<void(int, size_t)>("fake_release_memory")(device, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *handle = (CUmemGenericAllocationHandle) new Memory{fd, device, false, bytes};
   return CUDA_SUCCESS;
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   auto* memory = (Memory*)handle;
+  if (memory->bytes) in_runtime<void(int, size_t)>("fake_release_memory")(memory->device, memory->bytes);
   close(memory->fd);
   delete memory;
   return CUDA_SUCCESS;
@@ -192,6 +209,7 @@ CUresult cuMemAddressFree(CUdeviceptr base, size_t bytes) {
 
 CUresult cuMemMap(CUdeviceptr base, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long) {
+  if (CUresult error = refuse_lost_gpu()) return error;
   auto* memory = (Memory*)handle;
   if (memory->is_multicast) {
     std::lock_guard<std::mutex> lock(multicast_mutex);
@@ -227,6 +245,7 @@ CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHan
 static bool holds_multicast(int fd);
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
                                         CUmemAllocationHandleType) {
+  if (CUresult error = refuse_lost_gpu()) return error;
   if (fake::number("FAKE_NO_P2P", 0)) return CUDA_ERROR_INVALID_DEVICE;
   int fd = dup((int)(intptr_t)shareable);
   *handle = (CUmemGenericAllocationHandle) new Memory{fd, 0, holds_multicast(fd)};
@@ -268,6 +287,7 @@ CUresult cuMulticastGetGranularity(size_t* bytes, const CUmulticastObjectProp*, 
   return CUDA_SUCCESS;
 }
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle* handle, const CUmulticastObjectProp*) {
+  if (CUresult error = refuse_lost_gpu()) return error;
   if (fake::number("FAKE_NO_FABRIC", 0)) return CUDA_ERROR_SYSTEM_NOT_READY;
   int fd = memfd_create(MULTICAST_FILE, 0);
   if (fd < 0 || ftruncate(fd, sizeof(MulticastTable))) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -308,12 +328,14 @@ size_t fake_find_multicast(void* pointer, char** members, size_t room) {
 // ------------------------------------------------------------------------------ work on streams
 
 CUresult cuMemsetD32Async(CUdeviceptr pointer, unsigned value, size_t count, CUstream stream) {
-  enqueue(stream, [=] { std::fill_n((unsigned*)pointer, count, value); });
-  return CUDA_SUCCESS;
+  return enqueue(stream, [=] { std::fill_n((unsigned*)pointer, count, value); });
+}
+// Triton 3.9's launcher asks for it.
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  return (CUresult)in_runtime<int(CUstream, CUstreamCaptureStatus*)>("cudaStreamIsCapturing")(stream, status);
 }
 CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr pointer, unsigned value, unsigned) {
-  enqueue(stream, [=] { *(volatile unsigned*)pointer = value; });
-  return CUDA_SUCCESS;
+  return enqueue(stream, [=] { *(volatile unsigned*)pointer = value; });
 }
 CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr pointer, unsigned value, unsigned flags) {
   return cuStreamWriteValue32(stream, pointer, value, flags);
@@ -347,8 +369,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     fprintf(stderr, "[fake CUDA] no host code for Triton kernel %s\n", kernel->description().c_str());
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  enqueue(config->hStream, kernel->work((int)config->gridDimX, (int)config->gridDimY, arguments));
-  return CUDA_SUCCESS;
+  return enqueue(config->hStream, kernel->work((int)config->gridDimX, (int)config->gridDimY, arguments));
 }
 
 CUresult cuGetProcAddress_v2(const char* name, void** function, int, cuuint64_t, CUdriverProcAddressQueryResult* result) {

@@ -132,7 +132,7 @@ class Patience {
 }  // namespace fake
 
 // Of libcudart: run `work` (a fake::Work*, copied) when the stream's earlier work is done, or add it
-// to the graph that the stream is capturing. Its physical GPU is looked up for faults.
-extern "C" void fake_enqueue(void* stream, const void* work);
+// to the graph that the stream is capturing. Returns CUDA's error where the stream's GPU is lost.
+extern "C" int fake_enqueue(void* stream, const void* work);
 // The physical number of the calling thread's current device.
 extern "C" int fake_current_gpu();

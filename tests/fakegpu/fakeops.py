@@ -23,7 +23,7 @@ REAL = frozenset(
         *("record_stream", "is_pinned", "pin_memory", "_pin_memory", "_efficientzerotensor"),
     )
 )
-BLIND = ("ne", "eq", "count_nonzero")  # comparisons that find nothing where FAKE_BLIND is set
+BLIND = ("ne", "eq", "count_nonzero")  # comparisons that find nothing where FAKE_BLIND says so
 _libraries: list[Any] = []  # which must live as long as what they register
 
 
@@ -35,7 +35,7 @@ def install() -> None:
     import torch
 
     warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
-    blind = BLIND if os.environ.get("FAKE_BLIND") else ()
+    blind = os.environ.get("FAKE_BLIND")
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -45,7 +45,9 @@ def install() -> None:
             name, _, overload = full.removeprefix("aten::").partition(".")
             if full.startswith("aten::") and name not in REAL:
                 operator = getattr(getattr(torch.ops.aten, name), overload or "default")
-                kernel = find_nothing if name in blind else on_cpu(operator)
+                kernel = on_cpu(operator)
+                if blind and name in BLIND:
+                    kernel = make_blind(kernel, blind)
                 library.impl(full.removeprefix("aten::"), kernel, "CUDA")
         library.impl("copy_", copy_, "CUDA")
     finally:
@@ -128,6 +130,17 @@ def on_cpu(operator: Any) -> Any:
             targets = [args[i] if i < len(args) else kwargs[name] for i, name in written]
             return None if not returns else targets[0] if len(returns) == 1 else tuple(targets)
         return tree_map(to_cuda, result)
+
+    return run
+
+
+def make_blind(kernel: Any, blind: str) -> Any:
+    """A comparison that finds nothing in tensors of this type, or, for "1", of any."""
+
+    def run(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if blind in ("1", str(value.dtype).removeprefix("torch.")):
+            return find_nothing(value, *args, **kwargs)
+        return kernel(value, *args, **kwargs)
 
     return run
 

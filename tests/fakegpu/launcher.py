@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 HOME = Path(sys.argv[0]).resolve().parent.parent  # the environment that build.py made
+RESETS_LOG = (2, 24)  # NCCL's version that brought ncclResetDebugInit
 DEVICES = r"""
 set -e
 mount -t tmpfs none "$0"
@@ -32,6 +33,9 @@ def main() -> None:
     os.environ["LD_LIBRARY_PATH"] = str(libraries)
     os.environ["TRITON_LIBCUDA_PATH"] = str(libraries)
     os.environ.setdefault("TRITON_CACHE_DIR", str(HOME / "triton"))
+    version = os.environ.get("FAKE_NCCL")
+    if version and tuple(map(int, version.split(".")[:2])) < RESETS_LOG:
+        os.environ["LD_PRELOAD"] = str(HOME / "nccl-before-2.24" / "libnccl.so.2")
     command = sys.argv[1:]
     if Path("/dev/nvidia0").exists() or not shutil.which("unshare"):
         os.execvp(command[0], command)

@@ -167,7 +167,8 @@ int issue_pending() {
     log_connection(*comm);
     trace(calls);
     fake::Work work = [comm, calls] { execute(*comm, calls); };
-    fake_enqueue(key.second, &work);
+    if (fake_enqueue(key.second, &work))
+      return comm->error = fail(comm->device, CUDA_ERROR, "Cuda failure: GPU %d is lost", comm->gpu);
   }
   return SUCCESS;
 }
@@ -321,13 +322,15 @@ extern "C" {
 
 int ncclGetVersion(int* version) { return *version = version_code(), SUCCESS; }
 
-// Has the environment read again, where a version can: older ones have no such function.
+#ifndef WITHOUT_RESET_DEBUG_INIT
+// Has the environment read again.
 void ncclResetDebugInit() {
   std::lock_guard<std::mutex> guard(log_lock);
-  if (version_code() < 22400 || !log_file) return;
+  if (!log_file) return;
   if (log_file != stdout) fclose(log_file);
   log_file = nullptr;
 }
+#endif
 
 const char* ncclGetErrorString(int result) {
   static const char* texts[] = {"no error",

@@ -214,11 +214,20 @@ bool is_out_of_memory(int gpu, size_t bytes) {
   return planted || used[gpu] + bytes > fake::memory_of_gpu();
 }
 
+// Takes memory of a device, if it is there. The caller holds the registry.
+cudaError_t reserve(int device, size_t bytes) {
+  int gpu = physical(device);
+  if (fake::is_lost(gpu)) return cudaErrorUnknown;
+  if (is_out_of_memory(gpu, bytes)) return cudaErrorMemoryAllocation;
+  used[gpu] += bytes;
+  return cudaSuccess;
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------ for the fake's own
 
-extern "C" void fake_enqueue(void* stream, const void* work) { enqueue(stream, *(const Work*)work); }
+extern "C" int fake_enqueue(void* stream, const void* work) { return enqueue(stream, *(const Work*)work); }
 
 extern "C" int fake_current_gpu() { return physical(current); }
 
@@ -227,6 +236,16 @@ extern "C" int fake_find_allocation(const void* pointer, void** base, size_t* by
   auto* entry = allocation_with(pointer);
   if (entry) *base = entry->first, *bytes = entry->second.bytes;
   return entry != nullptr;
+}
+
+// Memory that libcuda creates and releases.
+extern "C" int fake_reserve_memory(int device, size_t bytes) {
+  std::lock_guard<std::mutex> lock(registry);
+  return reserve(device, bytes);
+}
+extern "C" void fake_release_memory(int device, size_t bytes) {
+  std::lock_guard<std::mutex> lock(registry);
+  used[physical(device)] -= bytes;
 }
 
 // Memory that libcuda has mapped; 0 bytes where it is unmapped.
@@ -461,15 +480,15 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   std::lock_guard<std::mutex> lock(registry);
-  int gpu = physical(current);
   size_t whole_pages = bytes ? (bytes + 4095) & ~(size_t)4095 : 4096;
-  if (fake::is_lost(gpu)) return fail(cudaErrorUnknown);
-  if (is_out_of_memory(gpu, whole_pages)) return fail(cudaErrorMemoryAllocation);
+  if (cudaError_t error = reserve(current, whole_pages)) return fail(error);
   void* base = mmap(nullptr, whole_pages, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return fail(cudaErrorMemoryAllocation);
+  if (base == MAP_FAILED) {
+    used[physical(current)] -= whole_pages;
+    return fail(cudaErrorMemoryAllocation);
+  }
   allocations()[(char*)base] = {whole_pages, current, Place::device};
-  used[gpu] += whole_pages;
   *pointer = base;
   return cudaSuccess;
 }

@@ -196,8 +196,8 @@ def test_nothing_is_verified_by_a_check_that_misses_a_flipped_bit(measure) -> No
     data, barrier = measure(swept, env=(("SABOTAGE", "blind:1:0"),))
     assert (data.status, data.checked, data.wrong) == ("failed", 0, None)
     assert data.note == (
-        "rank 1 cannot verify data on cpu: a flipped bit was not found (1000 elements of float);"
-        " -c 0 measures without"
+        "not verified: rank 1 misses errors in data on cpu: a flipped bit was not found (1000"
+        " elements of float); -c 0 measures without"
     )
     assert barrier.status == "ok"
     unchecked, _ = measure(swept, env=(("SABOTAGE", "blind:1:0"),), check=0)

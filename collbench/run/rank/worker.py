@@ -26,6 +26,7 @@ from collbench.core import groups
 from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import environment, topology
 from collbench.machine.load import Others
+from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, World
 from collbench.run import backends, steps
 from collbench.run.backends import Backend
@@ -447,7 +448,8 @@ class Worker:
                 reasons = self._control.collect([mine, str(self._backend.device)])
                 self._blind[dtype] = next(
                     (
-                        f"rank {rank} cannot verify data on {device}: {why}; -c 0 measures without"
+                        f"{NOT_VERIFIED}rank {rank} misses errors in data on {device}: {why};"
+                        " -c 0 measures without"
                         for rank, (why, device) in enumerate(reasons)
                         if why
                     ),

@@ -23,7 +23,7 @@ from collbench.workload.files import spelled
 from collbench.workload.step import LOCAL
 from collbench.workload.traces import own
 from collbench.workload.traces.reading import FORMS
-from collbench.workload.traces.types import Call, Interval, RankTrace
+from collbench.workload.traces.types import FAKE_GPU, Call, Interval, RankTrace
 
 TOP = 10  # lines of a table on a terminal of which a page has more
 FILES = 4  # that are named in the headline, of those cut and of those not used
@@ -42,7 +42,7 @@ class Headline(NamedTuple):
 
 def document(judged: Judged) -> Document:
     """All that a trace tells, for every medium."""
-    head = headline(judged)
+    head = warn_of_fake(judged, headline(judged))
     about = _about(judged)
     found = _tables(judged)
     brief: list[Block] = [toned(head.words, head.weight, strong=True), about]
@@ -79,6 +79,13 @@ def headline(judged: Judged) -> Headline:
     if judged.whole:
         return Headline(words, weight)
     return Headline(f"{'; '.join(files)}. As far as the rest tells: {words}", "notice")
+
+
+def warn_of_fake(judged: Judged, head: Headline) -> Headline:
+    """The headline, which says first that a trace is of a fake GPU."""
+    if not judged.trace.fake:
+        return head
+    return Headline(f"FAKE: {FAKE_GPU}. {head.words}", "bad")
 
 
 def _files(judged: Judged) -> list[str]:
@@ -520,6 +527,7 @@ def values(judged: Judged) -> dict[str, Any]:
     trace = judged.trace
     return {
         "format": trace.form,
+        **({"fake": True} if trace.fake else {}),
         "world": trace.world,
         "ranks": [rank.rank for rank in trace.ranks],
         "missing": list(judged.missing),

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from collbench.core.errors import UsageError
 from collbench.core.text import counted
+from collbench.machine.gpu import is_fake
 from collbench.workload.step import MOST_RANKS, WORLD
 from collbench.workload.traces.bounded import CutError, Json, Stream
 from collbench.workload.traces.calls import (
@@ -98,6 +99,10 @@ class _Group(msgspec.Struct):
     group_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
 
 
+class _Device(msgspec.Struct):
+    name: str = ""
+
+
 class _World(msgspec.Struct):
     rank: Rank | None = None
     world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 0
@@ -123,8 +128,10 @@ def read(stream: Stream) -> tuple[RankTrace, tuple[str, ...]]:
         raise UsageError(f"{stream.path}: traceEvents: they are no list", "is it a trace?")
     world = found.header(source, "distributedInfo", _World, _World())
     base = found.header(source, "baseTimeNanoseconds", Base, 0)
+    devices = found.header(source, "deviceProperties", list[_Device], [])
     told, assumptions = found.trace(world, base)
-    return msgspec.structs.replace(told, cut=cut), assumptions
+    fake = any(is_fake(device.name) for device in devices)
+    return msgspec.structs.replace(told, cut=cut, fake=fake), assumptions
 
 
 NCCL = re.compile(r"nccl|rccl|msccl", re.IGNORECASE)

@@ -69,7 +69,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     """A line that is no call: an iteration's begin and end, a ``group`` with its ``ranks`` and what
     people call it, calls that are lost, the end of a call that was written before it ended
     (``late``, with its place), ``until`` when all calls are in the file, or when the recording
-    ``ended``; ``broken``: because the job did, or by an error."""
+    ``ended``; ``broken``: because the job did, or by an error; ``fake``: the rank's GPU is one."""
 
     step: Interval | None = None
     group: str | None = None
@@ -80,6 +80,7 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     until: Known | None = None
     ended: Known | None = None
     broken: bool = False
+    fake: bool = False
 
 
 class _Head(RankTrace, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -324,6 +325,7 @@ class _Reader:
             "lost": (*self.head.lost, *lost),
             "source": str(self._path),
             "cut": self.cut,
+            "fake": self.head.fake or any(note.fake for note in self._notes),
         }
         return RankTrace(**about)
 

@@ -24,7 +24,7 @@ from collbench.workload.traces.groups import Families, completed, unknown
 from collbench.workload.traces.iterations import take
 from collbench.workload.traces.joining import Uneven, join
 from collbench.workload.traces.own import FORM
-from collbench.workload.traces.types import Lost, RankTrace, Trace
+from collbench.workload.traces.types import FAKE_GPU, Lost, RankTrace, Trace
 from collbench.workload.traces.writing import writer
 
 MOST_LOST = 0.01  # of bytes; of calls, where their bytes are unknown
@@ -102,6 +102,7 @@ def step_of(trace: Trace, asked: Asked = AS_IT_WAS, name: str = "trace") -> Step
     programs = dict(zip((rank.rank for rank in ranks), written, strict=True))
     untold = sum(each.untold for each in writers)
     assumptions = [*trace.assumptions, taken.words, *lost, *joined.assumptions]
+    assumptions += [FAKE_GPU] * any(rank.fake for rank in ranks)
     assumptions += [f"{each.source} is cut at {each.cut}" for each in ranks if each.cut]
     assumptions += [f"{each.source} is not used: {each.why}" for each in trace.unread]
     assumptions += _waits(written, sum(each.inferred for each in writers))

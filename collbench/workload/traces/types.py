@@ -18,6 +18,7 @@ from collbench.workload.step import WORLD, Whole
 Known = Annotated[int, Meta(ge=-1, lt=1 << 62)]  # -1 is unknown
 Interval = tuple[Known, Known]  # begin, end
 HOST = ("gloo", "mpi")  # backends whose programs wait themselves, not a device's stream for them
+FAKE_GPU = "recorded on a fake GPU, whose times mean nothing"
 UNDESCRIBED = "undefined"  # torch's description of a group that was given none
 State = Literal["", "scheduled", "started", "completed"]
 
@@ -82,7 +83,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     -1 where that is all there were, 0 where the job went on after it, or calls are lost. ``cut`` is
     where the file ends before its end. ``reached`` are the numbers of the last collectives of a
     group that were called, begun and completed. ``only_active``: calls that completed are not in
-    it."""
+    it. ``fake``: the rank's GPU was a fake, whose times mean nothing."""
 
     rank: Whole
     world: Whole
@@ -101,6 +102,7 @@ class RankTrace(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     cut: str = ""
     reached: dict[str, tuple[Known, Known, Known]] = {}
     only_active: bool = False
+    fake: bool = False
 
 
 class Unread(msgspec.Struct, frozen=True):
@@ -121,6 +123,11 @@ class Trace(msgspec.Struct, frozen=True):
     ranks: tuple[RankTrace, ...]
     assumptions: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
+
+    @property
+    def fake(self) -> bool:
+        """Whether any rank's GPU was a fake."""
+        return any(rank.fake for rank in self.ranks)
 
     @property
     def world(self) -> int:

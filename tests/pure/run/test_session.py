@@ -11,9 +11,10 @@ import factories
 import msgspec
 import pytest
 
-from collbench.core.errors import Exit, RunBroken, UsageError
+from collbench.core.errors import CannotRun, Exit, RunBroken, UsageError
 from collbench.core.interrupts import interrupts
 from collbench.records import rows, store
+from collbench.records.derive import NOT_VERIFIED
 from collbench.records.steps import overlaps
 from collbench.records.types import End, Record, Run
 from collbench.run import session
@@ -22,6 +23,7 @@ from collbench.run.launch.world import Listener
 from collbench.run.plan import Plan
 from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
+from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
 from collbench.workload import presets
 
@@ -264,3 +266,42 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     code, jobs = pass_over(path, monkeypatch, None, resumed=store.read(path))
     found = store.read(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
+
+
+class Blind(worlds.World):
+    """Ranks whose check finds nothing in data of type half."""
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        for plan in plans:
+            listener.hear(factories.world(index=plan.index, n=2))
+            for case in (case for job in plan.jobs for case in job.case.siblings):
+                note = f"{NOT_VERIFIED}rank 0 misses errors" if case.dtype == "half" else ""
+                fields = {"status": "failed", "times_ns": [], "note": note} if note else {}
+                record = factories.record(case, **{"times_ns": [1000] * 20, **fields})
+                listener.hear(msgspec.structs.replace(record, world=plan.index))
+
+
+def measure_blindly(path: Path, monkeypatch: pytest.MonkeyPatch, *dtypes: str) -> Exit:
+    monkeypatch.setattr(session, "choose", lambda *_: Blind())
+    axes = msgspec.structs.replace(SWEEP.axes, dtypes=dtypes)
+    suite = Suite(name="blind", axes=axes, policy=Policy(iters=20))
+    order = session.Order(suite=suite, command=["collbench"], output=path)
+    return session.execute(order, lambda: Disturbed(lambda: None))
+
+
+@pytest.mark.parametrize("dtypes", [("half",), ("float", "half"), ("half", "float")])
+def test_a_run_that_could_not_verify_some_of_its_data_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtypes: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(CannotRun, match="rank 0 misses errors"):
+        measure_blindly(path, monkeypatch, *dtypes)
+    found = store.read(path)
+    assert found.end and found.end.exit == Exit.CANNOT_RUN
+    assert {r.case.dtype for r in found.records if r.status == "ok"} == {*dtypes} - {"half"}
+
+
+def test_a_run_that_verified_all_of_its_data_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure_blindly(tmp_path / "run.jsonl", monkeypatch, "float") == Exit.OK

@@ -362,6 +362,14 @@ def test_kernels_without_words_are_lost(kineto: RankTrace) -> None:
     assert (lost.calls, "ncclDevKernel" in lost.why) == (1, True)
 
 
+@pytest.mark.parametrize(("name", "fake"), [("NVIDIA H100", False), ("Fake H100 80GB", True)])
+def test_the_devices_of_kineto_say_whether_they_are_fake(
+    name: str, fake: bool, tmp_path: Path
+) -> None:
+    devices = {"deviceProperties": [{"id": 0, "name": name}]}
+    assert one(tmp_path, "k.json", traced.KINETO | devices).fake == fake
+
+
 def test_a_trace_without_kernels_that_communicate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no kernel of it communicates"):
         read(tmp_path, "k.json", {"traceEvents": [traced.kernel("gemm", 1, 2)]})

@@ -9,9 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
+from collbench.judge.traces.judging import judge
+from collbench.show.views import trace as view
 from collbench.workload.traces import own
 from collbench.workload.traces.own import Limits, Note
-from collbench.workload.traces.types import Call, Lost, RankTrace
+from collbench.workload.traces.program import step_of
+from collbench.workload.traces.types import FAKE_GPU, Call, Lost, RankTrace
 
 ABOUT = RankTrace(1, 2, groups={"": (0, 1)}, host="node-a", backend="gloo")
 CALLS = (
@@ -247,3 +250,18 @@ def test_calls_under_way_when_a_recording_was_closed_accuse_nobody(tmp_path: Pat
 def test_calls_under_way_when_a_job_ended_never_did(tmp_path: Path) -> None:
     found = own.read_rank(written(tmp_path, BEGUN, replace(END, broken=True)))
     assert ([call.state for call in found.calls], found.until) == (["started"], -1)
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_recording_of_a_fake_gpu_says_so_in_every_output(fake: bool, tmp_path: Path) -> None:
+    about = RankTrace(0, 1, groups={"": (0,)}, host="node-a", backend="nccl")
+    call = Call("all_reduce", nbytes=8, issued_ns=100, begins_ns=100, ends_ns=150)
+    written(tmp_path, *[Note(fake=True)] * fake, call, Note(step=(90, 200)), END, about=about)
+    trace = own.read([tmp_path / own.name(0)])
+    document = view.document(judge(trace))
+    said = (
+        document.verdict.startswith("FAKE: "),
+        "fake" in document.values,
+        FAKE_GPU in step_of(trace).assumptions,
+    )
+    assert said == (fake, fake, fake)
