@@ -181,3 +181,11 @@ def test_a_pipe_among_saved_runs_does_not_hold_up_their_list(
     os.mkfifo(tmp_path / "runs" / "x.jsonl")
     monkeypatch.setenv("COLLBENCH_HOME", str(tmp_path))
     assert bare("runs").returncode == 0
+
+
+def test_the_title_has_the_ranks_and_the_time_of_the_first_call(bare, tmp_path: Path) -> None:
+    runs = Path(__file__).parents[2] / "reports" / "runs" / "recorded-job"
+    page = tmp_path / "page.md"
+    bare("trace", *map(str, sorted(runs.glob("*.jsonl"))), "-o", str(page))
+    title = page.read_text().splitlines()[1]
+    assert "2 ranks" in title and "2026" in title and title.endswith("UTC")

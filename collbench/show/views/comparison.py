@@ -96,7 +96,7 @@ def document(
         verdict=headline(view),
         weight=weight(comparison),
         runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
-        sections=[section(view)],
+        sections=[section(view), method(view)],
         data=_flat(view),
         brief=_brief(view, everything, again),
         marker=f"collbench:{marker}",
@@ -299,20 +299,28 @@ def _rows(rows: Sequence[Shown], means: Sequence[Shown], title: str = "") -> Tab
 
 
 def section(view: Readable) -> Section:
-    """The part of a report on a comparison: verdict, changes with their intervals, and the table of
-    verdicts."""
-    comparison = view.comparison
-    words = [headline(view), decided(view), *left_out(view, dropped=True)]
-    words += [" · ".join(facts(comparison)), *history(view), *operations(view), *reasons(view)]
-    words += [*left_out(view, dropped=False), *comparison.notes]
+    """The part of a report on a comparison: how much was decided, changes with their intervals, and
+    the table of verdicts."""
     drawn = forest.figure(view)
     return Section(
         name="comparison",
         title="Comparison",
-        words=[f"{short(text, 500)}." for text in words],
+        words=_sentences([decided(view), *left_out(view, dropped=True)]),
         figures=[drawn] if drawn else [],
         tables=[table for table in _tables(view) if table.lines],
     )
+
+
+def method(view: Readable) -> Section:
+    """What the verdicts rest on, and why rows have none."""
+    comparison = view.comparison
+    words = [" · ".join(facts(comparison)), *history(view), *operations(view), *reasons(view)]
+    words += [*left_out(view, dropped=False), *comparison.notes]
+    return Section(name="method", title="How it was measured", words=_sentences(words), folded=True)
+
+
+def _sentences(words: Sequence[str]) -> list[str]:
+    return [f"{short(text, 500)}." for text in words]
 
 
 def _tables(view: Readable) -> list[Table]:

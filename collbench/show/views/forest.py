@@ -13,7 +13,7 @@ from collbench.show.document import Figure, Meta
 from collbench.show.figures import COLOURS, Trace, finite, hover, log_axis, safe
 from collbench.show.views.series import meta
 from collbench.show.views.verdicts import UNDECIDED, WEIGHTS, Readable, Shown, undivided
-from collbench.show.words import short
+from collbench.show.words import short, signed
 from collbench.suite.case import Case
 
 MOST = 60  # rows of a plot that can still be told apart
@@ -22,10 +22,16 @@ MOST = 60  # rows of a plot that can still be told apart
 FARTHEST = 10.0  # times longer or shorter: ends that lie farther out are drawn here
 
 
-ROW = 34  # pixels: a line's name stands above it, so that a narrow screen has room for both
+ROW = 18  # pixels
 
 
-NAME = 28  # letters of a row's name that are drawn
+NAME = 22  # letters of a row's name that are drawn, so that a narrow screen has room for the lines
+
+
+LETTER = 0.02  # of the width of a narrow screen: names stand left of the lines, changes right
+
+
+FACTOR = 2  # changes by more are also named as a factor
 
 
 # colour and symbol of rows by weight; grey and hollow are those without a verdict
@@ -38,10 +44,10 @@ LOOKS = {
 }
 
 
-MIDDLE, BELOW = 0.42, 0.65  # below its name: a row's line and its end, in rows
+HALF = 0.5  # of a row
 
 
-PALE = 0.22  # opacity of the bar of changes that might be missed
+PALE = 0.5  # opacity of the whisker of changes that might be missed
 
 
 MATTER = "rgba(128,128,128,0.16)"
@@ -57,16 +63,18 @@ def figure(view: Readable) -> Figure | None:
     left = f", {len(drawn)} of {len(known):,} rows" if len(drawn) < len(known) else ""
     data = _data(view.comparison, drawn)
     ends = [x for trace in data for x in trace["x"] if x]
-    across = log_axis("head / base - 1 (to the right: slower)", ends, _change)
+    across = log_axis("head / base - 1 (right: slower)", ends, _change)
     across["range"] = [math.log10(0.95 * min(ends)), math.log10(1.05 * max(ends))]
-    down = {"range": [len(drawn) - 1 + BELOW, BELOW - 1], "visible": False}
-    names = {"overlaying": "x", "range": [0, 1], "visible": False, "fixedrange": True}
+    longest = max(len(short(row.row, NAME)) for row in drawn)
+    across["domain"] = [LETTER * (longest + 1), 1 - LETTER * 11]
+    down = {"range": [len(drawn) - HALF, -HALF], "visible": False}
+    names = {"domain": [0, 1], "range": [0, 1], "visible": False, "fixedrange": True}
     return Figure(
         name="changes",
         title=f"Change from base to head{left}",
         words=(
             "Per row, how much longer head takes than base: the mark is the estimate, the line"
-            " through it the interval. A change within the row's pale bar could have been missed"
+            " through it the interval. A change within the pale whisker could have been missed"
             " (up to MDE, the smallest change that would be found), one within the grey band is too"
             f" small to matter. Farthest to the right: {worst.row}, {worst.change}."
         ),
@@ -77,6 +85,7 @@ def figure(view: Readable) -> Figure | None:
             "yaxis": down,
             "shapes": _shapes(drawn),
             "xaxis2": names,
+            "plot_bgcolor": "rgba(0,0,0,0)",
             "hovermode": "closest",
         },
     )
@@ -111,8 +120,8 @@ def _shapes(rows: Sequence[Shown]) -> list[Trace]:
             **ends,
             "x0": 1 / (1 + band[0][1]),
             "x1": 1 + band[0][1],
-            "y0": band[0][0] - 1 + BELOW,
-            "y1": band[-1][0] + BELOW,
+            "y0": band[0][0] - HALF,
+            "y1": band[-1][0] + HALF,
         }
         for band in bands
     ] + [{**zero, "line": {"width": 1, "color": COLOURS[8]}}]
@@ -131,32 +140,49 @@ def _data(comparison: Comparison, rows: Sequence[Shown]) -> list[Trace]:
     for look, names in verdicts.items():
         data.append(_mark(None, None, look, {}) | {"name": ", ".join(names), "showlegend": True})
     words = {"opacity": PALE, "name": "might be missed (up to MDE)", "showlegend": True}
-    return [*data, _bar(None, None, None, "open", 10, {}) | words]
+    return [*data, _bar(None, None, None, "open", 1, {}) | words]
 
 
 def _drawn(row: Shown, judged: Judged, place: int, kind: str, same: Meta) -> list[Trace]:
-    """A row's name, pale bar, interval and mark."""
-    missed, y = judged.mde or 0.0, place + MIDDLE
-    lines = [row.row, f"base {row.base}, head {row.head}", row.change, f"MDE {row.mde}", row.why]
+    """A row's name and change, whisker, interval and mark."""
+    missed, y = judged.mde or 0.0, place
+    change = " ".join(filter(None, [row.change, factor(judged.delta)]))
+    lines = [row.row, f"base {row.base}, head {row.head}", change, f"MDE {row.mde}", row.why]
     words = {"hovertext": hover(lines), "hoverinfo": "text"}
-    name = f"<b>{safe(short(row.row, NAME))}</b>  {safe(row.change)}"
     return [
-        _name(name, place, same),
-        _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 10, same) | {"opacity": PALE},
-        _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 2, same),
+        _ends([safe(short(row.row, NAME)), safe(_change_in_short(judged))], place, same),
+        _bar(_ratio(1 / (1 + missed) - 1), _ratio(missed), y, kind, 1, same) | {"opacity": PALE},
+        _bar(_ratio(judged.lo), _ratio(judged.hi), y, kind, 3, same),
         _mark(_ratio(judged.delta), y, kind, same) | words,
     ]
 
 
-def _name(name: str, y: float, same: Meta) -> Trace:
+def _change_in_short(judged: Judged) -> str:
+    """A change by its estimate: +11.4%, 39x slower, ~ where zero is inside its interval."""
+    if judged.lo is not None and judged.hi is not None and judged.lo <= 0 <= judged.hi:
+        return "~"
+    return factor(judged.delta) or signed(judged.delta)
+
+
+def factor(delta: float | None) -> str:
+    """A change by more than FACTOR as a factor: 39x slower; empty for any other."""
+    if delta is None or not math.isfinite(delta) or delta <= -1:
+        return ""
+    ratio = max(1 + delta, 1 / (1 + delta))
+    way = "slower" if delta > 0 else "faster"
+    return f"{ratio:.3g}x {way}" if ratio > FACTOR else ""
+
+
+def _ends(texts: Sequence[str], y: float, same: Meta) -> Trace:
+    """A row's name at the left of the figure, and its change at the right."""
     return {
         "type": "scatter",
         "mode": "text",
         "xaxis": "x2",
-        "x": [0],
-        "y": [y],
-        "text": [name],
-        "textposition": "middle right",
+        "x": [0, 1],
+        "y": [y, y],
+        "text": texts,
+        "textposition": ["middle right", "middle left"],
         "cliponaxis": False,
         "hoverinfo": "skip",
         "showlegend": False,

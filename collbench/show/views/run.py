@@ -132,6 +132,15 @@ def comparison(view: View) -> Section | None:
     return compared.section(view.comparison)
 
 
+def method(view: View) -> Section | None:
+    """How what is compared was measured; None where no two runs are compared."""
+    if view.comparison is None:
+        return None
+    from collbench.show.views import comparison as compared
+
+    return compared.method(view.comparison)
+
+
 def data(view: View) -> Section:
     """Columns of the data and their meanings."""
     total, shown = sum(len(file.records) for file in view.files), len(_kept(view))
@@ -152,6 +161,7 @@ def data(view: View) -> Section:
 
 SECTIONS: tuple[Callable[[View], Section | None], ...] = (
     comparison,
+    method,
     best.section,
     summary,
     left_out,

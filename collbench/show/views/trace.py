@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ def document(judged: Judged) -> Document:
     if any(part.timed for part in judged.parts) and not (judged.hang or judged.disagreements):
         brief += ["", toned(MORE, "quiet")]
     return Document(
-        title=f"Trace of {_form(judged)}",
+        title=_title(judged),
         verdict=head.words,
         weight=head.weight,
         runs=[about],
@@ -61,6 +62,17 @@ def document(judged: Judged) -> Document:
         values={"schema": 1, "verdict": head.words, **values(judged)},
         rows=[part._asdict() for part in judged.parts],
     )
+
+
+def _title(judged: Judged) -> str:
+    """How many ranks the trace is of, and when their first call was, where that is known."""
+    trace = judged.trace
+    title = f"Trace of {counted(len(trace.ranks), 'rank')}"
+    times = [call.issued_ns for rank in trace.ranks for call in rank.calls]
+    begin = min((ns for ns in times if ns >= hung.EPOCH), default=0)
+    if not begin:
+        return title
+    return f"{title}, {datetime.fromtimestamp(begin // 10**9, UTC):%d %b %Y %H:%M} UTC"
 
 
 def headline(judged: Judged) -> Headline:

@@ -36,6 +36,7 @@ from collbench.suite.policy import Policy
 ALWAYS = {"summary", "bandwidth", "environment", "data"}  # the others: where they say something
 NAMES = [
     "comparison",
+    "method",
     "best",
     "summary",
     "left-out",
