@@ -7,18 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted, size
 from collbench.judge.traces.hung import Front, Hang, through
 from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
 from collbench.judge.traces.judging import Judged, in_words
-from collbench.show.document import Line, Table
+from collbench.show.document import Figure, Line, Table
+from collbench.show.views.steps import RANKS, Bar, timeline
 from collbench.workload.files import spelled
 from collbench.workload.step import POINT_TO_POINT
 from collbench.workload.traces.types import Call, RankTrace
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
 GROUPS = 12  # that are shown
+DRAWN = 6  # operations before it that are drawn
 EPOCH = 10**17  # ns: less is no time of day
 
 
@@ -205,6 +209,88 @@ def tables(judged: Judged) -> list[Table]:
     if found is None:
         return []
     return [_fronts(found), *_last(judged, found), _around(judged, found.fronts[0])]
+
+
+def draw(judged: Judged) -> Figure | None:
+    """Where the job hangs, drawn: the last calls of the first group that hangs, a row for each
+    rank, who waits with an open end, and what the others lack. None where the trace has no times.
+    """
+    assert judged.hang
+    front = judged.hang.fronts[0]
+    ranks = _drawn_ranks(judged.hang, front)
+    calls = [
+        (rank, meeting, call)
+        for meeting in judged.joined.meetings
+        if meeting.group == front.group and front.number - DRAWN <= meeting.number <= front.number
+        for rank, call in meeting.calls.items()
+        if rank in ranks and _began(call) >= 0
+    ]
+    waiting = [_began(call) for rank, _, call in calls if rank in front.waiting]
+    ended = [max(call.ends_ns, _began(call)) for *_, call in calls]
+    if not waiting or front.number < 0:
+        return None
+    zero = min(_began(call) for *_, call in calls)
+    edge = max(ended) + max((max(ended) - zero) // 2, 1_000_000)
+    bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
+    for rank, meeting, call in calls:
+        open_end = meeting.number == front.number and rank in front.waiting
+        end = edge if open_end else max(call.ends_ns, _began(call))
+        words = f"{call.kind} #{meeting.number}"
+        words = f"waits in {words}" if open_end else words
+        when = _began(call) - zero, end - zero
+        bars["waiting" if open_end else "communication"].append(
+            Bar(rank, "", *when, words, call.source)
+        )
+    begun = min(_began(c) for _, m, c in calls if m.number == front.number) - zero
+    notes = [
+        {
+            "x": begun / 1e6,
+            "y": f"rank {rank}",
+            "text": f"<b>{_lack(front, rank)}</b>",
+            "showarrow": False,
+            "xanchor": "left",
+        }
+        for rank in ranks
+        if _lack(front, rank)
+    ]
+    made = timeline("Who waits for whom", _drawn_words(judged, front, ranks), bars, "ms")
+    layout = {**made.layout, "annotations": notes}
+    rows = [f"rank {rank}" for rank in sorted(ranks, reverse=True)]
+    layout["yaxis"] = {"type": "category", "categoryorder": "array", "categoryarray": rows}
+    layout["yaxis"] |= {"range": [-0.5, len(rows) - 0.5]}
+    return replace(made, name="hang", layout=layout, height=140 + 34 * len(rows))
+
+
+def _drawn_ranks(found: Hang, front: Front) -> list[int]:
+    """The culprits in the group, then those that wait, as many as a figure has."""
+    first = [rank for rank in found.culprits if rank in front.group.ranks]
+    return list(dict.fromkeys([*first, *front.blamed, *front.waiting]))[:RANKS]
+
+
+def _began(call: Call) -> int:
+    """When a call began, or else was issued; -1 where the trace does not tell."""
+    return call.begins_ns if call.begins_ns >= 0 else call.issued_ns
+
+
+def _lack(front: Front, rank: int) -> str:
+    """What a rank does not do that others wait for."""
+    name = f"{front.call.kind} #{front.number}"
+    if rank in front.missing:
+        return f"never called {name}"
+    if rank in front.silent:
+        return "no trace"
+    if rank in front.odd:
+        return f"called {front.odd[rank].kind}"
+    return "device has not begun it" if rank in front.behind else ""
+
+
+def _drawn_words(judged: Judged, front: Front, ranks: Sequence[int]) -> str:
+    more = len(front.group.ranks) - len(ranks)
+    return (
+        f"The last calls of {place(front.group)} up to the one that does not end."
+        + f" {counted(more, 'more rank')} not drawn." * (more > 0)
+        + " Ranks share no clock: their calls may be shifted." * (not judged.clock.shared)
+    )
 
 
 def _fronts(found: Hang) -> Table:

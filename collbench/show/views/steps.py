@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -37,7 +37,7 @@ from collbench.show.document import (
     Table,
     toned,
 )
-from collbench.show.figures import safe, thinned
+from collbench.show.figures import COLOURS, hover, safe, thinned
 from collbench.show.views.series import View
 from collbench.show.words import caveats
 from collbench.suite.case import Case
@@ -45,6 +45,7 @@ from collbench.workload.step import Program, Recorded, Step
 
 HEADS = ("phase", "group", "operation", "ops", "size", "sent", "in step", "waited", "busbw\nGB/s")
 RANKS = 8  # of a timeline
+ROW = 0.84  # of the height that a timeline has for a rank
 LITTLE = 0.01  # of the communication, as computation hides nothing
 LEGEND = (
     "of rank 0, in steps that were watched. In step: how long such operations were under way;"
@@ -443,13 +444,13 @@ def _waterfall(title: str, one: Overlap, seen: Sequence[Phase]) -> Figure:
     return Figure(name="exposed", title=heading, words=words, data=[trace], layout=layout)
 
 
-SAVED = "#3ca951"  # what makes a step shorter
-SHOWN = {"computation": "#4269d0", "communication": "#ff725c", "waiting": "#9c9c9c"}
+SAVED = COLOURS[2]  # what makes a step shorter
+SHOWN = {"computation": COLOURS[0], "communication": COLOURS[1], "waiting": COLOURS[8]}
 
 
 def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Figure:
-    """The last step that was watched, a row for each rank's computation and waits and one for each
-    of the groups that it talks to."""
+    """The last step that was watched: for each rank a lane of computation and waits, and one for
+    each of the groups that it talks to."""
     bars: dict[str, list[Bar]] = {kind: [] for kind in SHOWN}
     for rank, ops in enumerate(seen[:RANKS]):
         for op, times in zip(step.program(rank).ops, ops, strict=True):
@@ -457,43 +458,72 @@ def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Fi
                 continue
             kind = "communication" if op.communicates else "waiting"
             kind = "computation" if op.kind == "compute" else kind
-            row = f"rank {rank}" + (f", {op.group or 'world'}" if op.communicates else "")
-            bars[kind].append((row, times.begins_ns[-1], times.ends_ns[-1], op.source or op.words))
+            lane = (op.group or "world") if op.communicates else ""
+            when = times.begins_ns[-1], times.ends_ns[-1]
+            bars[kind].append(Bar(rank, lane, *when, op.words, op.source))
     words = "One step: when each operation was under way, and when the program stood still."
     kept = {kind: thinned(found) for kind, found in bars.items()}
     return timeline(f"{title}: one step", words, kept, "ms after the step's begin")
 
 
-Bar = tuple[str, int, int, str]  # its row, when it begins and ends in ns, and what it is
+class Bar(NamedTuple):
+    """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'."""
+
+    rank: int
+    lane: str
+    begin_ns: int
+    end_ns: int
+    words: str
+    source: str = ""
+
+    @property
+    def told(self) -> str:
+        """All that is known of it, shown where the pointer rests on it."""
+        took = f"{duration(self.end_ns - self.begin_ns)} from {duration(self.begin_ns)}"
+        return hover([f"{self.words}, {self.lane}" if self.lane else self.words, took, self.source])
 
 
 def timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
-    """What was under way when: bars of each kind in SHOWN."""
-    rows = sorted({bar[0] for each in bars.values() for bar in each}, reverse=True)
-    data = [_bars(kind, found) for kind, found in bars.items() if found]
+    """What was under way when: bars of each kind in SHOWN, in a row for each rank. A row's lanes
+    lie one below the other, the program's own on top."""
+    every = [bar for each in bars.values() for bar in each]
+    lanes = sorted({bar.lane for bar in every})
+    ranks = sorted({bar.rank for bar in every}, reverse=True)
     layout = {
         "barmode": "overlay",
+        "uniformtext": {"mode": "hide", "minsize": 9},
         "xaxis": {"title": {"text": axis}, "rangemode": "tozero"},
-        "yaxis": {"categoryorder": "array", "categoryarray": rows},
+        "yaxis": {"categoryorder": "array", "categoryarray": [f"rank {rank}" for rank in ranks]},
     }
-    height = 160 + 34 * len(rows)
+    if len(lanes) > 1:
+        below = ", ".join(lane for lane in lanes if lane)
+        words += f" Below what a rank's program does: {below}."
     return Figure(
-        name="timeline", title=title, words=words, data=data, layout=layout, height=height
+        name="timeline",
+        title=title,
+        words=words,
+        data=[draw_bars(kind, found, lanes) for kind, found in bars.items() if found],
+        layout=layout,
+        height=160 + 26 * len(ranks) * max(1, len(lanes)),
     )
 
 
-def _bars(kind: str, found: Sequence[Bar]) -> dict[str, Any]:
+def draw_bars(kind: str, found: Sequence[Bar], lanes: Sequence[str]) -> dict[str, Any]:
+    """Bars of one colour as plotly's trace, with their words within where there is room."""
+    thick = ROW / max(1, len(lanes))
     return {
         "type": "bar",
         "orientation": "h",
         "name": kind,
-        "y": [row for row, *_ in found],
-        "base": [begin / 1e6 for _, begin, _, _ in found],
-        "x": [(end - begin) / 1e6 for _, begin, end, _ in found],
-        "hovertext": [
-            safe(f"{what}: {duration(end - begin)} from {duration(begin)}")
-            for _, begin, end, what in found
-        ],
+        "y": [f"rank {bar.rank}" for bar in found],
+        "base": [bar.begin_ns / 1e6 for bar in found],
+        "x": [(bar.end_ns - bar.begin_ns) / 1e6 for bar in found],
+        "offset": [ROW / 2 - thick * (1 + lanes.index(bar.lane)) for bar in found],
+        "width": thick,
+        "text": [safe(bar.words) for bar in found],
+        "textposition": "inside",
+        "insidetextanchor": "start",
+        "hovertext": [bar.told for bar in found],
         "hoverinfo": "text",
         "marker": {"color": SHOWN[kind]},
         "meta": {},

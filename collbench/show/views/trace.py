@@ -417,6 +417,8 @@ def _sections(judged: Judged, found: dict[str, list[Table]]) -> list[Section]:
             drawn = _timeline(judged)
             figures = [drawn] if drawn else []
             tables = [*tables, *_each(judged)]  # noqa: PLW2901 - those of a page
+        if name == "hang" and judged.hang and (drawn := hung.draw(judged)):
+            figures = [drawn]
         if tables or figures:
             made = Section(name=name, title=TITLES[name], words=[], figures=figures, tables=tables)
             sections.append(made)
@@ -484,9 +486,10 @@ def _timeline(judged: Judged) -> Figure | None:
     for rank in ranks:
         low, high = windows[rank.rank]
         zero = min(begins) if judged.clock.shared else low
-        for kind, row, begin, end, what in _under_way(rank):
-            if low <= begin < high:
-                bars[kind].append((row, begin - zero, end - zero, what))
+        for kind, bar in _under_way(rank):
+            if low <= bar.begin_ns < high:
+                moved = bar._replace(begin_ns=bar.begin_ns - zero, end_ns=bar.end_ns - zero)
+                bars[kind].append(moved)
     kept = {kind: thinned(found, BARS) for kind, found in bars.items()}
     of = "the first iteration" if any(rank.steps for rank in ranks) else "the beginning"
     clock = "" if judged.clock.shared else " Each rank's begin is 0, as ranks share no clock."
@@ -502,33 +505,27 @@ def _first(rank: RankTrace) -> Interval:
     """The time in which the first iteration is, or the first calls."""
     if rank.steps:
         return rank.steps[0]
-    spans = [(begin, end) for _, _, begin, end, _ in _under_way(rank)][:FIRST]
+    spans = [(bar.begin_ns, bar.end_ns) for _, bar in _under_way(rank)][:FIRST]
     return min(spans, default=(0, 0))[0], max((end for _, end in spans), default=0)
 
 
-def _under_way(rank: RankTrace) -> Iterable[tuple[str, str, int, int, str]]:
-    """What is drawn of a rank: its kind, row, begin, end and words."""
-    own = f"rank {rank.rank}"
-    groups = groups_of(rank)
+def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
+    """What is drawn of a rank, by kind."""
+    number, groups = rank.rank, groups_of(rank)
     for _, call in communicating(rank):
         if call.took_ns >= 0:
             group = groups[call.group]
-            row = f"{own}, {group.label}"
-            yield (
-                "communication",
-                row,
-                call.begins_ns,
-                call.ends_ns,
-                call.source or hung.said(call, group),
-            )
+            told = hung.said(call, group), call.source
+            when = call.begins_ns, call.ends_ns
+            yield "communication", Bar(number, group.label, *when, *told)
     for call in rank.calls:
         if call.kind in LOCAL and call.took_ns > 0:
             kind = "computation" if call.kind == "compute" else "waiting"
-            yield kind, own, call.begins_ns, call.ends_ns, call.source or call.kind
+            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, call.source)
     for begin, end in rank.unnamed:
-        yield "communication", f"{own}, unnamed", begin, end, "communication that is not named"
+        yield "communication", Bar(number, "unnamed", begin, end, "communication without a name")
     for begin, end in rank.busy:
-        yield "computation", own, begin, end, "computation"
+        yield "computation", Bar(number, "", begin, end, "computation")
 
 
 # JSON
