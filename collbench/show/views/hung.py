@@ -234,13 +234,12 @@ def draw(judged: Judged) -> Figure | None:
     bars: dict[str, list[Bar]] = {"communication": [], "waiting": []}
     for rank, meeting, call in calls:
         open_end = meeting.number == front.number and rank in front.waiting
-        end = edge if open_end else max(call.ends_ns, _began(call))
+        end = edge if open_end else max(call.ends_ns, _began(call) + (edge - zero) // 100)
         words = f"{call.kind} #{meeting.number}"
-        words = f"waits in {words}" if open_end else words
+        told = said(call, front.group), call.source
         when = _began(call) - zero, end - zero
-        bars["waiting" if open_end else "communication"].append(
-            Bar(rank, "", *when, words, call.source)
-        )
+        bar = Bar(rank, "", *when, f"waits in {words}" if open_end else words, told)
+        bars["waiting" if open_end else "communication"].append(bar)
     begun = min(_began(c) for _, m, c in calls if m.number == front.number) - zero
     notes = [
         {

@@ -460,27 +460,28 @@ def _timeline(title: str, step: Step, seen: Sequence[Sequence[Operation]]) -> Fi
             kind = "computation" if op.kind == "compute" else kind
             lane = (op.group or "world") if op.communicates else ""
             when = times.begins_ns[-1], times.ends_ns[-1]
-            bars[kind].append(Bar(rank, lane, *when, op.words, op.source))
+            bars[kind].append(Bar(rank, lane, *when, op.kind, (op.words, op.source)))
     words = "One step: when each operation was under way, and when the program stood still."
     kept = {kind: thinned(found) for kind, found in bars.items()}
     return timeline(f"{title}: one step", words, kept, "ms after the step's begin")
 
 
 class Bar(NamedTuple):
-    """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'."""
+    """What a rank did on a ``lane`` of its row: "" is the program's own, others are groups'.
+    ``words`` stand in the bar, ``more`` is shown where the pointer rests on it."""
 
     rank: int
     lane: str
     begin_ns: int
     end_ns: int
     words: str
-    source: str = ""
+    more: tuple[str, ...] = ()
 
     @property
     def told(self) -> str:
-        """All that is known of it, shown where the pointer rests on it."""
+        """All that is known of it."""
         took = f"{duration(self.end_ns - self.begin_ns)} from {duration(self.begin_ns)}"
-        return hover([f"{self.words}, {self.lane}" if self.lane else self.words, took, self.source])
+        return hover([*(self.more or (self.words,)), self.lane, took])
 
 
 def timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: str) -> Figure:
@@ -497,7 +498,7 @@ def timeline(title: str, words: str, bars: Mapping[str, Sequence[Bar]], axis: st
     }
     if len(lanes) > 1:
         below = ", ".join(lane for lane in lanes if lane)
-        words += f" Below what a rank's program does: {below}."
+        words += f" In a rank's row, what its program does is on top; below, by group: {below}."
     return Figure(
         name="timeline",
         title=title,
@@ -525,6 +526,6 @@ def draw_bars(kind: str, found: Sequence[Bar], lanes: Sequence[str]) -> dict[str
         "insidetextanchor": "start",
         "hovertext": [bar.told for bar in found],
         "hoverinfo": "text",
-        "marker": {"color": SHOWN[kind]},
+        "marker": {"color": SHOWN[kind], "line": {"color": "rgba(128,128,128,0.7)", "width": 1}},
         "meta": {},
     }

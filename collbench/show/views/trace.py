@@ -515,13 +515,14 @@ def _under_way(rank: RankTrace) -> Iterable[tuple[str, Bar]]:
     for _, call in communicating(rank):
         if call.took_ns >= 0:
             group = groups[call.group]
-            told = hung.said(call, group), call.source
             when = call.begins_ns, call.ends_ns
-            yield "communication", Bar(number, group.label, *when, *told)
+            told = hung.said(call, group), call.source
+            yield "communication", Bar(number, group.label, *when, call.kind, told)
     for call in rank.calls:
         if call.kind in LOCAL and call.took_ns > 0:
             kind = "computation" if call.kind == "compute" else "waiting"
-            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, call.source)
+            told = call.kind, call.source
+            yield kind, Bar(number, "", call.begins_ns, call.ends_ns, call.kind, told)
     for begin, end in rank.unnamed:
         yield "communication", Bar(number, "unnamed", begin, end, "communication without a name")
     for begin, end in rank.busy:

@@ -224,8 +224,34 @@ def test_the_timeline_begins_at_the_first_iteration(host: str) -> None:
     (figure,) = (f for s in view.document(judge(found)).sections for f in s.figures)
     bars = {data["name"]: data for data in figure.data}
     assert bars["communication"]["base"] == [0, 0.0005, 0.0002]
-    assert bars["communication"]["y"] == ["rank 0, world", "rank 0, x", "rank 1, world"]
+    assert bars["communication"]["y"] == ["rank 0", "rank 0", "rank 1"]
     assert bars["computation"]["base"] == [0.0001, 0.0001]
+    (own,) = {*bars["computation"]["offset"]}
+    world, other, _ = bars["communication"]["offset"]
+    assert own > world > other  # lanes of one row, from the top
+
+
+def test_a_hang_is_drawn_with_open_ends_and_what_others_lack() -> None:
+    begun = {"state": "completed", "issued_ns": NOON + 186_000_000_000}
+    usual = [replace(USUAL[0], issued_ns=begun["issued_ns"]), USUAL[1]]
+    figure = hung.draw(judge(made(usual, usual, usual[:1], None)))
+    assert figure
+    drawn = {data["name"]: data for data in figure.data}
+    assert drawn["waiting"]["y"] == ["rank 0", "rank 1"]
+    assert drawn["waiting"]["base"] == [1000.0, 1000.0]  # ms after the call before
+    ends = [b + x for b, x in zip(drawn["waiting"]["base"], drawn["waiting"]["x"], strict=True)]
+    known = [
+        b + x for b, x in zip(*(drawn["communication"][k] for k in ("base", "x")), strict=True)
+    ]
+    assert min(ends) > max(known)
+    lacks = {note["y"]: note["text"] for note in figure.layout["annotations"]}
+    assert lacks.keys() == {"rank 2", "rank 3"}
+    assert "never called all_reduce #2" in lacks["rank 2"] and "no trace" in lacks["rank 3"]
+
+
+def test_a_hang_without_times_is_not_drawn() -> None:
+    called = calls_of(("all_reduce", DONE), ("all_reduce", {"state": "started"}))
+    assert hung.draw(judge(made(called, called[:1]))) is None
 
 
 def test_without_times_there_is_no_timeline() -> None:
