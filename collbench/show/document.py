@@ -157,13 +157,15 @@ Block = Cell | Table | Heading | Points
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One heading of a report. Without figures and tables, ``words`` say why there is nothing to
-    show; a ``folded`` one is opened by whoever wants to see it."""
+    show; what figures and tables mean stands below them, in ``closing``. A ``folded`` section is
+    opened by whoever wants to see it."""
 
     name: str
     title: str
     words: list[str]
     figures: list[Figure] = []
     tables: list[Table] = []
+    closing: list[str] = []
     folded: bool = False
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
+from collbench.records.flags import doubts
 from collbench.records.types import Record
 from collbench.show.document import Figure, Meta
 from collbench.show.views.series import Series
@@ -297,7 +298,8 @@ def _against_size(
 
 
 def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
-    """A series' line and its band; a rate's bounds are computed from those of the time."""
+    """A series' line, hollow where a point is in doubt, and its band; a rate's bounds are computed
+    from those of the time."""
     points = [
         p for p in thinned(one.points) if p.size > 0 and _value(p, measure, p.median) is not None
     ]
@@ -315,6 +317,10 @@ def _curve(one: Series, measure: str, colour: str, place: int) -> list[Trace]:
         text=text,
         hovertemplate=LABELLED,
     )
+    if any(map(doubts, points)):
+        symbol = drawn["marker"]["symbol"]
+        symbols = [f"{symbol}-open" if doubts(point) else symbol for point in points]
+        drawn["marker"] = {**drawn["marker"], "symbol": symbols, "size": 8}
     area = band(one, sides, colour, 0.18)
     return [area, drawn] if area["x"] else [drawn]
 

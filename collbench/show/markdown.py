@@ -41,6 +41,7 @@ def _page(document: Document) -> list[str]:
         for one in section.tables:
             title = f"{one.title} ({counted(len(one.lines), 'line')})"
             lines += table(one, title if one.folded or section.folded else "")
+        lines += [f"{escaped(words)}\n" for words in section.closing]
     return lines
 
 

@@ -78,6 +78,14 @@ WHERE = ("collective", "ranks", "type", "mode")
 OVER = 1.5  # of sendrecv's busbw: more is no merit of what reaches it
 
 
+MEANT = (
+    "Link efficiency: busbw over that of sendrecv at the same size, ranks, datatype and backend."
+    " Bound efficiency: the time that no algorithm on point-to-point links beats, over the time"
+    " measured. Model ratio: the time measured over that of the algorithm's own schedule on such"
+    " links; a library's choice has none."
+)
+
+
 def efficiency(view: View) -> Section | None:
     """The three numbers of each case, and the constants they rest on; None where there is no
     collective to be set against its link."""
@@ -97,12 +105,6 @@ def efficiency(view: View) -> Section | None:
     ]
     every = [merit for _, found in merits for merit in found]
     words = [
-        (
-            "Link efficiency: busbw over that of sendrecv at the same size, ranks, datatype and"
-            " backend. Bound efficiency: the time that no algorithm on point-to-point links beats,"
-            " over the time measured. Model ratio: the time measured over that of the algorithm's"
-            " own schedule on such links; a library's choice has none."
-        ),
         *_missing(view, series, stick),
         *left_out(len(every), sum(len(one.points) for one in series), "cases worked out;"),
         *figures.dropped(picked),
@@ -118,6 +120,7 @@ def efficiency(view: View) -> Section | None:
         words=words,
         figures=_shares(view, merits),
         tables=[_merits(view, known), _links(view, stick.constants)],
+        closing=[MEANT],
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -86,6 +87,22 @@ def section(view: View) -> Section:
         tables=[t for t in tables if t.lines],
         folded=not apart and not any(one.lines for one in hosts),
     )
+
+
+def describe(file: RunFile) -> list[str]:
+    """A run's GPUs or else its processor, its host and begin, as far as its file tells."""
+    return [told for ask in (_processor, FACTS["host"], _begin) if (told := _safely(ask, file))]
+
+
+def _processor(file: RunFile) -> str:
+    cpu = _at(file, "cpu") or {}
+    cores = counted(cpu["physical"], "core") if cpu.get("physical") else ""
+    found = cards(_at(file, "gpus") or {}) or [str(cpu.get("model") or ""), cores]
+    return ", ".join(filter(None, found))
+
+
+def _begin(file: RunFile) -> str:
+    return f"{datetime.fromisoformat(file.run.started).astimezone(UTC):%d %b %Y %H:%M} UTC"
 
 
 def _topologies(view: View, shown: list[int]) -> list[Table]:

@@ -11,7 +11,7 @@ from functools import partial
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
-from collbench.records.flags import EXCLUDED
+from collbench.records.flags import EXCLUDED, doubts
 from collbench.records.rows import MEASURED
 from collbench.records.types import Record
 from collbench.show import figures
@@ -45,6 +45,9 @@ BUSBW = (
 )
 
 
+HOLLOW = "A hollow marker is a case in doubt: its flags say why."
+
+
 PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 
 
@@ -54,14 +57,16 @@ def bandwidths(view: View) -> Section:
     alone."""
     found = together(groups(one for one in view.series if not one.case.step))
     drawn: list[Figure] = []
-    words = [*_origins(view.points), BUSBW, *figures.dropped(view.series)]
-    words += [*summing.moved(view), *(f"{told}." for told in summing.modal(view))]
+    words = figures.dropped(view.series)
+    closing = [*_origins(view.points), BUSBW]
+    closing += [HOLLOW] * any(doubts(point) for one in view.series for point in one.points)
+    closing += [*summing.moved(view), *(f"{told}." for told in summing.modal(view))]
     for title, series in found.items():
         shown = chosen(series, _each(CURVES, len(found)))
         words += [f"{title}: {line}" for line in left_out(len(shown), len(series), "lines")]
         drawn += figures.curves(named(title), title, _peaks(shown), shown)
     if not drawn:
-        words = _origins(view.points) or ["Nothing was measured."]
+        words, closing = _origins(view.points) or ["Nothing was measured."], []
     points = [(one, point) for one in view.series for point in one.points]
     return Section(
         name="bandwidth",
@@ -69,6 +74,7 @@ def bandwidths(view: View) -> Section:
         words=words,
         figures=drawn,
         tables=[_times(points)] if points else [],
+        closing=closing,
     )
 
 

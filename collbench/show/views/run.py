@@ -71,14 +71,19 @@ def summary(view: View) -> Section:
         for label, file in zip(view.labels, view.files, strict=True)
         if _short(file)
     ]
-    words += [*machines.unlike(view), *summing.verified(view), *summing.averages(view)]
-    words += [*summing.crowded(view), *summing.late(view)]
+    answers = summing.answers(view)
+    told_by_answers = answers is not None and answers.lines[-1].cells[0] == "data"
+    words += [*machines.unlike(view), *([] if told_by_answers else summing.verified(view))]
+    words += summing.averages(view)
+    words += summing.crowded(view)
     words += [f"{told}." for told in summing.busy_runs(view)]
     heads = ("collective", "mode", "latency floor", "±", "at", "peak busbw, GB/s", "±", "at")
     floors, title = summing.floors(view), "Floor and peak of each collective"
     peaks = table("best-of", title, heads, floors, align="llrrlrrl", common=2)
-    tables = [one for one in (peaks, summing.meanings(view), _notes(view)) if one.lines]
-    return Section(name="summary", title="Summary", words=words, tables=tables)
+    shown = (answers or peaks, summing.meanings(view), _notes(view))
+    tables = [one for one in shown if one.lines]
+    closing = summing.late(view)
+    return Section(name="summary", title="Summary", words=words, tables=tables, closing=closing)
 
 
 def _notes(view: View) -> Table:
@@ -93,6 +98,16 @@ def _notes(view: View) -> Table:
         for (run, note), members in sorted(noted.items(), key=lambda item: -len(item[1]))
     ]
     return table("notes", "Notes", ("note", "cases", "number"), lines, align="llr")
+
+
+def trouble(view: View) -> Section | None:
+    """What was left out, where some of it failed or was wrong: that stands before any figure."""
+    return left_out(view) if _troubles(view) else None
+
+
+def skips(view: View) -> Section | None:
+    """What was left out, where it was only skipped."""
+    return None if _troubles(view) else left_out(view)
 
 
 def left_out(view: View) -> Section | None:
@@ -164,10 +179,11 @@ SECTIONS: tuple[Callable[[View], Section | None], ...] = (
     method,
     best.section,
     summary,
-    left_out,
+    trouble,
+    measured.bandwidths,
+    skips,
     steps.section,
     overlap.section,
-    measured.bandwidths,
     efficiency.crossovers,
     efficiency.efficiency,
     arrival.arrival,
@@ -339,15 +355,15 @@ def _title(view: View) -> str:
 
 
 def _run(view: View, number: int) -> str:
-    run = view.files[number].run
-    label = view.labels[number]
-    imported = f"imported from {run.imported}" if run.imported else ""
+    file = view.files[number]
+    run, label = file.run, view.labels[number]
+    ranks = sorted({record.case.n for record in file.records})
     parts = [
-        label if label not in run.id else "",
-        run.id,
-        run.started,
-        run.environment.get("host"),
-        imported,
+        label if len(view.files) > 1 or label not in run.id else "",
+        f"{'/'.join(map(str, ranks[:4]))} ranks" if ranks else "",
+        ", ".join(sorted({record.case.backend for record in file.records})),
+        f"imported from {run.imported}" if run.imported else "",
+        *machines.describe(file),
     ]
     return " · ".join(machines.plainly(part) for part in parts if part)
 

@@ -27,6 +27,8 @@ from collbench.show.words import two_modes
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
+UNKNOWN = ("-", "not known")
+
 
 def floors(view: View) -> list[Line]:
     """For each collective and mode the least time at the smallest size, and the largest busbw."""
@@ -59,6 +61,30 @@ def floors(view: View) -> list[Line]:
         )
         lines.append(Line((collective, mode, *floor, *peak), {"collective": collective}))
     return lines
+
+
+def answers(view: View) -> Table | None:
+    """Fastest, peak and data as figures to be seen at once; None unless there is one collective in
+    one mode."""
+    found = floors(view)
+    if len(found) != 1:
+        return None
+    _, _, floor, floor_sure, floor_at, peak, peak_sure, peak_at = map(str, found[0].cells)
+    lines = [
+        Line((name, value, f"{sure}, {at}" if sure else at), weight="notice" if "(" in at else "")
+        for name, value, sure, at in (
+            ("fastest", floor, floor_sure, floor_at),
+            ("peak busbw", peak if peak in UNKNOWN else f"{peak} GB/s", peak_sure, peak_at),
+        )
+        if value != "-"
+    ]
+    own = [record for file in view.files if not file.run.imported for record in file.records]
+    if checked := sum(record.checked for record in own):
+        wrong = sum(record.wrong or 0 for record in own)
+        cells = ("data", f"{wrong:,} wrong", f"of {checked:,} elements that were verified")
+        lines.append(Line(cells, weight="bad" if wrong else ""))
+    heads = ("", "measured", "at")
+    return Table(name="answers", heads=heads, lines=lines, align="lll", tiled=True)
 
 
 def _best(
@@ -116,11 +142,13 @@ def meanings(view: View) -> Table:
     known = _figures(view)
     lines = []
     for flag, times in sorted(flags.items(), key=lambda item: (item[0] not in doubted, -item[1])):
-        told = explained(flag, known)
+        row = explained(flag, known)
         weight: Weight = "notice" if flag in doubted else ""
-        lines.append(Line((flag, f"{times:,}", told.meaning, told.remedy), {}, weight))
+        lines.append(Line((flag, f"{times:,}", row.meaning, row.remedy), {}, weight))
     heads = ("flag", "cases", "meaning", "what to do")
-    return table("flags", "What the flags mean", heads, lines, align="lrll")
+    told = ", ".join(f"{line.cells[0]} {line.cells[1]}" for line in lines)
+    title = f"Flags of {counted(len(view.points), 'case')}: {told}"
+    return table("flags", title, heads, lines, align="lrll", folded=True)
 
 
 def _figures(view: View) -> dict[str, str]:

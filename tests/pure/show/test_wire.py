@@ -85,7 +85,7 @@ def test_programs_get_numbers_in_any_case(tmp_path: Path) -> None:
 
 def test_the_report_says_it_beside_bandwidths_and_of_each_point() -> None:
     file = factories.run_file([TWICE, ONCE], [WORLD])
-    words = [word for found in sections.document([file]).sections for word in found.words]
+    words = [word for found in sections.document([file]).sections for word in found.closing]
     (line,) = [word for word in words if "sends" in word]
     assert line.startswith("reduce_scatter of gloo, 4 ranks: sends 2.00x")
     points = series.view([file]).points
