@@ -74,10 +74,11 @@ class Joined(NamedTuple):
 
     @property
     def disagreements(self) -> list[Meeting]:
-        """The first meeting of each group in which ranks do not call the same."""
+        """The first meeting of each group in which ranks do not call the same, or exchange blocks
+        of which sender and receiver have different sizes."""
         found: dict[Group, Meeting] = {}
         for meeting in self.meetings:
-            if meeting.group not in found and meeting.odd:
+            if meeting.group not in found and (meeting.odd or unequal_blocks(meeting)):
                 found[meeting.group] = meeting
         return list(found.values())
 

@@ -90,7 +90,8 @@ def judge(trace: Trace) -> Judged:
     """What a trace tells."""
     joined = join(trace)
     stuck = hang(trace, joined)
-    at = {(front.group, front.number) for front in stuck.fronts if front.odd} if stuck else set()
+    fronts = stuck.fronts if stuck else ()
+    at = {(front.group, front.number) for front in fronts if front.odd or front.unequal}
     apart = [each for each in joined.disagreements if (each.group, each.number) not in at]
     clock, operations = times.clock(trace, joined), times.operations(joined)
     made = Judged(

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import counted, size
 from collbench.judge.traces.hung import Front, Hang, through
-from collbench.judge.traces.joined import Group, Meeting, communicating, groups_of
+from collbench.judge.traces.joined import (
+    Group,
+    Meeting,
+    communicating,
+    groups_of,
+    unequal_blocks,
+)
 from collbench.judge.traces.judging import Judged, in_words
 from collbench.show.document import Figure, Line, Table
 from collbench.show.views.steps import RANKS, Bar, timeline
@@ -22,6 +28,7 @@ from collbench.workload.traces.types import Call, RankTrace
 
 BEFORE, AFTER = 3, 2  # operations that are shown beside the one at which a group stands
 GROUPS = 12  # that are shown
+UNEQUAL = 3  # blocks of an exchange that are told
 DRAWN = 6  # operations before it that are drawn
 EPOCH = 10**17  # ns: less is no time of day
 
@@ -391,6 +398,18 @@ def _called(meeting: Meeting, here: bool) -> tuple[str, ...]:
     )
 
 
+def _unequal_words(meeting: Meeting) -> str:
+    """The first blocks of an exchange that its two ranks do not agree on."""
+    blocks = unequal_blocks(meeting)
+    told = [
+        f"rank {block.source} sends {counted(block.sends, 'element')} to rank {block.target}, which"
+        f" expects {block.expects:,}"
+        for block in blocks[:UNEQUAL]
+    ]
+    more = len(blocks) - UNEQUAL
+    return "; ".join([*told, *([f"and {more:,} more blocks"] if more > 0 else [])])
+
+
 def disagreements(found: Iterable[Meeting]) -> Table:
     """The first operation of each group in which ranks do not call the same."""
     lines = [
@@ -399,13 +418,14 @@ def disagreements(found: Iterable[Meeting]) -> Table:
                 place(meeting.group),
                 str(meeting.number),
                 "; ".join(
-                    f"{in_words(of)}: {words}" for words, of in _alike(calls, meeting.group).items()
-                ),
-                said(meeting.call, meeting.group) if len(calls) < len(meeting.calls) else "-",
+                    f"{in_words(of)}: {words}"
+                    for words, of in _alike(meeting.odd, meeting.group).items()
+                )
+                or _unequal_words(meeting),
+                said(meeting.call, meeting.group) if len(meeting.odd) < len(meeting.calls) else "-",
             )
         )
         for meeting in found
-        if (calls := meeting.odd)
     ]
     return Table(
         name="disagreements",
@@ -414,7 +434,7 @@ def disagreements(found: Iterable[Meeting]) -> Table:
         lines=lines,
         align="lrww",
         note="the first such operation of each group: kind, size, datatype, root and reduction are"
-        " the same on all ranks of it",
+        " the same on all ranks of it, and what one sends the other expects",
     )
 
 

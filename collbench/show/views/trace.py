@@ -13,7 +13,14 @@ import msgspec
 
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.text import bandwidth, counted, duration, size
-from collbench.judge.traces.joined import UNNAMED, Group, Meeting, communicating, groups_of
+from collbench.judge.traces.joined import (
+    UNNAMED,
+    Group,
+    Meeting,
+    communicating,
+    groups_of,
+    unequal_blocks,
+)
 from collbench.judge.traces.judging import Judged, in_words
 from collbench.judge.traces.times import Part, last_to_come
 from collbench.show.document import Block, Document, Figure, Line, Section, Table, Weight, toned
@@ -577,4 +584,5 @@ def _apart(meeting: Meeting) -> dict[str, Any]:
         "number": meeting.number,
         "calls": words([*meeting.calls.items()]),
         "odd": sorted(meeting.odd),
+        "unequal": [block._asdict() for block in unequal_blocks(meeting)],
     }

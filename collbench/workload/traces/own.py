@@ -22,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core import files
+from collbench.core.collectives import DTYPES
 from collbench.core.errors import UsageError, first_line
 from collbench.core.text import printable
 from collbench.workload.step import MOST_RANKS, POINT_TO_POINT, Whole
@@ -288,6 +289,9 @@ class _Reader:
         words = (call.kind, call.group, call.dtype, call.op, call.phase, call.source)
         if max(map(len, words)) > LONGEST:
             raise UsageError(f"{where}: a name has more than {LONGEST:,} characters", HINT)
+        if call.dtype not in DTYPES:
+            hint = "one of " + ", ".join(DTYPES) + "; a newer collbench may read it"
+            raise UsageError(f"{where}: datatype '{printable(call.dtype)}' is unknown", hint)
         if call.after and max(call.after) >= len(self._calls):
             told = f"it waits for call {max(call.after)}, which is not before it"
             raise UsageError(f"{where}: {told}", HINT)

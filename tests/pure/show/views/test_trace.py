@@ -172,6 +172,22 @@ def test_disagreements_are_bad() -> None:
     assert line.cells[2] == "rank 1: all_gather of 1 MiB float"
 
 
+def test_exchanges_that_do_not_fit_disagree_though_nothing_hangs() -> None:
+    of = {"number": 1, "span": (0, 9)}
+    programs = [
+        [call("all_to_allv", 32, sends=(5, 3), receives=(4, 2), **of)],
+        [call("all_to_allv", 16, sends=(2, 2), receives=(1, 3), **of)],
+    ]
+    judged = judge(trace(*programs))
+    assert judged.hang is None and view.headline(judged).weight == "bad"
+    (line,) = tables(trace(*programs))["disagreements"].lines
+    assert line.cells[2] == "rank 0 sends 3 elements to rank 1, which expects 1"
+    (told,) = view.values(judged)["disagreements"]
+    assert told["unequal"] == [{"source": 0, "target": 1, "sends": 3, "expects": 1}]
+    fits = [programs[0], [replace(programs[1][0], receives=(3, 3))]]
+    assert view.headline(judge(trace(*fits))).weight != "bad"
+
+
 def test_times_that_are_not_known_are_no_numbers() -> None:
     (line,) = tables(trace(*[calls_of("all_reduce")] * 2))["operations"].lines
     assert line.cells[-3:] == ("-", "-", "n/a")
