@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from collbench.core.collectives import COLLECTIVES
+from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.judge.traces.joined import Group, Joined, Meeting, communicating, groups_of
 from collbench.records import stats
 from collbench.records.steps import Spans, common, length, union
