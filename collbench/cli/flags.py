@@ -393,7 +393,10 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "host": Option("--host", help="Where it ran, where the log does not say."),
     },
     "runs": {
+        "words": Argument(metavar="WORD…", help="Parts of the id, tag or arguments: all of them."),
         "last": Option("--last", min=1, help="Show this many, newest last."),
+        "delete": Option("--delete", help="Delete the runs that the words name; asks first."),
+        "yes": Option("--yes", help="Delete without asking."),
         "output_format": Option("--format", help="table, json or csv."),
     },
     "history": {

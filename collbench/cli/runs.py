@@ -1,12 +1,22 @@
-"""The command `runs`: what has been saved."""
+"""The command `runs`: what has been saved, and what of it goes."""
 
 from __future__ import annotations
 
-from collbench.core.errors import CollbenchError
-from collbench.core.text import tell
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from collbench.core.errors import CannotRun, CollbenchError, UsageError
+from collbench.core.text import counted, size, tell
 
 
-def runs(last: int = 20, output_format: str = "table") -> None:
+def runs(
+    words: list[str] | None = None,
+    last: int = 20,
+    output_format: str = "table",
+    delete: bool = False,
+    yes: bool = False,
+) -> None:
     """List saved runs."""
     from collbench.cli import outputs
     from collbench.records import store
@@ -14,24 +24,87 @@ def runs(last: int = 20, output_format: str = "table") -> None:
     from collbench.show.views import cases
 
     outputs.check(output_format, (), ("table", "json", "csv"))
+    refuse_deleting_all(words or [], delete, yes)
+    names = name_by_age(store.saved())
+    every = [path for path in names if matches(path, words or [])]
     found, unreadable = [], []
-    every = store.saved()
-    paths = every[-last:]
-    back = 0
-    for path in reversed(paths):
+    shown = every if delete else every[-last:]
+    for path in shown:
         try:
-            outline = store.outline(path)
-            name = f"@last~{back}" if back else "@last"
-            found.append(("" if outline.running else name, outline))
+            found.append((names[path], store.outline(path)))
         except CollbenchError as e:
             unreadable.append(f"left out: {e.message}")
-        back += not store.is_running(path)
-    document = cases.saved(found[::-1], len(every))
+    document = cases.saved(found, len(every))
     if output_format != "table":
         outputs.deliver(document, output_format)
-    elif paths:
+    elif shown:
         terminal.show(*document.brief)
+    elif names:
+        terminal.show(f"none of {counted(len(names), 'saved run')} has {' '.join(words or [])}")
     else:
         terminal.show(f"no run is saved yet under {store.home()}")
     for message in unreadable:
         tell(message)
+    if delete and shown:
+        delete_runs(shown, yes)
+
+
+def name_by_age(paths: Sequence[Path]) -> dict[Path, str]:
+    """@last, @last~1 … of runs, oldest first; "" of one that is running."""
+    from collbench.records import store
+
+    names, back = {}, 0
+    for path in reversed(paths):
+        running = store.is_running(path)
+        names[path] = "" if running else f"@last~{back}" if back else "@last"
+        back += not running
+    return dict(reversed(names.items()))
+
+
+def matches(path: Path, words: Sequence[str]) -> bool:
+    """Whether each word is in the run's id, tag or arguments, in letters of either size."""
+    from collbench.records import store
+
+    if not words:
+        return True
+    try:
+        run = store.read_run(path)
+    except CollbenchError:
+        return False
+    text = " ".join([run.id, run.tag, *run.command]).lower()
+    return all(word.lower() in text for word in words)
+
+
+def refuse_deleting_all(words: Sequence[str], delete: bool, yes: bool) -> None:
+    """Raises UsageError for --delete without a word that says what, and --yes without --delete."""
+    if yes and not delete:
+        raise UsageError("--yes answers what --delete asks", "add --delete, or leave it out")
+    if delete and not words:
+        raise UsageError(
+            "--delete needs words that say which runs",
+            "collbench runs WORD… --delete: a part of the id, tag or arguments, as 20261121",
+        )
+
+
+def delete_runs(paths: Sequence[Path], yes: bool) -> None:
+    """Remove runs once that is confirmed, but for one that is being measured. Raises UsageError
+    where nobody can be asked, CannotRun where one cannot be removed."""
+    import typer
+
+    from collbench.records import store
+
+    going = [path for path in paths if not store.is_running(path)]
+    nbytes = sum(path.stat().st_size for path in going)
+    what = f"{counted(len(going), 'run')}, {size(nbytes)}"
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(f"nobody can be asked whether to delete {what}", "add --yes")
+    if not yes and not typer.confirm(f"delete {what}?"):
+        tell("nothing was deleted")
+        return
+    for path in going:
+        try:
+            path.unlink()
+        except OSError as e:
+            raise CannotRun(f"cannot delete {path}: {e.strerror}", "delete it as its owner") from e
+    left = len(paths) - len(going)
+    tell(f"deleted {what}" + f"; {counted(left, 'run')} still running left" * (left > 0))

@@ -45,13 +45,14 @@ class _Part(NamedTuple):
 
 class Outline(NamedTuple):
     """A run, the number of its records, how it ended, None where it was cut short or is
-    ``running``, and whether it was measured on fake GPUs."""
+    ``running``, whether it was measured on fake GPUs, and the bytes of its file."""
 
     run: Run
     cases: int
     end: End | None
     fake: bool = False
     running: bool = False
+    nbytes: int = 0
 
 
 class _Read(msgspec.Struct, frozen=True, tag_field="line", tag="record"):
@@ -472,7 +473,8 @@ def outline(path: Path) -> Outline:
             if isinstance(last, _Read):
                 found.append(_Brief(hash(bytes(last.case)), *msgspec.structs.astuple(last)[1:]))
     end = last if isinstance(last, End) else None
-    return Outline(run, len(_standing(run, found)), end, fake, is_running(path))
+    cases, nbytes = len(_standing(run, found)), path.stat().st_size
+    return Outline(run, cases, end, fake, is_running(path), nbytes)
 
 
 @_reading()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import io
 import json
 import os
@@ -463,6 +464,36 @@ def test_runs_are_saved_listed_and_found_by_name(bare, tmp_path: Path) -> None:
     assert store.read(store.find("@last")).run.suite.name == "barrier"
     assert bare("all_reduce", "--sizes", "1K", *MODEL, "--no-save").returncode == 0
     assert len(store.saved()) == 2
+
+
+def test_runs_are_found_by_words_and_deleted_once_that_is_confirmed(bare, tmp_path: Path) -> None:
+    for tag in ("before", "after"):
+        bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", tag)
+
+    def tags(*words: str) -> list[tuple[str, str]]:
+        rows = json.loads(bare("runs", *words, "--format", "json").stdout)["runs"]
+        return [(row["name"], row["tag"]) for row in rows]
+
+    assert tags("BEFORE", "all_reduce") == [("@last~1", "before")]
+    assert tags("before", "all_gather") == []
+    (row,) = json.loads(bare("runs", "after", "--format", "json").stdout)["runs"]
+    kept = {path.stem: path for path in (tmp_path / "home" / "runs").iterdir()}
+    assert row["size"] == kept[row["id"]].stat().st_size
+    for words in (("--delete",), ("--delete", "--yes"), ("before", "--yes")):
+        assert bare("runs", *words).returncode == Exit.USAGE
+    assert bare("runs", "before", "--delete").returncode == Exit.USAGE  # nobody can be asked
+    assert len(tags()) == 2
+    done = bare("runs", "before", "--delete", "--yes")
+    assert done.returncode == Exit.OK and tags() == [("@last", "after")]
+
+
+def test_a_run_that_is_being_measured_is_not_deleted(bare, tmp_path: Path) -> None:
+    bare("all_reduce", "--sizes", "1K", "-g", "2", "--backend", "model", "--tag", "going")
+    (path,) = (tmp_path / "home" / "runs").iterdir()
+    with path.open("rb") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        assert bare("runs", "going", "--delete", "--yes").returncode == Exit.OK
+        assert path.exists()
 
 
 def test_runs_are_listed_for_programs_too(bare) -> None:

@@ -257,21 +257,24 @@ ENDED = {Exit.TIMEOUT: "hung or killed"}  # how runs end, where an exit's name d
 def saved(files: Sequence[tuple[str, Outline]], of: int = 0) -> Document:
     """Saved runs, oldest first, with the name each answers to, none while it is running, and how it
     ended; of ``of`` in all."""
-    heads = ("name", "id", "tag", "cases", "ended", "arguments")
+    heads = ("name", "id", "tag", "cases", "size", "ended", "arguments")
     lines, rows = [], list[dict[str, Any]]()
     for name, file in files:
         ended = "running" if file.running else _ended(file.end)
         arguments = plain(" ".join(file.run.command[1:]))
         names = [plain(text) for text in (name, file.run.id, file.run.tag)]
-        values = (*names, file.cases, ended, arguments, file.run.started, file.fake)
+        values = (*names, file.cases, file.nbytes, ended, arguments, file.run.started, file.fake)
         rows.append(dict(zip((*heads, "started", FAKE), values, strict=True)))
         tone: Tone = "quiet" if ended == "ok" else "bad" if file.end else "notice"
         fake = toned(", fake GPU" if file.fake else "", "bad")
-        cells: list[Cell] = [*names, str(file.cases), toned(ended, tone) + fake, arguments]
+        told = str(file.cases), size(file.nbytes), toned(ended, tone) + fake, arguments
+        cells: list[Cell] = [*names, *told]
         lines.append(Line(cells, single=True))
     whole = ("name", "id", "cases", "ended")
     more = f"{len(files):,} of {of:,} runs; --last {of} shows all" if of > len(files) else ""
-    table = Table(heads=heads, lines=lines, align="llcrlc", whole=whole, note=more)
+    table = Table(
+        heads=heads, lines=lines, align="llcrrlc", dropped=("size",), whole=whole, note=more
+    )
     return Document(title="Saved runs", brief=[table], rows=rows, values={"runs": rows, "of": of})
 
 
