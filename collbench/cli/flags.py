@@ -168,6 +168,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "dtype": Option("-d", "--datatype", help="As in `collbench list`."),
         "rounds": Option("-n", "--rounds", min=1, max=200, help="6 bound 1 row, 12 bound 100."),
         "max_time": Option("--max-time", help="Longest time spent on a row in a round."),
+        "budget": option("budget", "Fit all rounds into this time, by fewer samples: 60s."),
         "output_format": Option("--format", help="table, json, csv or md."),
         "dry_run": Option("--dry-run", help="Show what would run, and what it takes."),
     },

@@ -30,6 +30,7 @@ def overlap(
     dtype: str = "float",
     rounds: int = 12,
     max_time: str = "0.3s",
+    budget: str = "",
     timeout: float | None = None,
     inject: str = "",
     launcher: str = "auto",
@@ -67,6 +68,7 @@ def overlap(
     )
     keeping = options.kept(save, output, tag)
     order = session.Order(suite=suite, command=sys.argv, launcher=launcher, ray=ray, **keeping)
+    order = options.budgeted(order, budget)
     raise typer.Exit(_run(order, dry_run, output_format))
 
 

@@ -77,6 +77,7 @@ Warmup = Annotated[
 Longest = Annotated[
     str, Option("--max-time", help="Longest time spent measuring each part. Default 2s.")
 ]
+Budget = Annotated[str, option("budget", "Fit all of it into this time, by fewer rounds: 60s.")]
 Blame = Annotated[
     bool, Option("--blame", help="Measure the step without each of the costliest operations, too.")
 ]
@@ -108,6 +109,7 @@ def step(
     iters: Rounds = None,
     warmup: Warmup = None,
     max_time: Longest = "",
+    budget: Budget = "",
     check: Annotated[int, option("check")] = 1,
     blame: Blame = False,
     timeout: float | None = None,
@@ -131,7 +133,7 @@ def step(
     said = {"warmup": warmup, "check": check, "blame": blame, "timeout": timeout, "inject": inject}
     policy = _policy(iters, max_time, **said)
     suite = _suite(wanted, policy, ngpus, launcher, (backend, algo, env or []))
-    _run(suite, launcher, (save, output, tag), dry_run, output_format)
+    _run(suite, launcher, (save, output, tag), budget, dry_run, output_format)
 
 
 @sharing(step)
@@ -298,16 +300,19 @@ def _run(
     suite: Suite,
     launcher: str,
     kept: tuple[bool, Path | None, str],
+    budget: str,
     dry_run: bool,
     printed: str,
 ) -> None:
     from collbench.cli import outputs
     from collbench.cli.measure import carry_out
+    from collbench.cli.options import budgeted
     from collbench.cli.options import kept as keeping
     from collbench.run.session import Order
 
     outputs.check(printed, (), FORMATS)
     order = Order(suite=suite, command=sys.argv, launcher=launcher, **keeping(*kept))
+    order = budgeted(order, budget)
     raise typer.Exit(carry_out(order, _reporter(printed), dry_run))
 
 

@@ -112,6 +112,8 @@ def test_a_recorded_step_is_predicted_beside_what_it_took(bare) -> None:
         (("toy:ddp", "--slice", "tp"), "--slice tp"),
         (("toy:ddp", "--backend", "glo"), "did you mean gloo?"),
         (("toy:ddp", "-n", "5", "--max-time", "2s"), "-n fixes the rounds"),
+        (("toy:ddp", "-n", "5", "--budget", "60s"), "fixes the repetitions that --budget"),
+        (("toy:ddp", "--budget", "soon"), "--budget"),
         (("toy:ddp", "--format", "nccl"), "--format"),
         (("toy:ddp", "--no-save", "--output", "x.jsonl"), "exclude each other"),
         (("megatron:llama3-8b", "-g", "3"), "3 ranks are no multiple of tp=2"),

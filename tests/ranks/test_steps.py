@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from paths import before
 
-from collbench.core.errors import RunBroken
+from collbench.core.errors import Exit, RunBroken
 from collbench.records import store
 from collbench.records.steps import overlaps, phases
 from collbench.records.types import Record
@@ -288,6 +288,18 @@ def test_a_step_says_how_long_it_will_take_before_its_first_round(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", [("workload", "toy:ddp"), ("overlap", "all_reduce")])
+def test_what_a_budget_does_not_hold_is_dropped_and_named(
+    command: tuple[str, ...], tmp_path: Path, cli
+) -> None:
+    place = str(tmp_path / "run.jsonl")
+    short = cli(*command, "-g", "2", "--budget", "0.2s", "--output", place)
+    assert short.returncode == Exit.CANNOT_RUN, short.stderr
+    records = store.read(Path(place)).records
+    assert records and {record.status for record in records} == {"skipped"}
+    assert all("--budget 0.2s" in record.note for record in records)
+
+
 def test_a_suite_of_steps_is_run_and_compared_in_turns(tmp_path: Path, cli) -> None:
     suite = tmp_path / "steps.toml"
     suite.write_text(
