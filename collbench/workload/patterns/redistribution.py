@@ -251,12 +251,16 @@ def redistribute(model: Model, layout: Layout, options: Redistribution) -> Step:
 def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     """Two products, the first with its rows on the ranks of dp, the second with its columns: Y is
     gathered between, and its gradient reduced and scattered. W is whole on all ranks, and its
-    gradient summed."""
+    gradient summed. With pp=2 each product is a stage of a pipeline."""
     n, sizes, type_ = layout.dp, layout.grid.sizes, dtype(options.dtype)
     b, k, h, m = options.batch, options.inputs, options.hidden, options.outputs
-    for what, length in (("batch", b), ("outputs", m)):
-        if length % n:
-            raise UsageError(f"{what}={length} is not divisible by dp={n}", f"{what}=")
+    parts = n * (layout.micro_batches if layout.pp > 1 else 1)
+    for what, length, by in (("batch", b, parts), ("outputs", m, n)):
+        if length % by:
+            among = f"dp={n}" if by == n else f"dp={n} and micro_batches={layout.micro_batches}"
+            raise UsageError(f"{what}={length} is not divisible by {among}", f"{what}=")
+    if layout.pp > 1:
+        return _two_stages(layout, options)
     writer = Writer("forward")
 
     def to(before: str, after: str, shape: Shape, source: str) -> None:
@@ -282,6 +286,62 @@ def matmul2(model: Model, layout: Layout, options: MatMul2) -> Step:
     )
     told = "MindSpore was not run: the layouts are given, and the steps between are searched here"
     return msgspec.structs.replace(step, assumptions=(told,))
+
+
+def _two_stages(layout: Layout, options: MatMul2) -> Step:
+    """The products on the two stages of a pipeline: each rank of the first sends its rows of Y to
+    the rank beside it, micro-batch by micro-batch, and gets their gradient back."""
+    if layout.pp != 2:
+        raise UsageError(f"pp={layout.pp}: two products have two stages", "pp=1 or pp=2")
+    n, sizes, type_ = layout.dp, {"dp": layout.dp}, dtype(options.dtype)
+    k, h, m, batches = options.inputs, options.hidden, options.outputs, layout.micro_batches
+    b = options.batch // batches
+    first, second = Writer("forward"), Writer("forward")
+
+    def to(writer: Writer, before: str, after: str, shape: Shape, source: str) -> None:
+        here, there = parse(before, sizes, shape), parse(after, sizes, shape)
+        write(writer, plan(here, there, shape, sizes, type_.size), type_.name, source)
+
+    def message(kind: str, writer: Writer, peer: int, tag: int, source: str) -> None:
+        fields = {"nbytes": b * h // n * type_.size, "dtype": type_.name, "wait": "call"}
+        writer.add(kind, group="pp", peer=peer, tag=tag, source=source, **fields)
+
+    for batch in range(batches):
+        rows = f"Y of micro-batch {batch}"
+        first.compute(2.0 * b * k * h / n, source="Y = X W")
+        message("send", first, 1, 0, rows)
+        message("recv", second, 0, 0, rows)
+        to(second, "dp.None", "None.None", (b, h), rows)
+        second.compute(2.0 * b * h * m / n, source="Z = Y V")
+    first.phase = second.phase = "backward"
+    for batch in range(batches):
+        rows = f"gradient of Y of micro-batch {batch}"
+        second.compute(4.0 * b * h * m / n, source="gradients of Y and V")
+        to(second, "None.None.sum:dp", "dp.None", (b, h), rows)
+        message("send", second, 0, 1, rows)
+        message("recv", first, 1, 1, rows)
+        first.compute(2.0 * b * k * h / n, source="gradient of W")
+    to(first, "None.None.sum:dp", "None.None", (k, h), "gradient of W")
+    weights, width = (k * h, h * m // n), type_.size
+    held = [{"parameters": width * each, "gradients": width * each} for each in weights]
+    held[0]["activations"] = width * options.batch * (k + h) // n
+    held[1] |= {"activations": width * options.batch * (h + m // n), "sums": width * b * h}
+    stages = [tuple(group[at] for group in layout.grid.groups("pp")) for at in (0, 1)]
+    groups = {op.group for op in (*first.ops, *second.ops) if op.communicates}
+    return Step(
+        f"matmul2 on {layout.world} ranks, two stages",
+        layout.world,
+        tuple(
+            writer.program(ranks, **holds)
+            for writer, ranks, holds in zip((first, second), stages, held, strict=True)
+        ),
+        {name: layout.grid.groups(name) for name in groups},
+        (
+            "MindSpore was not run: the layouts are given, and the steps between are searched here",
+            "all passes forward before those backward, and the gradient of W summed once, at the"
+            " end",
+        ),
+    )
 
 
 class _Grid(NamedTuple):

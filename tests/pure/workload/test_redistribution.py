@@ -219,6 +219,32 @@ def test_two_products_of_matrices() -> None:
     assert flops == 2 * (64 * 32 * 48 * 2 + 64 * 48 * 16 * 3) / 4
 
 
+@pytest.mark.parametrize(("n", "batches"), [(1, 1), (2, 1), (2, 4), (4, 2)])
+def test_two_products_on_two_stages(n: int, batches: int) -> None:
+    layout, options = Layout(dp=n, pp=2, micro_batches=batches), MatMul2(64, 32, 48, 16, "float")
+    made = redistribution.matmul2(TOY, layout, options)
+    walk.refuse(made)
+    assert made.world == 2 * n
+    first, second = (made.program(rank) for rank in (0, n))
+    sent = [op for op in (*first.ops, *second.ops) if op.kind == "send"]
+    assert len(sent) == 2 * batches  # rows there, and their gradient back
+    assert sum(op.nbytes for op in sent) == 2 * 64 * 48 * 4 // n
+    flops = sum(op.flops for program in (first, second) for op in program.ops)
+    assert flops == 2 * (64 * 32 * 48 * 2 + 64 * 48 * 16 * 3) / n
+    assert {op.group for op in first.ops if op.communicates} <= {"pp", "dp"}
+    alone = redistribution.matmul2(TOY, Layout(dp=n), options)
+    if n > 1:  # what stages of dp ranks send each other is what one stage does
+        inside = [op for p in (first, second) for op in p.ops if op.group == "dp"]
+        assert sum(op.sent(n) for op in inside) == sum(op.sent(n) for op in moved(alone))
+
+
+def test_two_products_have_two_stages() -> None:
+    with pytest.raises(UsageError, match="pp=3"):
+        redistribution.matmul2(TOY, Layout(dp=2, pp=3), MatMul2(64, 32, 48, 16))
+    with pytest.raises(UsageError, match="batch=64 is not divisible by dp=2 and micro_batches=3"):
+        redistribution.matmul2(TOY, Layout(dp=2, pp=2, micro_batches=3), MatMul2(64, 32, 48, 16))
+
+
 def test_two_products_give_numpys_result_and_gradients() -> None:
     """What the plan says, done on arrays: outputs and all gradients are those of the whole."""
     n, rng = 4, np.random.default_rng(1)
