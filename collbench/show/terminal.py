@@ -309,7 +309,8 @@ def _fitting(table: Table, width: int) -> Table:
     broken = [place for place in kept if place != last and table.sides[place] in "wc"]
     if left() < 0 and broken:
         widest = max(broken, key=lambda place: widths[place])
-        widths[widest] = max(min(LAST, widths[widest]), widths[widest] + left())
+        least = 1 if table.whole else min(LAST, widths[widest])
+        widths[widest] = max(least, widths[widest] + left())
     widths[last] = max(1, min(natural, widths[last] + left()))
     return msgspec.structs.replace(
         table,

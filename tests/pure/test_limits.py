@@ -147,7 +147,8 @@ def test_an_outline_counts_the_records_that_stand(tmp_path: Path) -> None:
     ]
     path = factories.write(factories.run_file(records), tmp_path)
     found, whole = store.outline(path), store.read(path)
-    assert found == (whole.run, len(whole.records), whole.end, False, False)
+    size = path.stat().st_size
+    assert found == (whole.run, len(whole.records), whole.end, False, False, size)
 
 
 def test_a_run_that_cannot_be_read_does_not_stop_the_list(

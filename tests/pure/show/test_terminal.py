@@ -953,8 +953,8 @@ def test_runs_are_listed_with_the_names_they_answer_to_and_how_they_ended() -> N
     ]
     rows = [line.split() for line in printed(*cases_.saved(files).brief).splitlines()[2:]]
     assert [row[0] for row in rows] == list(names)
-    assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "cut", "short", "all_reduce"]
-    assert [" ".join(row[4:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", "ok"]
+    assert rows[0] == ["@last~3", "r0", "[red]t[/]", "1", "0", "B", "cut", "short", "all_reduce"]
+    assert [" ".join(row[6:-1]) for row in rows] == ["cut short", "wrong data", "exit 99", "ok"]
     killed = cases_.saved([("@last", file(End(exit=4, ended="")))])
     assert killed.rows[0]["ended"] == "hung or killed"
 
