@@ -314,7 +314,7 @@ def _ruled(row: Judged, ruling: Ruling, weighs_doubts: bool) -> Judged:
         shift.lo >= math.log1p(row.tau) or shift.hi <= math.log1p(-row.tau)
     )
     if mde is not None and mde > 2 * row.tau and not clear:  # else scatter has hidden nothing
-        noisy = f"too noisy to gate (would miss changes under {100 * mde:.3g}%)"
+        noisy = "too noisy to gate"  # mde says what it would miss
         if (
             verdict in CHANGED and ruling.stage == 2
         ):  # as likely luck as not: an A/A of bimodal rows showed one that stage 2 confirmed

@@ -459,6 +459,7 @@ def _cases(view: Readable) -> list[JunitCase]:
 
 def _case(row: Shown, judged: Judged) -> JunitCase:
     figures = f"{row.base} → {row.head}, {row.change}" if row.change != "-" else ""
+    figures += f", MDE {row.mde}" if figures and row.mde not in ("", "-") else ""
     words = f"{row.verdict}: {'; '.join(filter(None, [figures, row.why]))}"
     fails = judged.gates and judged.verdict in ("REGRESSED", "GONE")
     warned = judged.verdict in WARNED
