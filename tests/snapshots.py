@@ -28,11 +28,12 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "reports" / "runs"
 PAGES = sorted(path.stem for path in (ROOT / "collbench" / "cli" / "pages").glob("*.md"))
 WIDTHS = (60, 80, 120)  # of terminals
-SHOWN = 40  # lines of a difference
+SHOWN, WIDEST = 40, 300  # lines of a difference, and characters of one
 MASKS = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?( UTC|Z|\+00:00)?", "TIME"),
     (r"\b\d{8}-\d{6,9}\b(-[\w.-]*?-[0-9a-f]{4}\b)?", "RUN"),
     (r"\b\d{1,2} (Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)( \d\d:\d\d)?", "DAY"),
+    (r'"available": ?\d+', '"available": MASKED'),
     (r'"(started|created|ended|uuid|id|seconds)": ?("[^"]*"|[\d.]+)', r'"\1": MASKED'),
 )
 
@@ -167,7 +168,10 @@ def main() -> int:
     for name in differ:
         lines = (each.get(name, "").splitlines() for each in (kept, made))
         difference = list(difflib.unified_diff(*lines, "kept", "made", n=0, lineterm=""))
-        print(f"=== {name}: {len(difference)} lines", *difference[:SHOWN], sep="\n")
+        cut = [
+            line if len(line) <= WIDEST else f"{line[:WIDEST]}..." for line in difference[:SHOWN]
+        ]
+        print(f"=== {name}: {len(difference)} lines", *cut, sep="\n")
     print(f"{len(differ)} of {len(kept | made)} snapshots differ")
     return int(bool(differ))
 

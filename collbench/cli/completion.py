@@ -58,10 +58,9 @@ def _algorithms() -> list[str]:
 
 
 def _backends() -> list[str]:
-    from collbench.cli.list_ import BACKENDS
+    from collbench.core.backend_info import backend_names
 
-    found = [name for words, _ in BACKENDS for name in words.split(", ")]
-    return [name for name in found if name.islower()]
+    return backend_names()
 
 
 def _suites() -> list[str]:

@@ -106,7 +106,9 @@ def _backends() -> Iterator[Finding]:
     import torch
     import torch.distributed as dist
 
-    from collbench.run.backends import registered, shm, torchdist
+    from collbench.core.backend_info import backend_info
+    from collbench.run.backends import _torchdist
+    from collbench.run.refusal import torch_plugins
 
     yield Finding("torch", "yes", torch.__version__)
     gloo = dist.is_gloo_available()
@@ -115,12 +117,12 @@ def _backends() -> Iterator[Finding]:
     yield _mpi()
     if dist.is_ucc_available():
         yield Finding("ucc", "yes", "")
-    for name in sorted(registered() - {"mpi"}):
+    for name in sorted(torch_plugins()):
         try:
-            yield Finding(name, "yes", f"a plug-in, tensors on {torchdist.place(name).type}")
+            yield Finding(name, "yes", f"a plug-in, tensors on {_torchdist.place(name).type}")
         except CannotRun as e:
             yield Finding(name, "no", f"a plug-in: {e.message}")
-    missing = shm.why_not_here()
+    missing = backend_info("shm").here()
     about = missing or "reference algorithms in memory the ranks share"
     yield Finding("shm", "no" if missing else "yes", about)
     yield Finding("model", "yes", "predicted times, needs nothing")
@@ -130,13 +132,13 @@ def _backends() -> Iterator[Finding]:
 
 
 def _mpi() -> Finding:
-    from collbench.run.backends import mpi
+    from collbench.run.backends import _mpi
 
     try:
         return Finding(
             "mpi",
             "yes",
-            f"{mpi.spoken(mpi.load().Get_library_version())}, ranks by {mpirun.find()}",
+            f"{_mpi.spoken(_mpi.load().Get_library_version())}, ranks by {mpirun.find()}",
         )
     except CannotRun as e:
         return Finding("mpi", "no", f"{e.message}: {e.hint}")

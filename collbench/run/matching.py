@@ -12,14 +12,14 @@ import numpy as np
 
 from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
-from collbench.run import plan, session, steps
-from collbench.run.backends import why_never, why_not_here, why_not_so
+from collbench.run import plan, refusal, session, steps
 from collbench.run.launch.places import Places
 from collbench.run.plan import Job, needs
 from collbench.run.variants import Name, Variant, applied
+from collbench.suite import sweep
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Suite, why_not
+from collbench.suite.sweep import Suite
 
 SIDES: tuple[Name, Name] = ("base", "head")
 
@@ -100,12 +100,11 @@ def rows(
     for name in SIDES:
         mine = applied(cases, variants[name])
         own = variants[name].python or there  # whose torch nobody has asked
-        absent = {} if own else {b: why_not_here(b) for b in {case.backend for case in mine}}
+        place = refusal.Place() if own else refusal.here({case.backend for case in mine})
         reasons = {
-            case: _why_not(case, played)
-            or why_not_so(case, policy)
-            or (there.why_not(case) if there else "")
-            or absent.get(case.backend, "")
+            case: _refuse(case, played)
+            or refusal.refuse(case, policy, place)
+            or (there.refuse(case) if there else "")
             for case in mine
         }
         possible = [case for case in mine if not reasons[case] and not (case.step and case.place)]
@@ -126,11 +125,9 @@ def rows(
     return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
 
 
-def _why_not(case: Case, played: steps.Steps) -> str:
-    """Why a case can run nowhere, as far as its names tell; else an empty string."""
-    if case.step:
-        return steps.why_not(played[case.step], case, lambda each: None)
-    return why_not(case) or why_never(case)
+def _refuse(case: Case, played: steps.Steps) -> str:
+    """Why a case means nothing, or its step cannot be run; else an empty string."""
+    return steps.refuse(played[case.step], case) if case.step else sweep.refuse(case)
 
 
 def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun
 from collbench.machine import amd, environment, sysfs
 from collbench.machine import gpu as nvml
@@ -27,18 +28,6 @@ RANK_BYTES = (
 GPU_RANK_BYTES = (
     3 << 30
 )  # a CUDA context and NCCL's own buffers, with all-to-all connections; a guess on the safe side
-
-
-ON_GPUS = frozenset(
-    {
-        "nccl",
-        "symm",
-        "torch_one_shot",
-        "torch_two_shot",
-        "torch_multimem",
-        "torch_multimem_one_shot",
-    }
-)
 
 
 L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
@@ -66,7 +55,7 @@ class Gpu(NamedTuple):
 
 
 def room(backend: str, n: int, policy: Policy) -> Room:
-    found = gpus() if backend in ON_GPUS else ()
+    found = gpus() if backend_info(backend).gpu else ()
     if not found:
         available, _ = environment.memory_limit()
         return Room("on this host", available, environment.llc_bytes() or 32 << 20, n, RANK_BYTES)

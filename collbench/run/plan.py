@@ -15,14 +15,14 @@ from fractions import Fraction
 import msgspec
 
 from collbench.core import algorithms, groups
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun
 from collbench.core.schedule import fan_in
 from collbench.core.text import counted, size
 from collbench.machine import environment
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import Cache
-from collbench.run.backends import UNDER_MPIRUN, is_predicted
-from collbench.run.memory import ON_GPUS, RANK_BYTES, Room
+from collbench.run.memory import RANK_BYTES, Room
 from collbench.run.steps import NONE, Steps, buffers, calls, computing
 from collbench.suite import backgrounds
 from collbench.suite.case import Case, Skip
@@ -151,7 +151,7 @@ def scratch_bytes(case: Case) -> int:
     segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be
     combined.
     """
-    if case.algorithm == "native" and case.backend in ON_GPUS:
+    if case.algorithm == "native" and backend_info(case.backend).gpu:
         return 8 << 20  # NCCL's own buffers do not grow with the size (room.GPU_RANK_BYTES)
     if case.algorithm != "native":
         cells, landing = _landed(case.collective, case.algorithm, case.n)
@@ -277,7 +277,7 @@ def memory_per_rank(job: Job, policy: Policy) -> int:
 def seconds(job: Job, policy: Policy, most: bool = False) -> float:
     """A rough guess of what a job takes, as --dry-run shows it; measuring corrects it. At ``most``:
     where times scatter so much that all the time allowed is spent."""
-    if is_predicted(job.case.backend):
+    if backend_info(job.case.backend).predicts:
         return 0.0
     call = call_seconds(job) + GUESS_ALIGN * (job.case.mode == "isolated")
     limits = policy.resolved(_crowding(job.case) > 1)
@@ -292,20 +292,17 @@ def seconds(job: Job, policy: Policy, most: bool = False) -> float:
 def loading(jobs: Sequence[Job], policy: Policy) -> float:
     """A rough guess of what it takes to load torch before ranks are forked: for each setting of the
     environment, and in each launch."""
-    forked = [
-        job.case
-        for job in jobs
-        if not (is_predicted(job.case.backend) or job.case.backend in UNDER_MPIRUN)
-    ]
+    forked = [job.case for job in jobs if backend_info(job.case.backend).launch == "fork"]
     return GUESS_LOAD * len({(case.env, policy.fresh and case.cycle) for case in forked})
 
 
 def meeting(jobs: Sequence[Job], policy: Policy) -> float:
     """A rough guess of what it takes until the ranks of these jobs' worlds have met: forked ones,
     and those that mpirun starts, which load torch themselves."""
-    measured = [job for job in jobs if not is_predicted(job.case.backend)]
+    measured = [job for job in jobs if not backend_info(job.case.backend).predicts]
     return sum(
-        (GUESS_WORLD + GUESS_LOAD * (world.backend in UNDER_MPIRUN)) * _crowding(world.jobs[0].case)
+        (GUESS_WORLD + GUESS_LOAD * (backend_info(world.backend).launch == "mpirun"))
+        * _crowding(world.jobs[0].case)
         for world in worlds(measured, policy)
     )
 
@@ -383,7 +380,7 @@ def limit(jobs: Sequence[Job], policy: Policy) -> float:
     if policy.timeout is not None:
         return policy.timeout
     slowest = max((j.case.moved * j.case.world * _between(j.case, policy) for j in jobs), default=0)
-    if any(job.case.backend in ON_GPUS for job in jobs):
+    if any(backend_info(job.case.backend).gpu for job in jobs):
         return 90.0 + slowest / 2e9  # a driver that nobody kept awake takes a while
     return 30.0 + slowest / 50e6
 

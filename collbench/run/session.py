@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import (
     CannotRun,
     CollbenchError,
@@ -29,16 +30,8 @@ from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import memory, plan, resume, steps
-from collbench.run.backends import (
-    UNDER_MPIRUN,
-    is_predicted,
-    too_few_gpus,
-    why_never,
-    why_not_here,
-    why_not_so,
-)
-from collbench.run.backends.model import Predicted
+from collbench.run import memory, plan, refusal, resume, steps
+from collbench.run.backends._model import Predicted
 from collbench.run.launch import environments, join
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
@@ -94,24 +87,16 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     every, skips = suite.expand()
     faults.refuse(every, suite.policy)
     elsewhere = order.ray or join.detect(order.launcher)  # ranks may be on several hosts
-    gpus = 0 if elsewhere else environment.gpu_count()
-    absent = {} if elsewhere else {name: why_not_here(name) for name in suite.values("backends")}
-
+    place = refusal.Place() if elsewhere else refusal.here(suite.values("backends"))
+    if order.ray:
+        place = place._replace(launcher="Ray")
     played = steps.titled(suite.steps)
 
-    def why_not(case: Case) -> str:
-        if case.step and (reason := steps.why_not(played[case.step], case, lambda each: None)):
-            return reason
-        if order.ray and case.backend in UNDER_MPIRUN:
-            return f"{case.backend} needs ranks that mpirun has started, not Ray"
-        return (
-            why_never(case)
-            or why_not_so(case, suite.policy)
-            or too_few_gpus(case, suite.policy, gpus)
-            or absent.get(case.backend, "")
-        )
+    def find_refusal(case: Case) -> str:
+        in_step = steps.refuse(played[case.step], case) if case.step else ""
+        return in_step or refusal.refuse(case, suite.policy, place)
 
-    never = {case: reason for case in every if (reason := why_not(case))}
+    never = {case: reason for case in every if (reason := find_refusal(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
     done = {record.case for record in resume.standing(order.resumed)}
     leading = [case for case in every if case.place == 0]  # and stands for its siblings
@@ -137,14 +122,14 @@ def fitted(
 ) -> tuple[list[Job], list[Skip]]:
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
     for the rest."""
-    measured = [c for c in cases if not is_predicted(c.backend)]
+    measured = [c for c in cases if not backend_info(c.backend).predicts]
     found = cache(lambda backend, n: (at or memory.room)(backend, n, policy))
     jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world), played)
     fitting = {id(job.case): job for job in jobs}
     return [
         fitting.get(id(c)) or Job(c, 1, "")
         for c in cases
-        if is_predicted(c.backend) or id(c) in fitting
+        if backend_info(c.backend).predicts or id(c) in fitting
     ], no_room
 
 
@@ -174,7 +159,7 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
     ended = resumed and resumed.end and resumed.end.exit != Exit.INTERRUPTED
     if ended and not ((complete := prepare(order)).jobs or complete.skips):
         return Exit.OK if follows else _tell_again(order, complete, make_reporter())
-    if any(map(is_predicted, order.suite.values("backends"))):
+    if any(backend_info(name).predicts for name in order.suite.values("backends")):
         if follows:
             return Exit.OK  # predictions need one process
         member = None
@@ -205,7 +190,7 @@ def choose(order: Order, member: Membership | None) -> worlds.World:
     as one of them, by prediction alone, on Ray, or on this machine."""
     if member is not None:
         return join.Joined(member, order.join_seconds)
-    if all(map(is_predicted, order.suite.values("backends"))):
+    if all(backend_info(name).predicts for name in order.suite.values("backends")):
         return Predicted()
     if order.ray:
         return Cluster(order.ray, order.suite, order.join_seconds)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collbench.core import splits
+from collbench.core.backend_info import backend_info
 from collbench.core.collectives import COLLECTIVES, DTYPES, PARTS
 from collbench.core.text import size
-from collbench.run.backends import TRANSPORTS, WHOLE, is_predicted, why_never
+from collbench.run import refusal
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.workload.reshape import LONG
@@ -120,19 +121,20 @@ def _case(op: Op, n: int, backend: str, algorithm: str, blocks: str = "uniform")
     )
 
 
-def why_not(step: Step, case: Case, further: Callable[[Case], str | None]) -> str:
+def refuse(step: Step, case: Case, further: Callable[[Case], str] = lambda case: "") -> str:
     """Why a step cannot be run as ``case`` would have it; else an empty string. ``further`` is
     asked of each of its operations."""
-    if case.backend in WHOLE or is_predicted(case.backend):
+    info = backend_info(case.backend)
+    if info.groups == "none":
         return f"{case.backend} runs no steps; gloo, nccl, mpi and shm do"
     asked: set[Case] = set()
     for op in _talking(step):
         where = f"{step.name}: {op.kind}"
-        if op.kind in POINT_TO_POINT and case.backend in TRANSPORTS:
+        if op.kind in POINT_TO_POINT and not info.messages:
             return f"{where}: {case.backend} has no messages from rank to rank"
         for n in {len(group) for group in step.family(op.group)} - {1}:
             each = _case(op, n, case.backend, case.algorithm)
-            if each not in asked and (reason := why_never(each) or further(each)):
+            if each not in asked and (reason := refusal.refuse_anywhere(each) or further(each)):
                 return f"{where} of {size(op.nbytes)} {op.dtype}: {reason}"
             asked.add(each)
     return ""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, CollbenchError, UsageError, first_line
 from collbench.run.launch import folders
 from collbench.suite.case import Case
@@ -66,9 +67,7 @@ def run_collective(
 
 
 def _refuse_mpirun(backend: str) -> None:
-    from collbench.run import backends
-
-    if backend in backends.UNDER_MPIRUN:
+    if backend_info(backend).launch == "mpirun":
         raise UsageError(f"--on {backend}: its ranks need mpirun", "--on gloo or --on shm")
 
 
@@ -121,7 +120,7 @@ def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]
     from torch import distributed, tensor
 
     from collbench.machine import environment
-    from collbench.run import backends
+    from collbench.run import backends, refusal
     from collbench.run.rank import calls, worker
 
     place = worker.Place(rank, case.n, rank, case.n, "")
@@ -131,7 +130,7 @@ def _call(rank: int, folder: Path, case: Case, values: Sequence[Sequence[Number]
     backend.policy, backend.hosts = Policy(), control.collect(environment.host())
     backend.open(rank, case.n, rank)
     try:
-        if why := backend.why_not(case):
+        if why := refusal.refuse_anywhere(case) or backend.refuse(case):
             raise CannotRun(why)
         ((buffers,),) = calls.allocate(backend, [case], [rank])
         buffers.written.zero_()

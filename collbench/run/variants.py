@@ -24,7 +24,7 @@ from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import near, tell
 from collbench.machine import environment
 from collbench.records import store
-from collbench.run import backends
+from collbench.run import refusal
 from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
 
@@ -135,9 +135,9 @@ def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:
         for trouble in troubles:
             raise UsageError(f"{option}: {trouble.message}", trouble.hint)
     if variant.backend and not variant.python:
-        backends.refuse_unknown([variant.backend])
+        refusal.refuse_unknown_backends([variant.backend])
     swept = [variant.backend] if variant.backend else suite.values("backends")
-    for name in backends.idle(dict(variant.env), swept):
+    for name in refusal.ineffective_settings(dict(variant.env), swept):
         raise UsageError(
             f"{option}: {name} means nothing to {' or '.join(swept)}",
             "leave it out, or name a backend that heeds it (backend:nccl)",

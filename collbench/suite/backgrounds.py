@@ -112,7 +112,7 @@ def beside(case: Case) -> Case | None:
     )
 
 
-def why_not(case: Case) -> str:
+def refuse(case: Case) -> str:
     """Why a case can have no such background, or an empty string."""
     if case.background and case.mode == "graph":
         return "a CUDA graph is captured while nothing else is done (--background)"

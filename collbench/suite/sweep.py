@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from collbench.core import algorithms, groups, splits
+from collbench.core.backend_info import backend_info
 from collbench.core.collectives import OPS, STEP, Collective, collective, dtype, reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
@@ -21,7 +22,8 @@ from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
 from collbench.suite.policy import Policy
 from collbench.workload import walk
 from collbench.workload.count import count
-from collbench.workload.step import Step, refuse
+from collbench.workload.step import Step
+from collbench.workload.step import refuse as refuse_step
 from collbench.workload.wanted import Wanted
 
 MOST_CASES = 50_000  # of a suite
@@ -231,7 +233,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
-            reason = excludes[0].reason if excludes else "" if case.step else why_not(case)
+            reason = excludes[0].reason if excludes else "" if case.step else refuse(case)
             if reason:
                 skips.append(Skip(case, reason))
             elif not excludes:
@@ -244,17 +246,13 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return cases, skips
 
 
-THREADS = {"gloo": 2, "mpi": 1, "shm": 1}  # of a rank that must run, where all work is on CPUs
-
-
 def default_mode(backend: str, sharing: int) -> Mode:
     """nccl is measured in nccl-tests' cadence, everything else one aligned call at a time; but as a
     program calls it where the ``sharing`` ranks of a host have fewer cores than threads that must
     run, as ranks that start all at once then wait for cores in a way that no program's do."""
-    if backend == "nccl":
-        return "streaming"
-    cramped = sharing * THREADS.get(backend, 0) > environment.core_count()
-    return "host" if cramped and sharing > 1 else "isolated"
+    info = backend_info(backend)
+    cramped = sharing * info.threads > environment.core_count()
+    return "host" if cramped and sharing > 1 else info.mode
 
 
 def default_backends() -> tuple[str, ...]:
@@ -289,7 +287,7 @@ def _swept(suite: Suite) -> Iterator[Case]:
 def _stepped(suite: Suite) -> Iterator[Case]:
     """The cases of steps. Raises UsageError for one that cannot be."""
     for step in suite.steps:
-        refuse(step)
+        refuse_step(step)
         axes, moved = suite.axes, count(step)
         ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
         for cycle, env, backend, algorithm in ways:
@@ -444,11 +442,11 @@ def _among(case: Case, axis: str, values: tuple[Any, ...]) -> bool:
     return getattr(case, FIELDS[axis]) in values
 
 
-def why_not(case: Case) -> str:
+def refuse(case: Case) -> str:
     """Why ``case`` means nothing on any backend, or an empty string."""
     row = case.row
     nowhere = case.in_place and row.in_place is None
-    if none := f"{row.name} has no in-place form" * nowhere or backgrounds.why_not(case):
+    if none := f"{row.name} has no in-place form" * nowhere or backgrounds.refuse(case):
         return none
     if case.algorithm != "native":
         try:

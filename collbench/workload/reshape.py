@@ -15,7 +15,6 @@ from collbench.core.text import near, size
 from collbench.workload.step import POINT_TO_POINT, Op, Program, Step
 
 replace = msgspec.structs.replace
-AVERAGING = ("nccl",)  # backends that reduce by avg
 LONG = ("sleep", "spin")  # computation that only takes time
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import UsageError
 from collbench.workload import reshape
 from collbench.workload.step import Compute, Step, refuse
@@ -52,7 +53,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """The step as it is run by these backends on so many ranks; where nobody has ``told`` how
         many and they do not suit it, on its own number."""
         made = reshape.computing(self._on(ranks, told), self.compute, self.tflops)
-        without = [name for name in backends if name not in reshape.AVERAGING]
+        without = [name for name in backends if not backend_info(name).averages]
         return reshape.summed(made, without[0]) if without else made
 
     def _on(self, ranks: int, told: bool) -> Step:

@@ -7,7 +7,7 @@ import pytest
 
 from collbench.core import algorithms
 from collbench.core.errors import Exit, UsageError
-from collbench.run import backends
+from collbench.run import refusal
 from collbench.suite import grammar
 
 
@@ -72,8 +72,8 @@ def test_a_dash_may_stand_for_an_underscore(inside, args: tuple[str, ...]) -> No
 
 
 def test_a_backend_with_dashes_is_the_one_with_underscores() -> None:
-    assert backends.spell("torch-one-shot") == "torch_one_shot"
-    assert backends.spell("my-plugin") == "my-plugin"
+    assert refusal.spell_backend("torch-one-shot") == "torch_one_shot"
+    assert refusal.spell_backend("my-plugin") == "my-plugin"
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,13 @@ def test_predict_takes_sizes_as_measuring_does(
 @pytest.mark.parametrize("name", ["oneccl", "hccl", "cncl"])
 def test_a_library_is_not_taken_for_another(name: str) -> None:
     with pytest.raises(UsageError) as refused:
-        backends.refuse_unknown([name])
+        refusal.refuse_unknown_backends([name])
     assert "did you mean" not in refused.value.hint
 
 
 def test_a_slip_in_a_backends_name_is_noticed() -> None:
     with pytest.raises(UsageError) as refused:
-        backends.refuse_unknown(["glo"])
+        refusal.refuse_unknown_backends(["glo"])
     assert "gloo" in refused.value.hint
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from collbench.cli import list_
 from collbench.core.errors import UsageError
-from collbench.run import backends
+from collbench.run import refusal
 
 SWEEP = ("all_reduce", "-b", "8", "-e", "8", "-g", "2")
 COMMANDS = {
@@ -28,12 +28,6 @@ def test_an_unknown_backend_is_refused_with_the_name_meant(bare, command, dry) -
     assert done.stderr == "collbench: unknown backend 'gllo'\n  hint: did you mean gloo?\n"
 
 
-def test_the_module_of_several_backends_names_them(cli) -> None:
-    done = cli("all_reduce", "--backend", "torchsymm", "--no-save")
-    assert done.returncode == 2
-    assert "unknown backend 'torchsymm'\n  hint: one of torch_one_shot, torch_two" in done.stderr
-
-
 def test_a_suite_that_names_an_unknown_backend_is_refused(bare, tmp_path) -> None:
     suite = tmp_path / "mine.toml"
     axes = 'collectives = ["all_reduce"]\nsizes = [8]\nranks = [2]\nbackends = ["shn"]\n'
@@ -46,13 +40,15 @@ def test_a_suite_that_names_an_unknown_backend_is_refused(bare, tmp_path) -> Non
 @pytest.mark.parametrize("name", ["foo", "fake", "undefined", "_wire"])
 def test_what_is_no_name_of_a_backend_gets_the_list(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        backends.refuse_unknown([name])
+        refusal.refuse_unknown_backends([name])
     assert "gloo, model, mpi, nccl, shm, symm," in caught.value.hint
 
 
 def test_all_that_are_listed_are_known() -> None:
     rows = list_.catalogue()["Backends"][1:]
-    backends.refuse_unknown({name for row in rows for name in row[0].split(", ")} - {"NAME"})
+    refusal.refuse_unknown_backends(
+        {name for row in rows for name in row[0].split(", ")} - {"NAME"}
+    )
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])

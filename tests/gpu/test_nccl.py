@@ -20,7 +20,8 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun
 from collbench.records.steps import phases
 from collbench.records.types import Record, World
-from collbench.run.backends import TOGETHER, _cuda
+from collbench.run.backends import _cuda
+from collbench.run.backends._torch_kernels import WAYS
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
 from collbench.run.plan import Job, Plan
@@ -165,7 +166,7 @@ def test_calls_are_right_beside_computation(meanwhile: str) -> None:
 
 
 @pytest.mark.skipif(GPUS < 2, reason="torch's kernels need two GPUs, and there is one")
-@pytest.mark.parametrize("backend", TOGETHER)
+@pytest.mark.parametrize("backend", WAYS)
 def test_torchs_own_kernels_are_right(backend: str) -> None:
     axes = Axes(
         collectives=("all_reduce", "reduce_scatter", "all_gather", "reduce"),

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 from collbench.core import algorithms
 from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
 from collbench.records.types import Record
-from collbench.run.backends import _instructions, symm
+from collbench.run.backends import _instructions, _symm
 from collbench.run.backends._reducers import arithmetic, fold
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
@@ -112,7 +112,7 @@ class Ranks:
 
     def __init__(self, case: Case, slots: int) -> None:
         self.case = case
-        self.backend = symm.create("symm")
+        self.backend = _symm.Symmetric()
         self.backend.policy = Policy(virtual=True)
         self.backend.open(0, case.n, 0)
         kind, count, size = getattr(torch, case.type.torch), case.counts[0], case.type.size
@@ -200,7 +200,7 @@ def test_terms_are_combined_as_on_cpus_to_the_bit(dtype: str, op: str) -> None:
         op=op,
     )
     ranks = Ranks(case, 1)
-    if reason := ranks.backend.why_not(case):
+    if reason := ranks.backend.refuse(case):
         pytest.skip(reason)
     ranks.calls[0].run()
     ranks.backend.finish()
@@ -246,7 +246,7 @@ def test_a_kernel_whose_peer_never_comes_gives_up_and_so_do_all_that_follow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1's instructions are wiped out (a 0 is a STOP): the others wait for it in vain."""
-    monkeypatch.setattr(symm, "PATIENCE", 100_000)
+    monkeypatch.setattr(_symm, "PATIENCE", 100_000)
     write = _instructions.write
 
     def without_rank_1(*given: object) -> _instructions.Words:

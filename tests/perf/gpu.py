@@ -33,8 +33,8 @@ from collbench.machine import environment
 from collbench.machine.gpu import TORCH_FOR
 from collbench.records import derive, importers, rows, store
 from collbench.records.types import RunFile
-from collbench.run.backends import missing_gpu
 from collbench.run.backends._compiled import Compiled
+from collbench.run.backends._torch_refusal import missing_gpu
 from collbench.suite.case import Case
 
 HERE = Path(__file__).parent

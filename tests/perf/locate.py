@@ -22,7 +22,7 @@ from collbench.core.network import Ints, Network
 from collbench.core.schedule import Schedule
 from collbench.judge.health import locate
 from collbench.judge.health.locate import Group, Rules
-from collbench.run.backends.model import TEN_GIGABIT
+from collbench.run.backends._model import TEN_GIGABIT
 
 HOSTS, FAULTS, TRIALS, BUDGET = 232, range(7), 200, 80
 SIZE = 4 << 20  # bytes a host sends to its neighbour, as `collbench locate` has it

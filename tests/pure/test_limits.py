@@ -26,7 +26,7 @@ from collbench.records.importers import text
 from collbench.records.types import Record, Run, RunFile
 from collbench.suite import toml
 from collbench.suite.grammar import expand_envs
-from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold, expand, why_not
+from collbench.suite.sweep import Axes, Exclude, Part, Suite, Threshold, expand, refuse
 
 AXES = 'description="x"\n[axes]\ncollectives=["all_reduce"]\nbackends=["model"]\n'
 
@@ -269,7 +269,7 @@ def test_a_table_of_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_moves_of_a_million_ranks_are_not_counted() -> None:
     case = factories.case(n=1 << 20, algorithm="ring")
-    assert why_not(case) == "ring: for at most 4096 ranks"
+    assert refuse(case) == "ring: for at most 4096 ranks"
     rows = {msgspec.structs.replace(case, nbytes=8 << i): 1e6 for i in range(4)}
     (series,) = fit.series(factories.stored(rows))
     assert series.refused

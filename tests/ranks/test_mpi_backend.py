@@ -133,10 +133,10 @@ def alone(script: str) -> list[str]:
     and ``call(collective)``, which prepares one."""
     whole = f"""
 import torch
-from collbench.run.backends import mpi
+from collbench.run.backends import _mpi
 from collbench.suite.case import Case
 
-backend, recv = mpi.create("mpi"), torch.zeros(2)
+backend, recv = _mpi.Mpi(), torch.zeros(2)
 
 def call(collective, **more):
     case = Case(collective=collective, backend="mpi", n=1, nbytes=8, **more)
@@ -171,7 +171,7 @@ def test_where_the_librarys_functions_are_not_found_mpi4py_calls_them_and_it_is_
 def nowhere(module):
     raise AttributeError("undefined symbol: MPI_Allreduce")
 
-mpi.bound = nowhere
+_mpi.bound = nowhere
 backend.open(0, 1, 0)
 made = call("all_reduce", op="sum")
 made.run()

@@ -33,10 +33,10 @@ from collbench.records.importers.text import (
     unprefixed,
 )
 from collbench.records.types import Choice, End, RankInfo, Record, Run, ToolTime, World
-from collbench.suite import backgrounds
+from collbench.suite import backgrounds, sweep
 from collbench.suite.case import Case, Mode
 from collbench.suite.policy import Policy
-from collbench.suite.sweep import Axes, Suite, why_not
+from collbench.suite.sweep import Axes, Suite
 
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 
@@ -269,7 +269,7 @@ class Reading:
             return
         try:
             case = _case(table, line)
-            refused = line.failed or why_not(case)
+            refused = line.failed or sweep.refuse(case)
             self._compare(case, line, bool(refused))
         except ValueError as e:  # a file of another version or hand
             self.omitted[str(e)] += 1

@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun, first_line
 from collbench.machine import environment, topology
-from collbench.run.backends import each_needs_one, missing_gpu
+from collbench.run.backends._torch_refusal import missing_gpu
 from collbench.run.rank import gpu, ncclog
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import near_gpu
 from collbench.run.rank.gpu import Cuda
+from collbench.run.refusal import describe_gpu_lack
 
 SHARING = 2, 30  # the first NCCL with several ranks on a GPU, by NCCL_MULTI_RANK_GPU_ENABLE
 
@@ -90,7 +91,7 @@ def seat(
         if not sharing:
             newer = f" with {name()} {dotted(SHARING)} or newer" * too_old
             raise CannotRun(
-                f"{each_needs_one(ranks[host], gpus)} on {host}",
+                f"{describe_gpu_lack(ranks[host], gpus)} on {host}",
                 f"ask for fewer with -g, or for --share-gpu{newer}",
             )
     if crowded and too_old:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from collbench.core.backend_info import NCCL_WHEELS, BackendInfo
+from collbench.run.backends._torch_refusal import refuse_gpu_here
 from collbench.suite.case import Case
 
 if TYPE_CHECKING:
@@ -96,7 +99,7 @@ WAYS: dict[str, dict[tuple[str, bool], Way]] = {
 }
 
 
-def why_never(case: Case) -> str:
+def refuse(case: Case) -> str:
     """Why no machine runs ``case`` with the kernels of its backend; else an empty string."""
     name, ways = case.backend, WAYS[case.backend]
     way = ways.get((case.collective, case.in_place))
@@ -126,3 +129,17 @@ def why_never(case: Case) -> str:
         ): block % lane != 0,
     }
     return next((f"{name} {reason}" for reason, holds in reasons.items() if holds), "")
+
+
+def describe(name: str, about: str) -> BackendInfo:
+    """What is known of one of these backends."""
+    return BackendInfo(
+        about=about,
+        packages=NCCL_WHEELS,
+        settings=("NCCL_",),
+        gpu="each",
+        groups="none",
+        background="none",
+        refuse=refuse,
+        here=partial(refuse_gpu_here, name),
+    )

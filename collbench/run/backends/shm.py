@@ -1,216 +1,40 @@
-"""Reference algorithms over memory that the ranks of one host share: moves are direct reads of a
-peer's buffer.
-
-Buffers and scratch lie in anonymous shared memory, laid out alike on all ranks. Ranks tell each
-other how far they are by one counter each, which only grows; a step waits for the counters its
-program names, works on plain views, and raises its own. Large buffers go through the program in
-slices, so that what one rank has just written is read while it is still in the cache.
-
-This rests on x86's total store order: a counter is never seen to rise before the data it stands for
-(numpy, torch and libc fence what they write past the cache).
-"""
+"""Reference algorithms in memory that the ranks of one host share (``ring@shm``)."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
-from collections.abc import Iterator
+from typing import Any
 
-import torch
-
-from collbench.core.errors import CannotRun
-from collbench.core.program import Action, Bank, Term
-from collbench.machine import environment
-from collbench.run.backends import Base, Call, _memory, _never
-from collbench.run.backends._compiled import Compiled
-from collbench.run.backends._reducers import Operation, arithmetic, fold, mean
-from collbench.run.rank.control import Control, world
+from collbench.core.backend_info import BackendInfo
 from collbench.suite.case import Case
 
-HALFWAY = 15e3  # alpha / beta in bytes: about 3 us, and 5 GB/s
+
+def create(name: str) -> Any:
+    from collbench.run.backends._shm import SharedMemory
+
+    return SharedMemory()
 
 
-SLICE_BYTES = 1 << 20  # of a rank's row that go through the program together
+def refuse(case: Case) -> str:
+    """Why shared memory never runs ``case``; else an empty string."""
+    return "shm runs on CPUs and cannot be captured in a CUDA graph" * (case.mode == "graph")
 
 
-PIECE_BYTES = 64 << 10  # least of a cell, lest Python's own time count
-
-
-LINE = 8  # 64-bit words between two counters, so that no two share a cache line
-
-
-PATIENCE = 2000  # looks at a counter before giving the core away between looks
-
-
-Tensor = torch.Tensor
-
-
-Scripted = tuple[tuple[tuple[int, int], ...], tuple[Operation, ...], int]
-
-
-def why_not_here() -> str | None:
-    """Why this backend cannot run on this machine, or None."""
+def refuse_here() -> str:
+    """Why this machine's memory does not do; else an empty string."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"shm relies on x86's store order, which {platform.machine()} does not give"
-    return None if hasattr(os, "memfd_create") else "shm needs Linux's memfd_create"
+    return "" if hasattr(os, "memfd_create") else "shm needs Linux's memfd_create"
 
 
-class SharedMemory(Base):
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-        self.premultiplies = False
-        self.library = "collbench shared memory (buffers are allocated in it)"
-        self._buffers: list[Tensor] = []
-        self._scratch: list[Tensor] = []
-        self._base = 0
-
-    def why_not(self, case: Case) -> str | None:
-        return _never.shm(case) or None
-
-    def copies_first(self, case: Case) -> bool:
-        return False
-
-    def open(self, rank: int, n: int, local_rank: int) -> None:
-        if missing := why_not_here():
-            raise CannotRun(missing, "--backend gloo runs here")
-        self._rank, self._control = rank, self.control or Control(rank, n)
-        everyone = world().collect([environment.host(), sorted(os.sched_getaffinity(0))])
-        near = [cores for host, cores in everyone if host == environment.host()]  # of any group
-        self._patience = (
-            PATIENCE if len(near) <= len({core for cores in near for core in cores}) else 0
-        )
-        _memory.one_host(self._control, "shm", "--backend gloo joins hosts")
-        self._counters = _memory.share(self._control, n * LINE * 8)[0].numpy().data.cast("q")
-
-    def allocate(self, nbytes: int) -> Tensor:
-        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._buffers, self._scratch = (
-            [],
-            [],
-        )  # before the new ones, so that two cases never share the memory
-        self._buffers = _memory.share(self._control, nbytes)
-        return self._buffers[self._rank]
-
-    def _room(self, nbytes: int) -> list[Tensor]:
-        """Every rank's scratch, of at least that many bytes."""
-        if nbytes and (not self._scratch or len(self._scratch[0]) < nbytes):
-            self._scratch = []
-            self._scratch = _memory.share(self._control, nbytes)
-        return self._scratch
-
-    def prepare(self, case: Case, send: Tensor, recv: Tensor) -> Call:
-        compiled = Compiled(case, HALFWAY, waits=True)
-        script = _Script(compiled, case, self._rank, self._banks(compiled, case, send, recv))
-        program, finish, span = tuple(script.lines()), script.finish, script.span
-        counters, patience, mine = self._counters, self._patience, self._rank * LINE
-
-        def run() -> None:
-            base = self._base
-            for waits, operations, publish in program:
-                for at, progress in waits:
-                    if counters[at] < base + progress:
-                        _await(counters, at, base + progress, patience)
-                for function, arguments in operations:
-                    function(*arguments)
-                if publish:
-                    counters[mine] = base + publish
-            for function, arguments in finish:
-                function(*arguments)
-            self._base = base + span
-
-        return Call(run, None, compiled.name)
-
-    def _banks(
-        self, compiled: Compiled, case: Case, send: Tensor, recv: Tensor
-    ) -> list[dict[Bank, Tensor]]:
-        starts = _memory.starts(case, self._rank, self._buffers[self._rank], send, recv)
-        room = -(-compiled.row_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        extra = sorted(compiled.program.banks - {Bank.INPUT, Bank.OUTPUT}) if room else []
-        scratch = self._room(room * len(extra))
-        banks = []
-        for rank in range(case.n):
-            own = zip((Bank.INPUT, Bank.OUTPUT), starts[rank], strict=True)
-            banks.append({bank: self._buffers[rank][start:] for bank, start in own})
-            banks[rank] |= {bank: scratch[rank][room * k :] for k, bank in enumerate(extra)}
-        return banks
-
-    def finish(self) -> None:
-        """Nothing to wait for: calls return when they are done."""
-
-    def close(self) -> None:
-        self._buffers, self._scratch = [], []
-
-
-def _await(counters: memoryview, at: int, progress: int, patience: int) -> None:
-    """Look until the counter is there; after ``patience`` looks, let others have the core in
-    between."""
-    looks = 0
-    while counters[at] < progress:
-        looks += 1
-        if looks > patience:
-            os.sched_yield()
-
-
-class _Script:
-    """A rank's program, slice after slice, with its operations on views."""
-
-    def __init__(
-        self, compiled: Compiled, case: Case, rank: int, banks: list[dict[Bank, Tensor]]
-    ) -> None:
-        self._compiled, self._rank, self._banks = compiled, rank, banks
-        self._has_data = compiled.schedule.has_data
-        self._arithmetic = arithmetic(case.op, case.type, torch.device("cpu"))
-        cell = compiled.row_bytes // compiled.schedule.width
-        self._slices = max(1, min(compiled.row_bytes // SLICE_BYTES, cell // PIECE_BYTES))
-        self.span = self._slices * compiled.program.progress + 1
-        whole = compiled.output(rank)
-        self.finish = tuple(
-            mean(
-                self._arithmetic,
-                case.op,
-                banks[rank][Bank.OUTPUT][whole.start : whole.stop],
-                case.n,
-            )
-        )
-
-    def lines(self) -> Iterator[Scripted]:
-        """(counters to wait for, operations, what to publish), in order, for all slices.
-
-        Inputs are there from the first slice on, and that all has been read is seen at the end of
-        the last.
-        """
-        for part in range(self._slices):
-            done = part * self._compiled.program.progress
-            for waits, actions, _, publish in self._compiled.program.ranks[self._rank]:
-                leaving = bool(waits) and not actions
-                if (publish == 1 and part) or (leaving and part < self._slices - 1):
-                    continue
-                held = tuple(
-                    (peer * LINE, done + progress)
-                    for peer, progress in waits
-                    if progress > 1 or not part
-                )
-                operations = tuple(
-                    operation for action in actions for operation in self._operations(action, part)
-                )
-                if held or operations or publish:
-                    yield held, operations, publish and done + publish
-
-    def _operations(self, action: Action, part: int) -> Iterator[Operation]:
-        if not self._has_data:
-            return
-        bank, cell, cells, terms = action
-        spots = [
-            [
-                self._banks[term.rank][bank][start:stop]
-                for bank, start, stop in self._compiled.spots(term, cells, part, self._slices)
-            ]
-            for term in (Term(self._rank, bank, cell), *terms)
-        ]
-        for out, *values in zip(*spots, strict=True):
-            yield from fold(self._arithmetic, out, values)
-
-
-def create(name: str) -> SharedMemory:
-    return SharedMemory()
+INFO = BackendInfo(
+    about="algorithms in memory the ranks of one host share (ring@shm)",
+    threads=1,
+    native=False,
+    messages=False,
+    groups="partition",
+    background="computation",
+    refuse=refuse,
+    here=refuse_here,
+)

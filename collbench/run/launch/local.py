@@ -18,12 +18,13 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, says_peer_is_gone
 from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
 from collbench.core.text import tell
 from collbench.machine import environment
-from collbench.run.backends import UNDER_MPIRUN, is_predicted, model
+from collbench.run.backends import _model
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
 from collbench.run.launch.children import bound, module
@@ -118,8 +119,8 @@ class FreshRanks(World):
 
     def run(self, plans: Sequence[Plan], listener: Listener) -> None:
         for place, plan in enumerate(plans):
-            if is_predicted(plan.backend):
-                model.Predicted().run([plan], listener)
+            if backend_info(plan.backend).predicts:
+                _model.Predicted().run([plan], listener)
                 continue
             try:
                 self.measure(plan, listener)
@@ -164,7 +165,7 @@ class Launcher(FreshRanks):
 
     def warm(self, backends: Sequence[str], env: Env = ()) -> None:
         """Start loading torch under ``env``, if any of the backends has forked ranks."""
-        if any(not is_predicted(name) and name not in UNDER_MPIRUN for name in backends):
+        if any(backend_info(name).launch == "fork" for name in backends):
             self._server(env)
 
     def _server(self, env: Env) -> ForkServer:
@@ -195,7 +196,7 @@ class Launcher(FreshRanks):
         """What starts the plan's ranks and tells of their ends: an mpirun of theirs alone, else a
         fork server, which ends with a world that breaks."""
         env = self._environment(plan.env)
-        if plan.backend in UNDER_MPIRUN:
+        if backend_info(plan.backend).launch == "mpirun":
             with closing(Mpirun(env, self._python, folder)) as mpirun:
                 yield mpirun
             return
@@ -222,6 +223,7 @@ class Watch(RankWatch):
     ) -> None:
         super().__init__(plan, listener, grace=2 * TICK)
         self._parent, self._board = parent, board
+        self._by_mpirun = backend_info(plan.backend).launch == "mpirun"
         self._stall, self._begun = StallWatch(board, plan), time.monotonic()
         self._store = Path(store)
         self._asked = msgspec.json.encode(Asked(plan, store)) + b"\n"
@@ -281,7 +283,7 @@ class Watch(RankWatch):
         ends = set(self.deaths.values())
         killed = ORPHANED in ends and self._parent.unheard(self.plan.processes)
         terminated = {end.signal for end in ends} == {signal.SIGTERM}
-        if self.errors or not (killed or terminated) or self.plan.backend not in UNDER_MPIRUN:
+        if self.errors or not (killed or terminated) or not self._by_mpirun:
             return False
         self._since = self._since or time.monotonic()
         return time.monotonic() - self._since < LEAVE_SECONDS
@@ -439,7 +441,7 @@ class Watch(RankWatch):
         stopped = doing(parent.process.pid) == "stopped"
         what = STOPPED.words if stopped else f"has not moved for {seconds:.0f} s"
         missing = [rank for rank in range(n) if rank not in self._pids]
-        if born and len(missing) == 1 and not stopped and self.plan.backend in UNDER_MPIRUN:
+        if born and len(missing) == 1 and not stopped and self._by_mpirun:
             return self.broken(missing[0], f"did not start for {seconds:.0f} s", hint)
         made = f"{parent.name} (pid {parent.process.pid}) {what}, with {born} of {n} ranks made"
         return self._stall.broken(made, 0, hint)

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, Exit, RunBroken
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record
 from collbench.run import memory
-from collbench.run.backends import UNDER_MPIRUN
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
@@ -107,9 +107,9 @@ class Places(FreshRanks):
         """What ends an experiment here. Raises RunBroken for one that stands for it."""
         return
 
-    def why_not(self, case: Case) -> str:
+    def refuse(self, case: Case) -> str:
         """Why a case cannot run here, or ""."""
-        if case.backend in UNDER_MPIRUN:
+        if backend_info(case.backend).launch == "mpirun":
             return (
                 f"{case.backend} needs ranks that mpirun has started, and ab starts new ones:"
                 " without a launcher it brings an mpirun of its own"
@@ -130,7 +130,7 @@ class Places(FreshRanks):
         """What ranks of a world of n share, on the node that is the tightest for them. A GPU that
         is a place's alone is one rank's."""
         seats = self.among(n)
-        alone = backend in memory.ON_GPUS
+        alone = backend_info(backend).gpu != ""
         sharers = [1 if alone and s.node.gpus else len(_beside(s, seats)) for s in seats]
         asked = [Question(room=(backend, some, policy)) for some in sharers]
         found = [answer.room for answer in self._answers(seats, asked) if answer.room]

@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, UsageError, first_line
 from collbench.core.text import tell
 from collbench.machine import environment
-from collbench.run import memory
 from collbench.run.launch import folders
 from collbench.run.launch.fresh import MEET_SECONDS, Told
 from collbench.run.launch.keeper import Answer, Keeper, Question, as_json
@@ -165,7 +165,7 @@ class Cluster(Places):
             )
         super().__init__("ray", PASSED_ON)
         self._spread = where.placement == "spread"
-        self._gpus = not memory.ON_GPUS.isdisjoint(suite.values("backends"))
+        self._gpus = any(backend_info(name).gpu for name in suite.values("backends"))
         self._ray = where.connect()
         self._group: Any = None
         self._actors: list[Any] = []

@@ -23,16 +23,16 @@ import torch
 import torch.distributed as dist
 
 from collbench.core import groups
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import environment, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, World
-from collbench.run import backends, steps
+from collbench.run import backends, refusal, steps
 from collbench.run.backends import Backend
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.world import Asked, Channel, Failure, Said
-from collbench.run.memory import ON_GPUS
 from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
 from collbench.run.rank.background import background
@@ -50,7 +50,6 @@ from collbench.run.rank.steps import StepTrial
 from collbench.run.rank.trial import Trial
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
-from collbench.suite.sweep import THREADS
 
 Emit = Callable[[World | Record], None]
 
@@ -151,8 +150,8 @@ class Worker:
         self._enter(Phase.CONNECTING)
         began = clock()
         self._others = Others(place.rank, self._control.collect)
-        threads = THREADS.get(plan.backend, 1)
-        on_cpus = plan.backend not in ON_GPUS
+        info = backend_info(plan.backend)
+        threads, on_cpus = info.threads or 1, not info.gpu
         cores = settle(place.rank, self._control, threads, self._policy.pin and on_cpus)
         self._divide()
         opened.callback(self._own.leave)
@@ -192,7 +191,7 @@ class Worker:
         policy = self._policy.resolved(world.cramped)
         in_turns = self._plan.in_turns or any(job.beside for job in self._plan.jobs)
         calibrator = None
-        if in_turns and self._plan.backend not in ON_GPUS and not world.oversubscribed:
+        if in_turns and not backend_info(self._plan.backend).gpu and not world.oversubscribed:
             calibrator = Calibrator(self._control, board, self._others.stolen, world.cramped)
         return Bench(
             rank,
@@ -311,7 +310,7 @@ class Worker:
             launcher=place.launcher,
             ranks=ranks,
             oversubscribed=cores.oversubscribed,
-            cramped=cores.cramped and self._plan.backend not in ON_GPUS,
+            cramped=cores.cramped and not backend_info(self._plan.backend).gpu,
             same_clock=common is None or common.exact,
             library=", ".join(filter(None, (self._backend.library, self._clocks))),
             init_ns=max(inits),
@@ -375,7 +374,7 @@ class Worker:
         bench = self._place(case)
         found: list[Fields] = []
         try:
-            reason = self._why_not(job, bench)
+            reason = self._refuse(job, bench)
             if not reason and (blind := self._why_unverified(job)):
                 found = [{"status": "failed", "note": blind}] * len(case.siblings)
             elif not reason:
@@ -415,20 +414,20 @@ class Worker:
         for record in self._records(case, started, found):
             self._emit(record)
 
-    def _why_not(self, job: Job, bench: Bench) -> str:
+    def _refuse(self, job: Job, bench: Bench) -> str:
         """Why the job cannot be run here; else an empty string."""
-        case, ask = job.case, self._backend.why_not
+        case = job.case
 
-        def why_not(single: Case) -> str | None:
-            return backends.why_never(single) or ask(single)
+        def refuse(single: Case) -> str:
+            return refusal.refuse_anywhere(single) or self._backend.refuse(single)
 
         if job.step is None:
-            reason = why_not(case) or self._probe(case, bench.held)
+            reason = refuse(case) or self._probe(case, bench.held)
             if not reason and (other := backgrounds.beside(case)):
                 other = msgspec.structs.replace(other, n=case.n)  # as the backend here has
-                reason = why_not(other) or self._probe(other, bench.held)
-            return reason or ""
-        reason = steps.why_not(job.step, case, ask)
+                reason = refuse(other) or self._probe(other, bench.held)
+            return reason
+        reason = steps.refuse(job.step, case, self._backend.refuse)
         if not reason:
             for each in steps.kinds(job.step, case):
                 reason = reason or self._probe(each, bench.held)

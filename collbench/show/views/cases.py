@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.core.version import __version__
@@ -32,7 +33,6 @@ from collbench.records.origins import FAKE
 from collbench.records.stats import half_width
 from collbench.records.store import Outline
 from collbench.records.types import End, Run, World
-from collbench.run import backends
 from collbench.run.reporter import Gathered, Outcome, PlanRow
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
 from collbench.show.flags import (
@@ -337,7 +337,7 @@ def plan(rows: Sequence[PlanRow], starting: float = 0.0, fresh: bool = False) ->
 
 def _may_be_refused(cases: Sequence[Case]) -> list[Words]:
     """Which of the planned cases a run may skip, as the library says so only when it is asked."""
-    unsure = [case for case in cases if backends.may_be_refused(case)]
+    unsure = [case for case in cases if backend_info(case.backend).may_refuse(case)]
     names = dict.fromkeys(f"{case.dtype} {case.op}".removesuffix(" none") for case in unsure)
     libraries = ", ".join(dict.fromkeys(case.backend for case in unsure))
     text = f"{libraries} may refuse {counted(len(unsure), 'case')} of these: {', '.join(names)}"

@@ -27,7 +27,7 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import CannotRun, CollbenchError, UsageError
 from collbench.core.network import LINKS, Link, Network
 from collbench.core.schedule import Moves, Schedule
-from collbench.run.backends import model
+from collbench.run.backends import _model
 from collbench.run.launch.world import Listener
 from collbench.run.plan import Job, Plan
 from collbench.show import terminal
@@ -469,7 +469,7 @@ def test_predict_takes_the_link_from_a_recorded_run(tmp_path: Path) -> None:
     assert "predicted" in whole["about"] and "ring@model on 4" in whole["about"]
     for row in whole["predictions"]:
         seconds = simulate.time(
-            scheduled("all_gather", "ring", 64), Network(model.TEN_GIGABIT), row["size"]
+            scheduled("all_gather", "ring", 64), Network(_model.TEN_GIGABIT), row["size"]
         )
         assert row["time_ns"] == pytest.approx(seconds * 1e9, rel=0.01)
 
@@ -541,7 +541,7 @@ def case(**fields: object) -> Case:
 
 
 def test_the_model_backend_simulates_reference_algorithms() -> None:
-    network = Network(model.TEN_GIGABIT)
+    network = Network(_model.TEN_GIGABIT)
     cases = [
         case(),
         case(algorithm="native"),
@@ -553,7 +553,7 @@ def test_the_model_backend_simulates_reference_algorithms() -> None:
     records = []
     jobs = [Job(one, 1, "cold") for one in cases]
     plans = [Plan(0, "model", 6, (), Policy(), jobs, 1.0)]
-    model.Predicted().run(plans, Listener(records.append))
+    _model.Predicted().run(plans, Listener(records.append))
     _, *records = records
     assert [record.status for record in records] == ["predicted"] * 5 + ["skipped"]
     assert "power of two" in records[-1].note
@@ -563,8 +563,8 @@ def test_the_model_backend_simulates_reference_algorithms() -> None:
         assert record.times_ns == [round(simulate.time(schedule, network, one.size) * 1e9)]
         assert one.algorithm in record.note
     (native,) = records[1].times_ns
-    assert native == round(model.seconds(cases[1]) * 1e9)
-    assert model.seconds(cases[1]) == pytest.approx(
+    assert native == round(_model.seconds(cases[1]) * 1e9)
+    assert _model.seconds(cases[1]) == pytest.approx(
         3 * 20e-6 + 6000 * (5 / 3 / 1.18e9 + 5 / 6 / 8e9)
     )  # the lower bound
 
@@ -575,13 +575,13 @@ def test_uneven_blocks_are_simulated_with_their_lengths(tmp_path: Path) -> None:
     split = f"matrix:{tmp_path / 'table'}"
     one = case(collective="all_to_allv", algorithm="pairwise", n=5, nbytes=100_000, splits=split)
     blocks = splits.matrix(split, 5, 100_000, 4) * 4
-    link = model.TEN_GIGABIT
+    link = _model.TEN_GIGABIT
     wanted = sum(
         link.alpha + max(blocks[r, (r + k) % 5] for r in range(5)) * link.beta for k in range(1, 5)
     )
-    found, _ = model.Model(Network(link)).seconds(one)
+    found, _ = _model.Model(Network(link)).seconds(one)
     assert found == pytest.approx(wanted, rel=1e-12)
-    even, _ = model.Model(Network(link)).seconds(
+    even, _ = _model.Model(Network(link)).seconds(
         case(collective="all_to_allv", algorithm="pairwise", n=5, nbytes=100_000, splits="uniform")
     )
     assert even < found
@@ -592,9 +592,9 @@ def test_uneven_blocks_are_simulated_with_their_lengths(tmp_path: Path) -> None:
 
 def test_the_model_backend_says_when_a_world_is_too_large() -> None:
     with pytest.raises(CannotRun, match="moves"):
-        model.Model(FLAT).seconds(case(n=1 << 16, algorithm="one_shot"))
+        _model.Model(FLAT).seconds(case(n=1 << 16, algorithm="one_shot"))
     with pytest.raises(UsageError, match="power of two"):
-        model.Model(FLAT).seconds(case(algorithm="swing"))
+        _model.Model(FLAT).seconds(case(algorithm="swing"))
 
 
 def test_link_classes_are_documented_in_the_help() -> None:

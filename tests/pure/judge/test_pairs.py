@@ -29,7 +29,7 @@ from collbench.judge.health.findings import Finding
 from collbench.judge.health.night import Night
 from collbench.machine import topology
 from collbench.records.types import End, Record, RunFile
-from collbench.run import backends, plan
+from collbench.run import plan, refusal
 from collbench.run.plan import Job
 from collbench.show import terminal
 from collbench.show.views import pairs as matrices
@@ -171,11 +171,11 @@ def test_what_measures_no_pairs(more: dict[str, str], why: str) -> None:
             **more,
         }
     )  # type: ignore[arg-type]
-    assert why in backends.why_not_so(case, Policy())
+    assert why in refusal.refuse(case, Policy())
     ring = msgspec.structs.replace(
         case, backend="gloo", collective="all_reduce", op="sum", algorithm="ring"
     )
-    assert not backends.why_not_so(ring, Policy())
+    assert not refusal.refuse(ring, Policy())
 
 
 def measured(

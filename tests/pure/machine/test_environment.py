@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import pytest
 
 from collbench.machine import environment, secrets
-from collbench.run import backends
 
 GIB = 1 << 30
 RESERVE = GIB // 2
@@ -837,13 +836,6 @@ def test_a_fingerprint_rests_on_the_libraries_that_a_backend_uses(
         assert (prints[0] != prints[1]) == (name in libraries)
     assert len(environment.differences(before, {"kernel": "6.2"}, {"gloo"})) == 2
     assert len(environment.differences(before, {"kernel": "6.1"})) == len(versions)
-
-
-def test_libraries_name_backends_that_there_are() -> None:
-    modules = Path(backends.__file__).parent.glob("[a-z]*.py")
-    known = {"nccl", *backends.TOGETHER, *(module.stem for module in modules)}
-    users = {user for users in environment.LIBRARIES.values() for user in users}
-    assert [user for user in users if not any(name.startswith(user) for name in known)] == []
 
 
 @pytest.mark.parametrize(

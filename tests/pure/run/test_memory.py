@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from collbench.machine import environment
-from collbench.run import backends, memory, plan
+from collbench.run import memory, plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -118,7 +118,3 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     memory.gpus.cache_clear()
     assert memory.gpus() == () and memory.room("nccl", 2, Policy()).where == "on this host"
     memory.gpus.cache_clear()
-
-
-def test_every_backend_of_gpus_has_its_room_there() -> None:
-    assert backends.GPU_EACH | {*backends.VIRTUAL} == memory.ON_GPUS

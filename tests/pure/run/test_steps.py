@@ -70,14 +70,14 @@ def test_what_cannot_run_says_which_operation_and_why() -> None:
     def of(*ops: Op, backend: str) -> str:
         step = Step("x", 2, (Program((0, 1), ops),))
         (case, *_) = cases_of(step, backends=(backend,))
-        return steps.why_not(step, case, lambda case: None)
+        return steps.refuse(step, case)
 
     reduce = Op(kind="all_reduce", **CALL)  # type: ignore[arg-type]
     assert of(reduce, backend="gloo") == ""
     assert "name an algorithm" in of(reduce, backend="shm")
     message = presets.find("megatron:llama3-8b", "pp=2,micro_batches=2", layers=2)
     case = cases_of(message, backends=("shm",), algorithms=("ring",))[0]
-    assert "no messages from rank to rank" in steps.why_not(message, case, lambda case: None)
+    assert "no messages from rank to rank" in steps.refuse(message, case)
     for backend in ("symm", "model"):
         assert "runs no steps" in of(reduce, backend=backend)
 
@@ -95,7 +95,7 @@ def test_uneven_blocks_are_those_that_each_member_sends() -> None:
         first = steps.played(step, rank, "gloo")[0].case.matrix
         assert first.tolist() == [[1, 2], [4, 0]]
     (case, *_) = cases_of(step)
-    assert steps.why_not(step, case, lambda case: None) == ""
+    assert steps.refuse(step, case) == ""
 
 
 def test_a_step_that_does_not_fit_says_which_part_would() -> None:

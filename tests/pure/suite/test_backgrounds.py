@@ -8,9 +8,9 @@ import pytest
 from factories import case
 
 from collbench.core.errors import UsageError
-from collbench.run.backends import why_never
+from collbench.run import refusal
 from collbench.suite import backgrounds, toml
-from collbench.suite.sweep import expand, why_not
+from collbench.suite.sweep import expand, refuse
 
 BESIDE = {"background": "all_to_all"}
 
@@ -110,7 +110,7 @@ def test_cases_with_and_without_have_keys_of_their_own() -> None:
     ],
 )
 def test_what_cannot_be_measured_says_why(fields: dict[str, object], words: str) -> None:
-    assert words in why_not(case(**fields))
+    assert words in refuse(case(**fields))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,9 @@ def test_what_cannot_be_measured_says_why(fields: dict[str, object], words: str)
 )
 def test_backends_that_have_none_say_so(backend: str, background: str, words: str) -> None:
     algorithm = "ring" if backend in ("symm", "shm") else "native"
-    told = why_never(case(backend=backend, background=background, algorithm=algorithm))
+    told = refusal.refuse_anywhere(
+        case(backend=backend, background=background, algorithm=algorithm)
+    )
     assert words in told if words else not told
 
 

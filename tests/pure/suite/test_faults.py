@@ -15,8 +15,9 @@ from collbench.core.errors import UsageError
 from collbench.judge.comparison import Rules, compare
 from collbench.records import derive
 from collbench.records.flags import FLAGS_BY_NAME, UNGATED
-from collbench.run.backends import Call, why_not_so
+from collbench.run.backends import Call
 from collbench.run.rank.calls import Planted
+from collbench.run.refusal import refuse
 from collbench.suite import faults as inject
 from collbench.suite.case import Case
 from collbench.suite.faults import Fault, planted
@@ -79,7 +80,7 @@ def test_where_nothing_can_be_planted(ranks: int, more: dict[str, int], why: str
 
 def test_neither_predictions_nor_graphs_take_faults() -> None:
     case = Case(collective="all_reduce", backend="gloo", n=4, nbytes=8, op="sum")
-    assert not why_not_so(case, Policy(inject="drop:1"))
+    assert not refuse(case, Policy(inject="drop:1"))
     for changed in ({"backend": "model"}, {"backend": "nccl", "mode": "graph"}):
         other = Case(
             **{
@@ -91,7 +92,7 @@ def test_neither_predictions_nor_graphs_take_faults() -> None:
                 **changed,
             }
         )  # type: ignore[arg-type]
-        assert "planted" in why_not_so(other, Policy(inject="drop:1"))
+        assert "planted" in refuse(other, Policy(inject="drop:1"))
 
 
 def took(*faults: Fault, call: Callable[[], object], times: int = 1) -> float:

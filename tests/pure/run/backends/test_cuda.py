@@ -17,8 +17,7 @@ import torch.distributed as dist
 from collbench.core.errors import CannotRun
 from collbench.machine import environment
 from collbench.machine import gpu as nvml
-from collbench.run import backends
-from collbench.run.backends import _cuda, torchdist
+from collbench.run.backends import _cuda, _torch_refusal, _torchdist
 from collbench.run.rank.control import Control
 from collbench.suite.policy import Policy
 
@@ -270,12 +269,12 @@ def test_the_record_names_the_library_and_why_gpus_are_not_watched(
 ) -> None:
     gpus(1)
     monkeypatch.setattr(torch.version, "hip", hip)
-    monkeypatch.setattr(torchdist, "unwatched", lambda device: missing)
+    monkeypatch.setattr(_torchdist, "unwatched", lambda device: missing)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     zeros = torch.zeros
     here = {"device": "cpu"}
     monkeypatch.setattr(torch, "zeros", lambda *n, **kind: zeros(*n, **{**kind, **here}))
-    backend = torchdist.TorchDistributed("nccl")
+    backend = _torchdist.TorchDistributed("nccl")
     backend.policy, backend.label = Policy(pin=False), "torch_one_shot"  # which listens to no log
     backend._take_seat(ALONE, 0)
     assert backend.library == library.format(torch.__version__)
@@ -334,13 +333,13 @@ def test_why_torch_can_use_no_gpu(
     blind: Any, facts: tuple[Any, ...], reason: str, hint: str
 ) -> None:
     blind(*facts)
-    found = backends.missing_gpu()
+    found = _torch_refusal.missing_gpu()
     assert reason in found[0] and hint in found[1]
 
 
 def test_nothing_is_missing_where_torch_uses_a_gpu(gpus: Any) -> None:
     gpus(1)
-    assert backends.missing_gpu() == ("", "")
+    assert _torch_refusal.missing_gpu() == ("", "")
 
 
 def test_the_drivers_cuda_is_asked_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,9 +492,9 @@ def test_gpus_without_multicast_are_not_taken_for_an_old_nccl(
 def test_the_backend_allocates_registered_memory_and_lets_go_of_it_before_the_group(
     notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = torchdist.TorchDistributed("nccl")
+    backend = _torchdist.TorchDistributed("nccl")
     backend.policy = Policy(register=1)
-    backend._at = torchdist._Site(0, 1, group(Nccl(notes)))
+    backend._at = _torchdist._Site(0, 1, group(Nccl(notes)))
     backend._registered = _cuda.Registered(backend._at.group, ALONE, CPU, backend.policy.register)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: notes.append("empty the cache"))
     backend.stream = SimpleNamespace()

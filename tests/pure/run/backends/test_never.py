@@ -8,7 +8,8 @@ import sys
 import pytest
 from factories import case
 
-from collbench.run import backends
+from collbench.core.backend_info import PLUGIN, backend_info
+from collbench.run import refusal
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,21 @@ from collbench.run import backends
     ],
 )
 def test_what_a_name_tells(backend: str, fields: dict[str, object], words: str) -> None:
-    reason = backends.why_never(case(backend=backend, **fields))
+    reason = refusal.refuse_anywhere(case(backend=backend, **fields))
     assert words in reason and bool(reason) == bool(words)
 
 
-def test_reasons_load_no_torch() -> None:
-    code = "import sys, collbench.run.backends; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_what_is_known_of_backends_loads_none_of_their_libraries() -> None:
+    code = (
+        "import sys; from collbench.core.backend_info import backend_info, backend_names\n"
+        "infos = [backend_info(name) for name in backend_names()]\n"
+        "heavy = {'torch', 'triton', 'mpi4py', 'ray'} & {*sys.modules}\n"
+        "sys.exit(str(heavy) if heavy or len(infos) < 12 else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_name_of_no_module_is_a_plug_ins() -> None:
+    for name in ("ccl", "_wire", "os.path", "Gloo", ""):
+        assert backend_info(name) is PLUGIN

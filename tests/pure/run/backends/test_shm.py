@@ -15,7 +15,7 @@ from interleaving import cases, finish
 
 from collbench.core.errors import CannotRun
 from collbench.core.program import Bank
-from collbench.run.backends import _memory, shm
+from collbench.run.backends import _memory, _shm
 from collbench.run.backends._compiled import Compiled
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
@@ -27,7 +27,7 @@ class World:
     """All ranks of one case in one process: ``slots`` of buffers, one scratch, and the counters."""
 
     def __init__(self, case: Case, slots: int) -> None:
-        self.case, self.counters = case, [0] * (case.n * shm.LINE)
+        self.case, self.counters = case, [0] * (case.n * _shm.LINE)
         compiled = Compiled(case, 64.0, waits=True)
         scratch = [
             {bank: self._bytes(compiled.row_bytes) for bank in (Bank.SCRATCH, Bank.SPARE)}
@@ -37,7 +37,7 @@ class World:
         for _ in range(slots):
             self.rows.append([self._buffers(rank) | scratch[rank] for rank in range(case.n)])
         self.scripts = [
-            [shm._Script(compiled, case, rank, row) for rank in range(case.n)] for row in self.rows
+            [_shm._Script(compiled, case, rank, row) for rank in range(case.n)] for row in self.rows
         ]
 
     @staticmethod
@@ -73,8 +73,8 @@ class World:
                     function(*arguments)
                     yield True
                 if publish:
-                    assert self.counters[rank * shm.LINE] < base + publish
-                    self.counters[rank * shm.LINE] = base + publish
+                    assert self.counters[rank * _shm.LINE] < base + publish
+                    self.counters[rank * _shm.LINE] = base + publish
                 yield True
             base += script.span
             wanted = self.case.row.result(inputs[call], np.add, max(self.case.root, 0))[rank]
@@ -101,8 +101,8 @@ def interleave(case: Case, rng: random.Random) -> list[str]:
 def test_calls_in_slices_back_to_back_are_right_in_any_order(
     monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    monkeypatch.setattr(shm, "SLICE_BYTES", 64)
-    monkeypatch.setattr(shm, "PIECE_BYTES", 8)
+    monkeypatch.setattr(_shm, "SLICE_BYTES", 64)
+    monkeypatch.setattr(_shm, "PIECE_BYTES", 8)
     rng = random.Random(n)
     slices = set()
     for case in cases("shm", n, 8 * 41, "int64"):
@@ -114,8 +114,8 @@ def test_calls_in_slices_back_to_back_are_right_in_any_order(
 def test_a_script_that_does_not_wait_at_the_end_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line waits until all have read: without it the next call overwrites what a peer
     still reads."""
-    lines = shm._Script.lines
-    monkeypatch.setattr(shm._Script, "lines", lambda self: iter(list(lines(self))[:-1]))
+    lines = _shm._Script.lines
+    monkeypatch.setattr(_shm._Script, "lines", lambda self: iter(list(lines(self))[:-1]))
     case = next(
         case
         for case in cases("shm", 3, 8 * 41, "int64")

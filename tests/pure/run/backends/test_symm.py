@@ -17,8 +17,8 @@ from interleaving import cases, finish
 from taped import decoded, span, walk
 
 from collbench.core.errors import CannotRun
-from collbench.run import backends
-from collbench.run.backends import _instructions, symm
+from collbench.run import backends, refusal
+from collbench.run.backends import _instructions, _symm
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -106,15 +106,15 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel()
-    monkeypatch.setattr(symm, "_walker", lambda: found)
+    monkeypatch.setattr(_symm, "_walker", lambda: found)
     monkeypatch.setattr(
-        symm.Symmetric, "_on_gpus", lambda self, local_rank: (self._virtual, 40 // self._n)
+        _symm.Symmetric, "_on_gpus", lambda self, local_rank: (self._virtual, 40 // self._n)
     )
     return found
 
 
-def opened(n: int) -> symm.Symmetric:
-    backend = symm.create("symm")
+def opened(n: int) -> _symm.Symmetric:
+    backend = _symm.Symmetric()
     backend.policy = Policy(virtual=True)
     backend.open(0, n, 0)
     return backend
@@ -215,8 +215,8 @@ class Uncompiled(Kernel):
 def test_a_kernel_that_cannot_be_compiled_is_a_reason(
     kernel: Kernel, loads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(symm, "_walker", lambda: Uncompiled(loads))
-    alone = symm.create("symm")
+    monkeypatch.setattr(_symm, "_walker", lambda: Uncompiled(loads))
+    alone = _symm.Symmetric()
     with pytest.raises(CannotRun, match=f"Triton cannot compile here: {NO_COMPILER}$") as caught:
         alone.open(0, 1, 0)
     assert "gcc" in caught.value.hint
@@ -239,7 +239,7 @@ def test_a_rank_that_compiles_does_not_wait_for_one_that_cannot(
 
 
 def test_what_the_kernel_cannot_do_is_said() -> None:
-    backend = symm.create("symm")
+    backend = _symm.Symmetric()
     case = Case(
         collective="all_reduce",
         backend="symm",
@@ -249,7 +249,7 @@ def test_what_the_kernel_cannot_do_is_said() -> None:
         op="avg",
         dtype="int8",
     )
-    assert backend.why_not(case) == "int8 does not hold 130, by which avg divides"
+    assert refusal.refuse_anywhere(case) == "int8 does not hold 130, by which avg divides"
     graph = Case(
         collective="all_reduce",
         backend="symm",
@@ -259,18 +259,18 @@ def test_what_the_kernel_cannot_do_is_said() -> None:
         op="sum",
         mode="graph",
     )
-    assert backend.why_not(graph) == "CUDA graphs need a GPU"
+    assert backend.refuse(graph) == "CUDA graphs need a GPU"
 
 
 def test_without_triton_or_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = symm.create("symm")
+    backend = _symm.Symmetric()
     backend.policy = Policy(virtual=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setitem(sys.modules, "collbench.run.backends._kernel", None)
     monkeypatch.delattr(backends, "_kernel", raising=False)  # of a test before this one
     with pytest.raises(CannotRun, match="symm needs Triton"):
         backend.open(0, 2, 0)
-    monkeypatch.setattr(symm, "_walker", Kernel)
+    monkeypatch.setattr(_symm, "_walker", Kernel)
     with pytest.raises(CannotRun, match="needs an NVIDIA GPU"):
         backend.open(0, 2, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

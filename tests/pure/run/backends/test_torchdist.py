@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
-from collbench.run.backends import Call, _wire, torchdist
+from collbench.run.backends import Call, _torchdist, _wire
 from collbench.run.backends._compiled import Compiled
-from collbench.run.backends.torchdist import place
-from collbench.run.backends.torchsymm import TorchSymmetric
+from collbench.run.backends._torchdist import place
+from collbench.run.backends._torchsymm import TorchSymmetric
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
@@ -25,13 +25,13 @@ def test_sendrecv_receives_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> N
     sends itself."""
     asked: list[object] = []
     monkeypatch.setattr(
-        torchdist.dist, "P2POp", lambda operation, tensor, peer, group: (operation, peer)
+        _torchdist.dist, "P2POp", lambda operation, tensor, peer, group: (operation, peer)
     )
-    monkeypatch.setattr(torchdist.dist, "batch_isend_irecv", lambda pair: asked.extend(pair) or [])
+    monkeypatch.setattr(_torchdist.dist, "batch_isend_irecv", lambda pair: asked.extend(pair) or [])
     case = Case(collective="sendrecv", backend="gloo", n=2, nbytes=8)
-    site = torchdist._Site(rank=0, n=2, group=None, members=(4, 7))
-    torchdist.CALLS["sendrecv"](case, torch.zeros(2), torch.zeros(2), site)()
-    assert asked == [(torchdist.dist.irecv, 7), (torchdist.dist.isend, 7)]
+    site = _torchdist._Site(rank=0, n=2, group=None, members=(4, 7))
+    _torchdist.CALLS["sendrecv"](case, torch.zeros(2), torch.zeros(2), site)()
+    assert asked == [(_torchdist.dist.irecv, 7), (_torchdist.dist.isend, 7)]
 
 
 @pytest.mark.parametrize(("on_a_gpu", "alpha_over_beta"), [(True, 6e6), (False, 40e3)])
@@ -40,9 +40,9 @@ def test_segments_go_by_what_a_message_costs_there(
 ) -> None:
     asked: list[float] = []
     monkeypatch.setattr(_wire, "prepare", lambda *_, halfway, **__: asked.append(halfway))
-    backend = torchdist.TorchDistributed("nccl")
+    backend = _torchdist.TorchDistributed("nccl")
     backend.control, backend.stream = None, object() if on_a_gpu else None
-    backend._at, backend._room = torchdist._Site(0, 2, None), None
+    backend._at, backend._room = _torchdist._Site(0, 2, None), None
     case = Case(collective="all_reduce", backend="nccl", n=2, nbytes=8, algorithm="ring", op="sum")
     backend.prepare(case, torch.zeros(2), torch.zeros(2))
     assert asked == [alpha_over_beta]
@@ -62,7 +62,7 @@ def test_a_gibibyte_over_nccl_takes_so_few_steps_that_they_can_be_issued_ahead(
         op="sum" if name == "double_tree" else "none",
         root=-1 if name == "double_tree" else 0,
     )
-    compiled = Compiled(case, torchdist.HALFWAY, waits=False)
+    compiled = Compiled(case, _torchdist.HALFWAY, waits=False)
     assert max(map(len, compiled.program.ranks)) < most
 
 
@@ -82,7 +82,7 @@ class Grouped:
 @pytest.fixture
 def grouped(monkeypatch: pytest.MonkeyPatch) -> Grouped:
     noted = Grouped()
-    monkeypatch.setattr(torchdist, "_coalescing_manager", noted)
+    monkeypatch.setattr(_torchdist, "_coalescing_manager", noted)
     return noted
 
 
@@ -92,8 +92,8 @@ def nccl(collective: str, **fields: object) -> Case:
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_calls_together_are_a_group_of_nccls(grouped: Grouped, collective: str) -> None:
-    backend = torchdist.TorchDistributed("nccl")
-    backend._at = torchdist._Site(0, 2, "group")
+    backend = _torchdist.TorchDistributed("nccl")
+    backend._at = _torchdist._Site(0, 2, "group")
     calls = [Call(partial(grouped.log.append, number), None) for number in range(3)]
     fused = backend.fuse_calls(nccl(collective), calls)
     assert fused is not None and not grouped.log
@@ -104,14 +104,14 @@ def test_calls_together_are_a_group_of_nccls(grouped: Grouped, collective: str) 
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
-        (torchdist.TorchDistributed("nccl"), nccl("broadcast")),
-        (torchdist.TorchDistributed("nccl"), nccl("all_reduce", op="sum", algorithm="ring")),
-        (torchdist.TorchDistributed("gloo"), nccl("all_reduce", op="sum")),
+        (_torchdist.TorchDistributed("nccl"), nccl("broadcast")),
+        (_torchdist.TorchDistributed("nccl"), nccl("all_reduce", op="sum", algorithm="ring")),
+        (_torchdist.TorchDistributed("gloo"), nccl("all_reduce", op="sum")),
         (TorchSymmetric("torch_one_shot"), nccl("all_reduce", op="sum")),
     ],
 )
-def test_no_other_calls_are_fused(backend: torchdist.TorchDistributed, case: Case) -> None:
-    backend._at = torchdist._Site(0, 2, "group")
+def test_no_other_calls_are_fused(backend: _torchdist.TorchDistributed, case: Case) -> None:
+    backend._at = _torchdist._Site(0, 2, "group")
     assert backend.fuse_calls(case, [Call(lambda: None, None)] * 2) is None
 
 
@@ -170,5 +170,5 @@ def test_an_accelerator_is_made_current_by_whatever_name_torch_has(
     for other in ("set_device_index", "set_device_idx"):
         monkeypatch.delattr(torch.accelerator, other, raising=False)
     monkeypatch.setattr(torch.accelerator, name, current.append, raising=False)
-    torchdist.TorchDistributed("vendor")._take_place(Control(0, 1), 3)
+    _torchdist.TorchDistributed("vendor")._take_place(Control(0, 1), 3)
     assert current == [3]

@@ -273,7 +273,7 @@ def test_the_tightest_host_has_the_room() -> None:
 def test_why_a_case_cannot_run_at_places(backend: str, n: int, why: str) -> None:
     places, _ = held([Answer()] * 2, ["a", "b"])
     case = msgspec.structs.replace(CASES[0], backend=backend, n=n)
-    assert places.why_not(case).startswith(why) and bool(places.why_not(case)) == bool(why)
+    assert places.refuse(case).startswith(why) and bool(places.refuse(case)) == bool(why)
 
 
 def test_a_keeper_says_what_its_host_lacks(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from collbench.records.types import Choice
-from collbench.run.backends import torchdist
+from collbench.run.backends import _torchdist
 from collbench.run.rank import ncclog
 from collbench.run.rank.ncclog import chosen, connections, listen
 
@@ -380,7 +380,7 @@ def test_the_backend_overhears_a_call_until_the_device_is_done() -> None:
             order.append("heard")
             return RING
 
-    backend = torchdist.create("nccl")
+    backend = _torchdist.create("nccl")
     assert backend.overheard(lambda: order.append("on a CPU")) is None
     backend.stream = SimpleNamespace(drain=lambda: order.append("drained"))  # type: ignore[assignment]
     assert backend.overheard(lambda: order.append("unheard")) is None

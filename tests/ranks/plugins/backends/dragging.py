@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from collbench.run.backends import Call
-from collbench.run.backends.shm import SharedMemory
+from collbench.run.backends._shm import SharedMemory
 from collbench.suite.case import Case
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collbench.records.types import Choice
-from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.backends._torchdist import TorchDistributed
 
 
 class Fusing(TorchDistributed):

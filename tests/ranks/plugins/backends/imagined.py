@@ -18,8 +18,8 @@ class Imagined(Base):
     premultiplies = False
     library = "imagination"
 
-    def why_not(self, case: Case) -> str | None:
-        return None if (case.collective, case.op) == ("all_reduce", "sum") else "beyond imagination"
+    def refuse(self, case: Case) -> str:
+        return "" if (case.collective, case.op) == ("all_reduce", "sum") else "beyond imagination"
 
     def copies_first(self, case: Case) -> bool:
         return False

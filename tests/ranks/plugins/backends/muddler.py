@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from collbench.run.backends import Call
-from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.backends._torchdist import TorchDistributed
 from collbench.suite.case import Case
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.backends._torchdist import TorchDistributed
 
 
 class Noisy(TorchDistributed):

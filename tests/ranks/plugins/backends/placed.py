@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from collbench.run.backends.shm import SharedMemory
+from collbench.run.backends._shm import SharedMemory
 
 
 def create(name: str) -> SharedMemory:

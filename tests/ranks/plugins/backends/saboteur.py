@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from collbench.core.errors import CannotRun
 from collbench.run.backends import Call
-from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.backends._torchdist import TorchDistributed
 from collbench.suite.case import Case
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collbench.run.backends.saboteur import Sabotage
 
-from collbench.run.backends.mpi import Mpi
+from collbench.run.backends._mpi import Mpi
 
 
 class Saboteur(Sabotage, Mpi):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collbench.run.backends.saboteur import Sabotage
 
-from collbench.run.backends.shm import SharedMemory
+from collbench.run.backends._shm import SharedMemory
 
 
 class Saboteur(Sabotage, SharedMemory):

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collbench.run.backends.saboteur import Sabotage
 
-from collbench.run.backends import symm
+from collbench.run.backends import _symm
 
 
-class Saboteur(Sabotage, symm.Symmetric):
+class Saboteur(Sabotage, _symm.Symmetric):
     def __init__(self) -> None:
         super().__init__()
         self.plan()
-        symm.INTERPRETED_PATIENCE = 2000
+        _symm.INTERPRETED_PATIENCE = 2000
 
 
 def create(name: str) -> Saboteur:

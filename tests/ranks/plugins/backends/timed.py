@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from collbench.run.backends import Call
-from collbench.run.backends.shm import SharedMemory
+from collbench.run.backends._shm import SharedMemory
 from collbench.run.rank import measure
 from collbench.suite.case import Case
 

@@ -20,8 +20,8 @@ from collbench.core.collectives import premul_factor
 from collbench.core.errors import CannotRun, first_line
 from collbench.core.groups import placed
 from collbench.records.types import Choice
-from collbench.run.backends import Base, Call, _cuda, _never, _wire
-from collbench.run.backends._never import WAITING
+from collbench.run.backends import Base, Call, _cuda, _torch_refusal, _wire
+from collbench.run.backends._torch_refusal import WAITING
 from collbench.run.rank import ncclog
 from collbench.run.rank.control import Control, world
 from collbench.run.rank.gpu import unwatched
@@ -213,12 +213,12 @@ class TorchDistributed(Base):
         self._registered: _cuda.Registered | None = None
         self._listener: ncclog.Listener | None = None
 
-    def why_not(self, case: Case) -> str | None:
-        if reason := _never.torch_distributed(case, self.name):
+    def refuse(self, case: Case) -> str:
+        if reason := _torch_refusal.refuse(case):
             return reason
         if case.algorithm == "native" and case.collective not in CALLS:
             return f"torch.distributed has no {case.collective}"
-        return None
+        return ""
 
     def copies_first(self, case: Case) -> bool:
         return case.algorithm == "native" and not case.in_place and case.collective in COPIES_FIRST

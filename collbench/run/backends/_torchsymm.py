@@ -13,10 +13,10 @@ from functools import partial
 
 import torch
 
-from collbench.core.errors import CannotRun, UsageError
+from collbench.core.errors import CannotRun
 from collbench.run.backends import Call, _cuda, _torch_kernels
 from collbench.run.backends._torch_kernels import LANE, LEAST, WAYS, Site
-from collbench.run.backends.torchdist import TorchDistributed
+from collbench.run.backends._torchdist import TorchDistributed
 from collbench.run.rank.control import Control
 from collbench.suite.case import Case
 
@@ -33,12 +33,12 @@ class TorchSymmetric(TorchDistributed):
         self.label, self._ways = label, WAYS[label]
         self._multicast = label.startswith("torch_multimem")
 
-    def why_not(self, case: Case) -> str | None:
-        if reason := _torch_kernels.why_never(case):
+    def refuse(self, case: Case) -> str:
+        if reason := _torch_kernels.refuse(case):
             return reason
         if not hasattr(torch.ops.symm_mem, self._ways[case.collective, case.in_place].op):
             return f"{self.label} is of newer torch than {torch.__version__}"
-        return None
+        return ""
 
     def copies_first(self, case: Case) -> bool:
         way = self._ways.get((case.collective, case.in_place))
@@ -94,9 +94,3 @@ class TorchSymmetric(TorchDistributed):
             run()
 
         return Call(copy_and_run if way.copies else run, None)
-
-
-def create(name: str) -> TorchSymmetric:
-    if name not in WAYS:
-        raise UsageError(f"{name} is the module of several backends", f"one of {', '.join(WAYS)}")
-    return TorchSymmetric(name)

@@ -1,0 +1,15 @@
+"""torch's own kernels of one kind on symmetric memory: _torchsymm.py runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collbench.run.backends._torch_kernels import describe
+
+INFO = describe("torch_multimem_one_shot", "the same, each rank reading the sum from the switch")
+
+
+def create(name: str) -> Any:
+    from collbench.run.backends._torchsymm import TorchSymmetric
+
+    return TorchSymmetric(name)

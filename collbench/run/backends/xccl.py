@@ -1,0 +1,22 @@
+"""oneCCL on Intel's GPUs, where torch is built with it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from collbench.core.backend_info import BackendInfo
+from collbench.run.backends._torch_refusal import refuse, refuse_library_here
+
+INFO = BackendInfo(
+    about="torch.distributed on Intel's GPUs, where torch is built with it",
+    lacks=("scan",),
+    refuse=refuse,
+    here=partial(refuse_library_here, "xccl"),
+)
+
+
+def create(name: str) -> Any:
+    from collbench.run.backends._torchdist import TorchDistributed
+
+    return TorchDistributed(name)

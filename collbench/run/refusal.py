@@ -1,0 +1,199 @@
+"""Why a case cannot run, as far as that is known before ranks start; and names of backends that
+nobody has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from collbench.core import algorithms
+from collbench.core.backend_info import BackendInfo, backend_info, backend_names
+from collbench.core.errors import UsageError
+from collbench.core.groups import placed
+from collbench.core.text import near
+from collbench.machine import environment
+from collbench.suite.backgrounds import beside
+from collbench.suite.case import Case
+from collbench.suite.policy import Policy
+
+
+class Place(NamedTuple):
+    """Where cases are to run, as far as it is known. ``gpus`` is the number of GPUs of its one
+    host, 0 where that is not known; ``absent`` says by backend why it cannot be opened there;
+    ``launcher`` what has started the ranks, where that rules out mpirun."""
+
+    gpus: int = 0
+    absent: Mapping[str, str] = {}
+    launcher: str = ""
+
+
+ANYWHERE = Place()
+
+
+def here(backends: Iterable[str]) -> Place:
+    """This machine, for these backends."""
+    absent = {name: backend_info(name).here() for name in backends}
+    return Place(environment.gpu_count(), absent)
+
+
+def refuse(case: Case, policy: Policy, place: Place = ANYWHERE) -> str:
+    """Why a case cannot run: what the first rule says that refuses it, else an empty string."""
+    info = backend_info(case.backend)
+    return next(filter(None, (rule(case, info, policy, place) for rule in RULES)), "")
+
+
+def refuse_anywhere(case: Case) -> str:
+    """Why a case can run on no machine, by any policy; else an empty string."""
+    info = backend_info(case.backend)
+    if case.algorithm == "native" and (not info.native or case.collective in info.lacks):
+        return _ask_for_algorithm(case, info)
+    if reason := info.refuse(case):
+        return reason
+    if case.background and info.background == "none":
+        return f"{case.backend} does nothing in the background; gloo, nccl, shm and mpi do"
+    if beside(case) and info.background == "computation":
+        return f"{case.backend} has no collective in the background; gloo and nccl have"
+    if case.op == "premul_sum" and case.algorithm != "native":
+        return "premul_sum is an NCCL reduction; reference algorithms have none"
+    return ""
+
+
+def _refuse_anywhere(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    return refuse_anywhere(case)
+
+
+def _ask_for_algorithm(case: Case, info: BackendInfo) -> str:
+    lack = (
+        f"torch.distributed has no {case.collective}"
+        if info.native
+        else f"{case.backend} has no choice of its own"
+    )
+    found = [algorithms.find(case.collective, a.name) for a in algorithms.of(case.collective)]
+    fit = [variant.name for variant in found if not variant.why_not(case.n)]
+    likely = [name for name in ("ring", "recursive_doubling") if name in fit] or fit or ["ring"]
+    return f"{lack}: name an algorithm (--algo {likely[0]})"
+
+
+def _refuse_virtual_ranks(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if not policy.virtual or info.virtual_ranks:
+        return ""
+    having = [name for name in backend_names() if backend_info(name).virtual_ranks]
+    having = [name for name in having if not backend_info(name).predicts]
+    return f"{case.backend} has no virtual ranks; --backend {' or '.join(having)} has"
+
+
+def _refuse_registration(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if not policy.register or info.registers:
+        return ""
+    return f"registered buffers (-R) are NCCL's; {case.backend} has none"
+
+
+def _refuse_groups(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    pairs = placed(case.groups)
+    if case.groups and (info.groups == "none" or policy.virtual):
+        return f"{case.backend} measures no groups (--split)"
+    if pairs and info.groups == "partition":
+        return f"{case.backend} measures no pairs among more ranks; gloo and nccl do"
+    if pairs and case.algorithm == "native" and not case.row.pairwise:
+        return (
+            f"{case.backend}'s own {case.collective} needs all ranks: "
+            "of pairs, sendrecv or an --algo is measured"
+        )
+    return ""
+
+
+def _refuse_faults(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if policy.inject and (info.predicts or case.mode == "graph"):
+        return "a fault can be planted (--inject) neither in a prediction nor in a CUDA graph"
+    return ""
+
+
+def _refuse_blocking(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if policy.blocking and case.mode == "graph":
+        return "the host cannot meet the others after each call (-z 1) of a CUDA graph"
+    return ""
+
+
+def _refuse_launcher(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if place.launcher and info.launch == "mpirun":
+        return f"{case.backend} needs ranks that mpirun has started, not {place.launcher}"
+    return ""
+
+
+def _refuse_few_gpus(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    if info.gpu != "each" or policy.share_gpu or not 0 < place.gpus < case.world:
+        return ""
+    lack = describe_gpu_lack(case.world, place.gpus)
+    return f"{lack} (--share-gpu lets ranks share one; --backend gloo runs on CPUs)"
+
+
+def describe_gpu_lack(ranks: int, gpus: int) -> str:
+    return f"{ranks} ranks need a GPU each, and there {'is' if gpus == 1 else 'are'} {gpus}"
+
+
+def _refuse_absent(case: Case, info: BackendInfo, policy: Policy, place: Place) -> str:
+    return place.absent.get(case.backend, "")
+
+
+Rule = Callable[[Case, BackendInfo, Policy, Place], str]
+RULES: tuple[Rule, ...] = (  # in the order in which they are asked
+    _refuse_launcher,
+    _refuse_anywhere,
+    _refuse_virtual_ranks,
+    _refuse_registration,
+    _refuse_groups,
+    _refuse_faults,
+    _refuse_blocking,
+    _refuse_few_gpus,
+    _refuse_absent,
+)
+
+
+# names of libraries that torch knows under others
+ALIASES = {
+    "rccl": "nccl: torch's name of RCCL, too",
+    "oneccl": "xccl, or ccl with Intel's plug-in for torch, where it is installed",
+    "openmpi": "mpi",
+    "mpich": "mpi",
+}
+
+
+def spell_backend(name: str) -> str:
+    """A backend's name with '_' for '-', where only that is one of ours."""
+    word = name.replace("-", "_")
+    return word if word in backend_names() else name
+
+
+def refuse_unknown_backends(names: Iterable[str]) -> None:
+    """Raises UsageError for a name that neither this package has nor torch knows. Only a name that
+    may be a plug-in's loads torch."""
+    known = backend_names()
+    for name in names:
+        if name not in known and name.lower() not in torch_plugins():
+            alike = [other for other in known if other[:1] == name[:1]]  # oneccl is no nccl
+            hint = ALIASES.get(name, "") or near(name, alike)
+            raise UsageError(f"unknown backend '{name}'", hint or f"one of {', '.join(known)}")
+
+
+def torch_plugins() -> set[str]:
+    """Backends that others have registered with torch here; none without torch."""
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        return set()
+    names = dist.Backend.backend_list if dist.is_available() else []
+    return {*names} - {"undefined", "fake", *backend_names()}
+
+
+def ineffective_settings(settings: Iterable[str], backends: Iterable[str]) -> list[str]:
+    """Names of settings that some backend of this package reads, but none of ``backends``. Empty
+    where one of these is a plug-in, whose settings are not known."""
+    swept, known = {*backends}, backend_names()
+    if not swept <= {*known}:
+        return []
+    ineffective = []
+    for setting in settings:
+        readers = {name for name in known if setting.startswith(backend_info(name).settings)}
+        if readers and not readers & swept:
+            ineffective.append(setting)
+    return ineffective
