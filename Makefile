@@ -26,7 +26,7 @@ FAKE_EXTRAS ?= gpu,mpi
 HERE = PYTHONPATH=$(abspath $(VENV)/wheels):$(CURDIR)
 GPU_PYTHON = $(if $(WHEELS),$(HERE) $(PYTHON),$(BIN)/python)
 
-.PHONY: venv demo test test-all lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
+.PHONY: venv demo test test-all snapshots snapshots-check lint perf faults lab gpu-check fake-gpu fake-gpu-report gallery clean FORCE
 
 $(CONSTRAINTS): constraints.txt FORCE  # written only where it would differ
 	@mkdir -p $(VENV)
@@ -66,6 +66,12 @@ test: $(BIN)/pytest  ## the tests that can run here, but for slow ones; MARKS="n
 
 test-all: $(BIN)/pytest  ## every test that can run here
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+snapshots: $(BIN)/pytest  ## what all commands print and write of recorded runs, kept in $(OUT)/snapshots
+	$(BIN)/python tests/snapshots.py keep $(OUT)/snapshots
+
+snapshots-check: $(BIN)/pytest  ## the same again: each line that differs
+	$(BIN)/python tests/snapshots.py check $(OUT)/snapshots
 
 lint: $(BIN)/ruff  ## format, style and types
 	$(BIN)/ruff format --check .
