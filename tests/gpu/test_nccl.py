@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from fractions import Fraction
 
 import msgspec
@@ -23,12 +24,12 @@ from collbench.records.steps import phases
 from collbench.records.types import Record, World
 from collbench.run.backends import TOGETHER, _cuda
 from collbench.run.launch.local import Launcher
-from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
+from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, expand
 from collbench.workload import presets, reshape
+from tests.helpers.carrying import carry_out
 
 GPUS = torch.cuda.device_count()
 SIZES = (64, 70_000, int(os.environ.get("GPU_CHECK_LARGEST") or 1 << 24))  # a fake GPU is slow
@@ -44,22 +45,15 @@ def world(cases: list[Case], **policy: object) -> tuple[World, list[Record]]:
 
 def carried_out(jobs: list[Job], **policy: object) -> tuple[World, list[Record]]:
     settings = Policy(**{"iters": SAMPLES, "warmup": 2, "sync": SYNC, **policy})  # type: ignore[arg-type]
-    lines: list[World | Record] = []
-    launcher = Launcher()
-    try:
-        case = jobs[0].case
-        plan = Plan(0, case.backend, case.n, (), settings, jobs, 120.0)
-        launcher.run([plan], Listener(lines.append))
-    finally:
-        launcher.close()
-    found = [line for line in lines if isinstance(line, Record)]
+    with closing(Launcher()) as launcher:
+        where, found = carry_out(launcher, jobs, settings)
     assert len(found) == sum(len(job.case.siblings) for job in jobs)
     assert {r.status for r in found} <= {"ok", "skipped"}, [
         r.note for r in found if r.status not in ("ok", "skipped")
     ]
     assert all(r.note for r in found if r.status == "skipped")
     assert all(r.wrong == 0 for r in found if r.status == "ok" and r.case.size)
-    return next(line for line in lines if isinstance(line, World)), found
+    return where, found
 
 
 def run(cases: list[Case], **policy: object) -> list[Record]:

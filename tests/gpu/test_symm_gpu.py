@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 
@@ -21,11 +22,11 @@ from collbench.records.types import Record
 from collbench.run.backends import _instructions, symm
 from collbench.run.backends._reducers import arithmetic, fold
 from collbench.run.launch.local import Launcher
-from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
+from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand
+from tests.helpers.carrying import carry_out
 
 LARGEST = int(os.environ.get("GPU_CHECK_LARGEST") or 16 << 20) + 12  # a fake GPU is slow
 RACES = int(os.environ.get("GPU_CHECK_RACES") or 1000)
@@ -40,17 +41,9 @@ def swept(collective: str, n: int, names: tuple[str, ...] = (), **axes: object) 
 
 
 def run(cases: list[Case], virtual: bool = True, **policy: object) -> list[Record]:
-    lines: list[object] = []
-    launcher = Launcher()
-    try:
-        settings = Policy(**{**QUICK, "virtual": virtual, **policy})
-        plan = Plan(
-            0, "symm", cases[0].n, (), settings, [Job(case, 2, "small") for case in cases], 120.0
-        )
-        launcher.run([plan], Listener(lines.append))
-    finally:
-        launcher.close()
-    found = [line for line in lines if isinstance(line, Record)]
+    settings = Policy(**{**QUICK, "virtual": virtual, **policy})
+    with closing(Launcher()) as launcher:
+        _, found = carry_out(launcher, [Job(case, 2, "small") for case in cases], settings)
     assert len(found) == len(cases)
     return found
 
