@@ -71,6 +71,7 @@ def all_reduces(n: int, backend: str = "nccl", mode: str = "isolated") -> list[C
     return expand(axes)[0]
 
 
+@pytest.mark.timeout(900)  # 842 cases
 @pytest.mark.parametrize("n", sorted({1, GPUS}))
 def test_every_collective_is_right_on_all_gpus(n: int) -> None:
     axes = Axes(
