@@ -311,11 +311,13 @@ RUNS = (
     ),
     Scenario(
         "tests/gpu",
-        f"cd {ROOT} && GPU_CHECK_LARGEST=131072 python -m pytest -q -p no:cacheprovider tests/gpu",
+        f"cd {ROOT} && GPU_CHECK_LARGEST=131072 GPU_CHECK_RACES=30"
+        " python -m pytest -q -p no:cacheprovider tests/gpu",
         (r"\d+ passed",),
+        settings={"FAKE_MULTICAST": "1"},
         never=(r"\d+ failed",),
         long=True,
-        seconds=1500,
+        seconds=2400,
     ),
     Scenario(
         "recording of DDP, its trace, its replay",

@@ -36,11 +36,13 @@ POLICY = Policy(warmup=0, iters=20, precision=0.02, max_seconds=60.0)
 
 class FakeStream:
     """A device and its host on one simulated clock, in ns: work starts when it is issued and what
-    precedes it is done. Marks are the times at which they are reached; ``log`` is what was issued.
+    precedes it is done, ``wakes`` later if it was idle. Marks are the times at which they are
+    reached; ``log`` is what was issued. The stream is held for a ``share`` of what is asked for.
     """
 
-    def __init__(self, launch: int = LAUNCH) -> None:
+    def __init__(self, launch: int = LAUNCH, wakes: int = 0, share: float = 1) -> None:
         self.launch, self.now, self.free, self.spare = launch, 0, 0, 1 << 30
+        self.wakes, self.share = wakes, share
         self.log: list[str] = []
         self.captured: list[tuple[int, Callable[[], object]]] | None = None
 
@@ -49,7 +51,7 @@ class FakeStream:
             self.captured.append((takes, effect))
             return
         self.now += self.launch
-        self.free = max(self.free, self.now) + takes
+        self.free = (self.free if self.free > self.now else self.now + self.wakes) + takes
         self.log.append(what)
         effect()
 
@@ -64,7 +66,7 @@ class FakeStream:
         return mark <= self.now
 
     def hold(self, ns: int) -> None:
-        self.issue("hold", ns)
+        self.issue("hold", round(self.share * ns))
 
     def drain(self) -> None:
         self.now = max(self.now, self.free)
@@ -685,9 +687,11 @@ class Meeting:
 class FakeWorld:
     """A rank of it: control group and collective, where streams and hosts wait for each other."""
 
-    def __init__(self, rank: int, n: int, meeting: Meeting, joined: bool) -> None:
+    def __init__(
+        self, rank: int, n: int, meeting: Meeting, joined: bool, stream: FakeStream
+    ) -> None:
         self.rank, self.n, self._meeting, self._joined = rank, n, meeting, joined
-        self.stream = FakeStream()
+        self.stream = stream
 
     def barrier(self) -> None:
         self.stream.now = max(self._meeting(self.rank, self.stream.now))
@@ -704,13 +708,17 @@ class FakeWorld:
             self.stream.free = max(self.stream.free, done)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("unjoined", [None, 0, 1, 2])
-def test_marks_must_wait_for_the_collective(n: int, unjoined: int | None) -> None:
+def ordered(n: int, unjoined: int | None = None, **streams: object) -> Counter[str]:
+    """What each of n ranks says of whether marks wait for the collective. Keywords are those of its
+    stream, by rank where they are mappings."""
     meeting, said = Meeting(n), Counter[str]()
 
     def rank_of_world(rank: int) -> None:
-        world: Any = FakeWorld(rank, n, meeting, joined=rank != unjoined)
+        own: dict[str, Any] = {
+            key: value[rank] if isinstance(value, Mapping) else value
+            for key, value in streams.items()
+        }
+        world: Any = FakeWorld(rank, n, meeting, rank != unjoined, FakeStream(**own))
         try:
             assert_ordered(world.stream, world.align, world, nothing)
             said["fine"] += 1
@@ -722,12 +730,30 @@ def test_marks_must_wait_for_the_collective(n: int, unjoined: int | None) -> Non
         thread.start()
     for thread in threads:
         thread.join()
+    return said
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("unjoined", [None, 0, 1, 2])
+@pytest.mark.parametrize("share", [1, 0.3])
+def test_marks_must_wait_for_the_collective(n: int, unjoined: int | None, share: float) -> None:
+    """Also where devices were slower when their clocks were looked at than when they are held."""
+    said = ordered(n, unjoined, share=share)
     if n == 1 or unjoined is None or unjoined >= n:
         assert said == {"fine": n}
     else:
         assert said == {
             f"the end event does not wait for the collective: on rank {unjoined} it came": n
         }
+
+
+def test_a_device_that_wakes_up_late_is_not_taken_for_one_that_does_not_wait() -> None:
+    assert ordered(2, wakes={0: HELD_NS * 3 // 4, 1: 0}) == {"fine": 2}
+
+
+def test_a_device_that_cannot_be_held_back_shows_nothing() -> None:
+    (said,) = ordered(2, share={0: 1, 1: 0.01})
+    assert said.startswith("rank 1's device was held back for 205 us, where 20 ms were asked for")
 
 
 def test_the_simulated_stream_is_a_stream() -> None:
