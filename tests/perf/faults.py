@@ -361,7 +361,8 @@ class Trial:
             run = store.read(self._path)
         except CollbenchError:
             return False
-        stopped = self._cell.fault == OF_RANK[1]  # which is told of before a launcher ends all
+        # which is told of before a launcher ends all; rank 0 writes the file
+        stopped = self._cell.fault == OF_RANK[1] and self._rank > 0
         killed = self._cell.fault == "kill of collbench" or not (self._cell.local or stopped)
         return self._path.read_bytes().endswith(b"\n") and (killed or run.end is not None)
 
@@ -411,7 +412,9 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             f" {LIMIT} s, and 30 s more of torchrun, which waits that long for a stopped rank that"
             " has not reached the others. Where a rank needs no more memory, its limit does"
             " nothing, and exit code 0 is right. Of a launcher's world any exit code but 0 is"
-            " right, and the launcher may be who names the rank. What a killed collbench leaves in"
+            " right, the launcher may be who names the rank, and it is rank 0 that writes the run's"
+            " file: where that is stopped or a launcher ends it, its last line may be no end, which"
+            " --resume makes good. What a killed collbench leaves in"
             " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
             " not counted then.",
             "",
