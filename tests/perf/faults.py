@@ -47,9 +47,11 @@ PHASES = ("starting", "measuring", "leaving")
 RANKS = (2, 4)
 OF_RANK = ("kill of a rank", "stop of a rank", "a rank out of memory")
 OF_WARDEN = ("kill of a warden", "stop of a warden", "a warden out of memory")
+TWICE = "SIGINT twice to collbench"
 ASKED = {
     "SIGHUP to collbench": signal.SIGHUP,
     "SIGINT to collbench": signal.SIGINT,
+    TWICE: signal.SIGINT,
     "SIGTERM to collbench": signal.SIGTERM,
 }
 SIGNALS = {**ASKED, "kill of collbench": signal.SIGKILL}
@@ -301,6 +303,10 @@ class Trial:
             victim.rlimit(resource.RLIMIT_AS, (victim.memory_info().vms + (1 << 20),) * 2)
         else:
             victim.send_signal(SIGNALS.get(fault, signal.SIGKILL))
+        if fault == TWICE:
+            time.sleep(self._random.uniform(0.0, 0.1))
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGINT)
 
     def _ended(self) -> bool:
         with suppress(subprocess.TimeoutExpired):
@@ -370,7 +376,8 @@ class Trial:
 def culprits(said: str, local: bool) -> set[int]:
     """Ranks that collbench blames, else those that the launcher does."""
     told = "\n".join(line for line in said.splitlines() if line.startswith(("collbench:", "rank ")))
-    told = re.sub(r"rank \d+ on \S+ lost ", "", told).split(" never came")[0]
+    speaker = r"rank \d+ on \S+ lost |rank \d+ of \d+ on \S+ \(\S+\) did not reach "
+    told = re.sub(speaker, "", told).split(" never came")[0]
     found = re.findall(r"\brank (\d+)", told)
     if not found and not local:
         cause = said.partition("Root Cause")[2] or said

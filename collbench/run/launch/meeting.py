@@ -25,6 +25,7 @@ import secrets
 import signal
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from collbench.core.errors import CannotRun
+from collbench.run.launch import folders
 from collbench.run.launch.board import doing
 
 HELLO_SECONDS = 5.0
@@ -561,6 +563,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(serve(socket.socket(fileno=0)))
+    folders.sweep(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
 
 
 if __name__ == "__main__":
