@@ -3,10 +3,18 @@ trust the numbers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import sys
 
-from collbench.core.version import __version__
-from collbench.records.columns import documented
+try:
+    from typing import TYPE_CHECKING
+
+    from collbench.core.version import __version__
+    from collbench.records.columns import documented
+except KeyboardInterrupt:  # as __main__ does it, which is yet to come
+    if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "collbench"):  # noqa: PTH119
+        os._exit(130)
+    raise
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -67,6 +67,18 @@ class Interrupts:
         self._holding = False
         self.check()
 
+    @contextmanager
+    def spared(self) -> Iterator[None]:
+        """What cleans up within is done whole, whether it fails or not, though signals come again
+        and again."""
+        before, asked, self._holding = self._holding, self.asked, True
+        try:
+            yield
+        finally:
+            self._holding = before
+        if not asked and not before:
+            self.check()
+
     def check(self) -> None:
         if self.asked:
             raise KeyboardInterrupt

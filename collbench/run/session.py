@@ -460,8 +460,9 @@ class _Session:
         end = End(exit=code, ended=now(), note=note, load=self._after)
         path = None
         if self._writer is not None:
-            write(self._writer, end)
-            self._writer.close()
+            with interrupts.spared():
+                write(self._writer, end)
+                self._writer.close()
             path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):

@@ -47,9 +47,11 @@ PHASES = ("starting", "measuring", "leaving")
 RANKS = (2, 4)
 OF_RANK = ("kill of a rank", "stop of a rank", "a rank out of memory")
 OF_WARDEN = ("kill of a warden", "stop of a warden", "a warden out of memory")
+TWICE = "SIGINT twice to collbench"
 ASKED = {
     "SIGHUP to collbench": signal.SIGHUP,
     "SIGINT to collbench": signal.SIGINT,
+    TWICE: signal.SIGINT,
     "SIGTERM to collbench": signal.SIGTERM,
 }
 SIGNALS = {**ASKED, "kill of collbench": signal.SIGKILL}
@@ -301,6 +303,10 @@ class Trial:
             victim.rlimit(resource.RLIMIT_AS, (victim.memory_info().vms + (1 << 20),) * 2)
         else:
             victim.send_signal(SIGNALS.get(fault, signal.SIGKILL))
+        if fault == TWICE:
+            time.sleep(self._random.uniform(0.0, 0.1))
+            with suppress(psutil.NoSuchProcess):
+                victim.send_signal(signal.SIGINT)
 
     def _ended(self) -> bool:
         with suppress(subprocess.TimeoutExpired):
@@ -361,7 +367,8 @@ class Trial:
             run = store.read(self._path)
         except CollbenchError:
             return False
-        stopped = self._cell.fault == OF_RANK[1]  # which is told of before a launcher ends all
+        # which is told of before a launcher ends all; rank 0 writes the file
+        stopped = self._cell.fault == OF_RANK[1] and self._rank > 0
         killed = self._cell.fault == "kill of collbench" or not (self._cell.local or stopped)
         return self._path.read_bytes().endswith(b"\n") and (killed or run.end is not None)
 
@@ -369,7 +376,8 @@ class Trial:
 def culprits(said: str, local: bool) -> set[int]:
     """Ranks that collbench blames, else those that the launcher does."""
     told = "\n".join(line for line in said.splitlines() if line.startswith(("collbench:", "rank ")))
-    told = re.sub(r"rank \d+ on \S+ lost ", "", told).split(" never came")[0]
+    speaker = r"rank \d+ on \S+ lost |rank \d+ of \d+ on \S+ \(\S+\) did not reach "
+    told = re.sub(speaker, "", told).split(" never came")[0]
     found = re.findall(r"\brank (\d+)", told)
     if not found and not local:
         cause = said.partition("Root Cause")[2] or said
@@ -411,7 +419,9 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
             f" {LIMIT} s, and 30 s more of torchrun, which waits that long for a stopped rank that"
             " has not reached the others. Where a rank needs no more memory, its limit does"
             " nothing, and exit code 0 is right. Of a launcher's world any exit code but 0 is"
-            " right, and the launcher may be who names the rank. What a killed collbench leaves in"
+            " right, the launcher may be who names the rank, and it is rank 0 that writes the run's"
+            " file: where that is stopped or a launcher ends it, its last line may be no end, which"
+            " --resume makes good. What a killed collbench leaves in"
             " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
             " not counted then.",
             "",

@@ -259,6 +259,43 @@ def test_ctrl_c_keeps_what_is_finished(run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_ctrl_c_again_and_again_cuts_no_cleaning_up_short(run, backend: str) -> None:
+    """mpirun that is told twice leaves its ranks' files in /dev/shm, and says so."""
+    begun = run(*SWEEP, "-N", "500", "--backend", backend)
+    begun.wait_for("record")
+    while begun.process.poll() is None:
+        begun.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    code, _, err = begun.end()
+    assert code == Exit.INTERRUPTED
+    assert "Abort is in progress" not in err
+    assert begun.lines()[-1]["exit"] == Exit.INTERRUPTED
+    assert gone(begun.pids())
+
+
+INTERRUPTED = """
+import sys
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "collbench.records.columns":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+def test_a_command_interrupted_while_its_package_loads_ends_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED)
+    env = {**os.environ, "PYTHONPATH": before(tmp_path)}
+    command = [sys.executable, "-m", "collbench", "--version"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (Exit.INTERRUPTED, "")
+    job = [sys.executable, "-c", "import collbench"]  # a job of somebody's, who may catch it
+    done = subprocess.run(job, env=env, capture_output=True, text=True, check=False)
+    assert "KeyboardInterrupt" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_the_first_moment_is_an_interrupt(run, number: int) -> None:
     code, out, err = run(*SWEEP, SABOTAGE=f"signalled:{number}:0").end()

@@ -8,9 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 
 # Rank 0 holds Python's lock for 5 s, and has made the file before it lets go; nothing else of its
 # process can run meanwhile. Rank 1 asks in the middle of that.
@@ -70,7 +73,7 @@ def meeting_of(rank: subprocess.Popen[str]) -> psutil.Process:
     until = time.monotonic() + 60
     while time.monotonic() < until:
         for child in psutil.Process(rank.pid).children():
-            if MEETING in child.cmdline() and child.net_connections():
+            if MEETING in child.cmdline() and child.net_connections("all"):
                 return child
         time.sleep(0.02)
     raise AssertionError("ranks meet nowhere")
@@ -92,3 +95,38 @@ def test_the_process_is_light_and_ends_with_rank_0(tmp_path: Path) -> None:
     rank.communicate()
     psutil.wait_procs([process], 10)
     assert not process.is_running()
+
+
+@pytest.fixture
+def of_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Starts a rank of two on this host, the other of which never comes."""
+
+    def begun(rank: int, *more: str) -> subprocess.Popen[str]:
+        own = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+        for name, value in (own | {"TMPDIR": str(tmp_path)}).items():
+            monkeypatch.setenv(name, value)
+        return start(rank, free_port(), "-m", "collbench", "all_reduce", "--no-save", *more)
+
+    return begun
+
+
+def test_what_a_killed_rank_0_has_left_goes_with_the_process(
+    of_torchrun: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As torchrun kills a stopped one, when no other process of its launch is left."""
+    rank = of_torchrun(0)
+    process = meeting_of(rank)
+    assert list(tmp_path.iterdir())
+    rank.kill()
+    rank.communicate()
+    psutil.wait_procs([process], 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_waits_for_rank_0_in_vain_leaves_no_folder(
+    of_torchrun: Callable[..., Any], tmp_path: Path
+) -> None:
+    rank = of_torchrun(1, "-T", "1")
+    err = rank.communicate(timeout=60)[1]
+    assert "did not reach rank 0" in err
+    assert list(tmp_path.iterdir()) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import select
 import socket
 import threading
 import time
@@ -28,7 +29,9 @@ from collbench.run.launch.meeting import (
     Request,
     Seal,
     Verdict,
+    say_stopped,
     shown,
+    stopped,
 )
 
 ANSWER_SECONDS = 60.0  # for what rank 0 does not wait for others to do
@@ -69,6 +72,9 @@ class Connection:
                 verdict.refused, "one launch at a time, with the same command line for every rank"
             )
         self.hosts = verdict.hosts
+        pids = {rank: pid for rank, pid in enumerate(verdict.pids) if pid}
+        # those of another PID namespace are other processes here
+        self._pids = pids if pids.get(member.rank) == os.getpid() else {}
         name = self._socket.getsockname()
         self.address: str = name[0] if isinstance(name, tuple) else ""
 
@@ -162,16 +168,37 @@ class Connection:
             self._lock.release()
 
     def lost(self, seconds: float, limit: float) -> str:
-        """The ranks that rank 0 has lost (Host.lost), which it has ``limit`` seconds to say; else
-        that rank 0 is. "" too where another thread waits for rank 0 on others' behalf."""
+        """The ranks that are stopped on this host, else those that rank 0 has lost (Host.lost),
+        which it has ``limit`` seconds to say; else that rank 0 is. "" too where nobody can say:
+        rank 0 has ended, or another thread waits for it on others' behalf."""
+        if words := self.stopped():
+            return words
         if not self._lock.acquire(timeout=limit):
             return ""
         try:
             return self.ask(Request("lost", number=int(seconds * 1000)), limit).value.decode()
         except (OSError, ValueError):
-            return f"nothing is heard of rank 0 on {self.hosts[0]}"
+            return "" if self.ended() else f"nothing is heard of rank 0 on {self.hosts[0]}"
         finally:
             self._lock.release()
+
+    def stopped(self) -> str:
+        """The ranks that are stopped on this host, in words, as far as their processes are known;
+        "" where none is."""
+        ranks = stopped(self._pids)
+        return (
+            say_stopped([f"rank {rank} on {self.hosts[rank]}" for rank in ranks]) if ranks else ""
+        )
+
+    def ended(self, within: float = 0.0) -> bool:
+        """Whether rank 0, or the process in which ranks meet, has ended or does ``within`` so many
+        seconds."""
+        waits = select.poll()
+        try:
+            waits.register(self._socket, select.POLLRDHUP)
+        except ValueError:  # this side has closed it
+            return True
+        return bool(waits.poll(1000 * within))
 
     def close(self) -> None:
         """Say good-bye, so that nobody looks for this rank."""

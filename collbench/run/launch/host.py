@@ -46,7 +46,8 @@ class Host:
         command = module(sys.executable, "collbench.run.launch.meeting")
         with listener, theirs:
             self._process = subprocess.Popen(
-                bound(sys.executable, signal.SIGKILL, os.getpid(), *command),
+                # it is not killed with rank 0, but goes on to clean up after it
+                bound(sys.executable, signal.SIGCONT, os.getpid(), *command),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -74,6 +74,9 @@ _MOMENT = 0.05
 _WORD_SECONDS = 3.0  # for rank 0 to say why, before a launcher ends all as another has failed
 
 
+_ANOTHER = "another rank (it or the launcher says why)"
+
+
 _SILENT = 0.6  # of the time without progress; whoever is there says so three times in it
 
 
@@ -225,8 +228,8 @@ class Watchdog(threading.Thread):
             if time.monotonic() >= due:
                 due = time.monotonic() + pause
                 self._meeting.connection.beat()
-            if self._stall.stalled() and not self._rests():
-                error = self._verdict()
+            if (seconds := self._stall.stalled()) and not self._rests():
+                error = self._verdict(seconds)
                 try:
                     self._listener.lost(self._plan, error)
                     self._listener.hung(error)
@@ -244,17 +247,25 @@ class Watchdog(threading.Thread):
         self._stall.rest(awake)
         return awake < self._plan.timeout
 
-    def _verdict(self) -> RunBroken:
-        """Blames a rank that is stopped or cut off, as rank 0 knows, or rank 0, else the last of
-        those that this one sees."""
-        if lost := self._meeting.lost(self._plan.timeout * _SILENT):
+    def _verdict(self, seconds: float) -> RunBroken:
+        """Blames a rank that is stopped or cut off, else what this rank sees stand still. Another
+        rank than 0 gives rank 0 the time to say it: a launcher accuses who ends first, and ends all
+        the others."""
+        rank, lost = self._member.rank, self._meeting.lost(self._plan.timeout * _SILENT)
+        first = f"rank 0 on {self._meeting.connection.hosts[0]}"
+        if rank and first not in lost:
+            ended = self._meeting.connection.ended(within=LEAVE_SECONDS)
+            if ended and not lost:
+                return self._stall.broken(f"{_who(rank)} lost {_ANOTHER}", rank)
+            lost = lost or f"nothing is heard of {first}"
+        if lost:
             hint = "is the host up, its network, and the rank not stopped?"
-            return self._stall.broken(lost, self._member.rank, hint)
+            return self._stall.broken(lost, rank, hint)
         alone = self._member.n == self._member.local_n
-        beats = self._stall.beats
-        rank = beats.index(min(beats)) if alone else self._member.rank
-        what = f"has not moved for {self._plan.timeout:g} s"
-        return self._stall.broken(f"{_who(rank)} {what}", rank)
+        behind = self._stall.behind() if alone else [rank]
+        who = _who(behind[0]) if behind else f"all {self._member.n} ranks"
+        what = "has not moved" if behind else "hang in the same call"
+        return self._stall.broken(f"{who} {what} for {seconds:.0f} s", (behind or [rank])[0])
 
     def end(self) -> None:
         self._stop.set()
@@ -405,4 +416,8 @@ def _blame(error: Exception, meeting: Meeting) -> str:
         time.sleep(0.001)
     if meeting.host and meeting.host.ended:
         return f"lost {meeting.host.ended}"
-    return f"lost {meeting.gone() or 'another rank'} (the launcher says why)"
+    if stopped := meeting.connection.stopped():
+        return f"lost others, as {stopped}"
+    return (
+        f"lost {meeting.gone()} (the launcher says why)" if meeting.gone() else f"lost {_ANOTHER}"
+    )

@@ -311,7 +311,10 @@ class Watch(RankWatch):
         if now - self._looked < LOOK_SECONDS or self._has_loaded():
             return
         seconds, self._looked = min(now - self._looked, 2 * LOOK_SECONDS), now
-        stopped = [(rank, pid) for rank, pid in self._processes() if doing(pid) == "stopped"]
+        known = {pid: rank for rank, pid in self._processes()}
+        if len(self._wardens) < self.plan.processes:  # one may be stopped before it tells of itself
+            known = {pid: rank for rank, pid in self._parent.below()} | known
+        stopped = [(rank, pid) for pid, rank in known.items() if doing(pid) == "stopped"]
         self._idle = {pid: self._idle.get(pid, 0.0) + seconds for _, pid in stopped}
         for rank, pid in stopped:
             if self._idle[pid] > self.plan.timeout:

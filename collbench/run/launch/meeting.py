@@ -25,6 +25,7 @@ import secrets
 import signal
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from collbench.core.errors import CannotRun
+from collbench.run.launch import folders
 from collbench.run.launch.board import doing
 
 HELLO_SECONDS = 5.0
@@ -90,11 +92,12 @@ class Greeting(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a hello: first that it was understood, then every rank's host, or why there is
-    no world."""
+    no world. ``pids`` are those of ranks that came by a socket of this host, else 0."""
 
     refused: str = ""
     late: bool = False
     hosts: list[str] = []
+    pids: list[int] = []
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -316,13 +319,13 @@ class MeetingServer:
 
     def _stopped(self) -> list[int]:
         """Ranks on this host whose processes are stopped."""
-        return [rank for rank, pid in sorted(self._pids.items()) if doing(pid) == "stopped"]
+        return stopped(self._pids)
 
     def _lost(self, seconds: float) -> str:
         """The ranks that are stopped, else those that have been silent for so long where not all
         are surely on this host, and in words what is wrong with them; "" where nothing is."""
-        if stopped := self._names(self._stopped()):
-            return f"{', '.join(stopped)} is stopped (SIGSTOP)"
+        if names := self._names(self._stopped()):
+            return say_stopped(names)
         silent = self._names(self._silent(seconds)) if len(self._pids) < self._n else []
         return f"nothing is heard of {', '.join(silent)}" if silent else ""
 
@@ -409,8 +412,10 @@ class MeetingServer:
         if len(self._came) == self._n:
             self._decide("")
         await self._until_decided(hello, reader)
-        hosts = [] if self._verdict.refused else [self._came[rank].host for rank in range(self._n)]
-        writer.write(seal.line(msgspec.structs.replace(self._verdict, hosts=hosts)))
+        ranks = range(0 if self._verdict.refused else self._n)
+        hosts = [self._came[rank].host for rank in ranks]
+        pids = [self._pids.get(rank, 0) for rank in ranks]
+        writer.write(seal.line(msgspec.structs.replace(self._verdict, hosts=hosts, pids=pids)))
         await writer.drain()
         self._lines[hello.rank] = writer, seal
         try:
@@ -523,6 +528,15 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
+def stopped(pids: Mapping[int, int]) -> list[int]:
+    """The ranks whose processes are stopped, of these."""
+    return [rank for rank, pid in sorted(pids.items()) if doing(pid) == "stopped"]
+
+
+def say_stopped(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} is stopped (SIGSTOP)"
+
+
 def who(hello: Hello) -> str:
     """Its rank and host, as messages name it."""
     return f"rank {hello.rank} on {hello.host}"
@@ -549,6 +563,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(serve(socket.socket(fileno=0)))
+    folders.sweep(Path(tempfile.gettempdir()))  # of what rank 0 has left that was killed
 
 
 if __name__ == "__main__":

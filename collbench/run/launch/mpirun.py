@@ -181,12 +181,14 @@ class Mpirun(Parent):
         return found
 
     def close(self) -> None:
-        """End mpirun, if there is one, and with it every rank it still has."""
+        """End mpirun, if there is one, and with it every rank it still has. A second signal does
+        not hurry it: it would leave what MPI has in /dev/shm."""
         if hasattr(self, "_end"):
-            if self._alive:
-                self.process.terminate()
-            self.end()
-            os.close(self._end)
+            with interrupts.spared():
+                if self._alive:
+                    self.process.terminate()
+                self.end()
+                os.close(self._end)
         for descriptor in list(self._wardens):
             self._forget(descriptor)
         self._ready.close()

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import psutil
 
-from collbench.core.errors import CannotRun
+from collbench.core.errors import CannotRun, RunBroken
 from collbench.machine import environment
 from collbench.run.launch import environments, folders
 from collbench.run.launch.environments import Membership
@@ -90,6 +90,7 @@ def _private_folder(member: Membership) -> Iterator[Path]:
     while opened is None:
         folder.mkdir(mode=0o700, exist_ok=True)
         opened = folders.held(folder)
+    is_over = member.rank == 0
     try:
         found = os.fstat(opened)
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
@@ -97,9 +98,12 @@ def _private_folder(member: Membership) -> Iterator[Path]:
                 f"{folder} is not this user's alone", "remove it, or set TMPDIR to a private folder"
             )
         yield Path(f"/proc/self/fd/{opened}")  # a socket's path may have 107 characters only
+    except RunBroken:  # the time is over for all, and rank 0 may be stopped
+        is_over = True
+        raise
     finally:
         os.close(opened)
-        if member.rank == 0:
+        if is_over:
             with suppress(OSError):
                 (folder / "meeting").unlink(missing_ok=True)
                 folder.rmdir()

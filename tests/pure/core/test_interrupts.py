@@ -32,6 +32,37 @@ def test_what_is_held_is_done_whole() -> None:
     assert done == ["whole"]
 
 
+def test_a_second_signal_does_not_cut_short_what_cleans_up() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            with interrupts.spared():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("whole")
+            done.append("and the rest")
+    assert done == ["whole", "and the rest"]
+
+
+def test_the_first_signal_that_comes_while_all_is_cleaned_up_is_told_after() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        with interrupts.spared():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+        done.append("more")
+    assert done == ["whole"]
+
+
+def test_what_failed_while_it_cleaned_up_spares_nothing_after() -> None:
+    with Interrupts() as interrupts:
+        with suppress(ValueError), interrupts.spared():
+            raise ValueError
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     """As nohup has it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

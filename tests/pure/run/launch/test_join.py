@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from factories import case, record, run, world
 
+from collbench.core.errors import Exit
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
 from collbench.run.launch import join
 from collbench.run.launch.board import Board
 from collbench.run.launch.environments import Membership
+from collbench.run.launch.meeting import Hello
 from collbench.run.launch.world import Listener
 from collbench.run.plan import Plan
 from collbench.show.document import Section
@@ -115,3 +118,93 @@ def test_a_world_that_waits_for_its_turn_is_not_hung(
     watchdog = join.Watchdog(board, member, meeting, plan, Listener(lambda line: None))  # type: ignore[arg-type]
     assert watchdog._rests() is rests
     os.close(fd)
+
+
+class Ended(BaseException):
+    """The end of a watchdog's process."""
+
+
+class At:
+    """A connection of rank 0's or another's, as a watchdog has it."""
+
+    hosts = ("a", "a")
+
+    def __init__(self, ended: bool = False, stopped: str = "") -> None:
+        self._ended, self._stopped = ended, stopped
+        self.waited = 0.0
+
+    def beat(self) -> None:
+        return
+
+    def stopped(self) -> str:
+        return self._stopped
+
+    def ended(self, within: float) -> bool:
+        self.waited += within
+        return self._ended
+
+
+@pytest.fixture
+def verdict(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What a watchdog says of a world of two ranks that stand still; its process ends then."""
+
+    def says(rank: int, lost: str, at: At, places: tuple[int, int] = (1, 1)) -> str:
+        heard: list[str] = []
+        board, fd = Board.create(2)
+        os.close(fd)
+        for each, beats in enumerate(places):
+            for _ in range(beats):
+                board.beat(each)
+        plan = Plan(0, "gloo", 2, (), Policy(), [], 1e-9)
+        found = SimpleNamespace(lost=lambda seconds: lost, connection=at, host=None)
+        listener = Listener(lambda line: None, hung=lambda error: heard.append(error.message))
+        member = Membership("mpirun", rank, 2, rank, 2)
+        watchdog = join.Watchdog(board, member, found, plan, listener)  # type: ignore[arg-type]
+        monkeypatch.setattr(watchdog._stop, "wait", lambda seconds: False)
+        with pytest.raises(Ended):
+            watchdog.run()
+        (said,) = heard
+        return said.partition(" for ")[0].partition(" while ")[0]
+
+    def ends(code: int) -> None:
+        assert code == Exit.TIMEOUT
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", ends)
+    monkeypatch.setattr(environment, "host", lambda: "a")
+    return says
+
+
+def test_rank_0_names_who_is_behind_or_nobody(verdict: Callable[..., str]) -> None:
+    assert verdict(0, "", At(), (2, 1)) == "rank 1 on a has not moved"
+    assert verdict(0, "", At()) == "all 2 ranks hang in the same call"
+    assert verdict(0, "rank 1 on a is stopped", At(), (1, 2)) == "rank 1 on a is stopped"
+
+
+def test_others_accuse_nobody_where_rank_0_has_spoken(verdict: Callable[..., str]) -> None:
+    assert verdict(1, "", At(ended=True), (1, 2)).startswith("rank 1 on a lost another rank")
+
+
+def test_a_rank_0_that_says_nothing_in_its_time_is_named(verdict: Callable[..., str]) -> None:
+    assert verdict(1, "", At(), (2, 1)) == "nothing is heard of rank 0 on a"
+
+
+@pytest.mark.parametrize(("lost", "waits"), [("rank 0", False), ("rank 1", True)])
+def test_others_end_after_rank_0_but_where_that_is_lost(
+    verdict: Callable[..., str], lost: str, waits: bool
+) -> None:
+    """A launcher accuses who ends first, and ends rank 0 before it can speak."""
+    at = At()
+    assert verdict(1, f"{lost} on a is stopped", at) == f"{lost} on a is stopped"
+    assert (at.waited > 0) == waits
+
+
+def test_a_rank_that_only_left_first_is_not_accused_where_one_is_stopped() -> None:
+    gone = SimpleNamespace(gone=[Hello(1, 4, "a", 9, "mpirun", "")], ended="")
+    peer = RuntimeError("Connection closed by peer")
+    for stopped, words in (
+        ("rank 3 on a is stopped", "lost others, as rank 3 on a is stopped"),
+        ("", "lost rank 1 on a (the launcher says why)"),
+    ):
+        meeting = join.Meeting(At(stopped=stopped), gone)  # type: ignore[arg-type]
+        assert join._blame(peer, meeting) == words

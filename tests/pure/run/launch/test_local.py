@@ -156,7 +156,7 @@ def test_who_was_terminated_alone_is_to_blame() -> None:
     assert isinstance(error, RunBroken) and "rank 1 on " in error.message
 
 
-@pytest.mark.parametrize("whose", ["warden", "rank"])
+@pytest.mark.parametrize("whose", ["warden", "warden that has told nothing", "rank"])
 def test_a_stopped_process_is_named_though_others_load(
     monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
@@ -165,7 +165,11 @@ def test_a_stopped_process_is_named_though_others_load(
     with subprocess.Popen(["sleep", "600"]) as process:
         watch = watched(Silent(), timeout=0.1)
         watch._take_note = lambda: None  # type: ignore[method-assign]
-        (watch._wardens if whose == "warden" else watch._pids)[2] = process.pid
+        at = (2, process.pid)
+        below = [at] if whose == "warden that has told nothing" else []
+        monkeypatch.setattr(Silent, "below", lambda parent: below)
+        if not below:
+            (watch._wardens if whose == "warden" else watch._pids).update([at])
         process.send_signal(signal.SIGSTOP)
         error = verdict(watch)
         process.kill()

@@ -4,6 +4,7 @@ to it."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import socket
@@ -22,7 +23,7 @@ import pytest
 
 from collbench import __version__
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
-from collbench.run.launch import host, meeting, rendezvous
+from collbench.run.launch import connection, host, meeting, rendezvous
 from collbench.run.launch.connection import Connection
 from collbench.run.launch.environments import Membership
 from collbench.run.rank.control import Store
@@ -54,9 +55,11 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 class Launch:
     """Ranks as threads of this process, and rank 0's port."""
 
-    def __init__(self, n: int, seconds: float = SECONDS) -> None:
-        listener = meeting.listener([("127.0.0.1", 0)])
-        self.door: meeting.Door = listener.getsockname()
+    def __init__(
+        self, n: int, seconds: float = SECONDS, door: meeting.Door = ("127.0.0.1", 0)
+    ) -> None:
+        listener = meeting.listener([door])
+        self.door: meeting.Door = door if isinstance(door, Path) else listener.getsockname()
         self.host = host.Host(listener, n, KEY, seconds)
         self.n, self._seconds = n, seconds
         self._threads = ThreadPoolExecutor()
@@ -420,12 +423,60 @@ def test_all_know_whom_rank_0_has_lost(launch: Launch) -> None:
     assert asks.lost(0.005, SECONDS).startswith("nothing is heard of rank 0 on ")
 
 
-def test_a_rank_0_that_does_not_answer_is_lost() -> None:
-    deaf = Launch(2)
-    _, other = deaf.come(0, 1)
-    assert isinstance(other, Connection)
-    deaf.end()
+def test_a_rank_0_that_does_not_answer_is_lost(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting.MeetingServer, "_done", lambda *_: asyncio.Event().wait())
+    _, other = met(launch.come(0, 1))
     assert other.lost(SECONDS, 0.05) == f"nothing is heard of rank 0 on {other.hosts[0]}"
+    assert not other.ended()
+
+
+def test_a_rank_0_that_has_ended_is_not_accused_of_silence() -> None:
+    brief = Launch(2)
+    _, other = met(brief.come(0, 1))
+    brief.end()
+    gc.collect()  # closes its sockets, as the end of a process does
+    assert other.lost(SECONDS, SECONDS) == ""
+    assert other.ended()
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Launch]:
+    """Ranks that meet at a socket's path, where the kernel says who comes: this process."""
+    found = Launch(2, door=tmp_path / "meeting")
+    yield found
+    found.end()
+
+
+def test_a_stopped_rank_of_this_host_is_named_though_another_thread_waits_for_rank_0(
+    beside: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = met(beside.come(0, 1))
+    waits = threading.Thread(target=Store(second).get, args=["what the stopped rank is to set"])
+    waits.start()
+    while second._lock.acquire(blocking=False):
+        second._lock.release()
+    assert second.lost(SECONDS, 0.05) == ""
+    doing = {0: "stopped", os.getpid(): "running"}
+    monkeypatch.setattr(meeting, "doing", doing.get)
+    second._pids[0] = 0
+    assert second.lost(SECONDS, 0.05) == f"rank 0 on {second.hosts[0]} is stopped (SIGSTOP)"
+    Store(first).set("what the stopped rank is to set", "")
+    waits.join()
+
+
+def test_ranks_at_a_socket_of_this_host_know_each_others_processes(beside: Launch) -> None:
+    for each in met(beside.come(0, 1)):
+        assert each._pids == {0: os.getpid(), 1: os.getpid()}
+        assert each.stopped() == ""
+
+
+def test_ranks_of_another_pid_namespace_are_looked_for_nowhere(
+    beside: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection.os, "getpid", lambda: 0)
+    assert [each._pids for each in met(beside.come(0, 1))] == [{}, {}]
 
 
 def test_long_values_are_refused_where_they_are_made(launch: Launch) -> None:
