@@ -524,7 +524,7 @@ FAULTS = (
     faulty(
         "a driver too old for torch",
         TWO_SIZES + " --backend nccl",
-        ("12.4", "13.0"),
+        (r"built for CUDA 13\.\d, the driver runs 12\.4",),
         exit=5,
         FAKE_DRIVER_CUDA="12040",
     ),
