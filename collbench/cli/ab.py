@@ -55,7 +55,7 @@ def ab(
     from collbench.run.launch import folders
 
     with interrupts, folders.private() as folder, ExitStack() as held:
-        asked = partial(_sides, base, head, aa)
+        asked = partial(_sides, base, head, aa, suite)
         places = _joined(launcher, timeout, dry_run, folder, held, asked)
         sides, rules = asked(), _rules(tau, strict, across_machines)
         _refuse(tag, output_format, out or [], None if dry_run else output)
@@ -197,8 +197,9 @@ def _folder(output: Path) -> None:
         ) from e
 
 
-def _sides(base: str, head: str, aa: bool) -> dict[Name, Variant]:
+def _sides(base: str, head: str, aa: bool, suite: str) -> dict[Name, Variant]:
     from collbench.run import variants
+    from collbench.suite import toml
 
     if aa and head:
         raise UsageError("--aa compares --base with itself", "leave --head out")
@@ -207,9 +208,13 @@ def _sides(base: str, head: str, aa: bool) -> dict[Name, Variant]:
             "--base and --head are the same",
             f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
         )
-    return {
+    sides: dict[Name, Variant] = {
         "base": variants.parse(base, "--base"),
         "head": variants.parse(base if aa else head, "--head"),
+    }
+    collectives = list(toml.load(suite).values("collectives"))
+    return {
+        name: variants.with_file(side, f"--{name}", collectives) for name, side in sides.items()
     }
 
 

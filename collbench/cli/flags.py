@@ -210,6 +210,11 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
                 " same file."
             ),
         ),
+        "file": Option(
+            "--algo",
+            metavar="FILE.py:NAME",
+            help="Of a run to continue with: where its algorithm of a file is, ./line.py:line.",
+        ),
         "inject": option(
             "inject",
             "Plant faults, as in `collbench all_reduce --inject`. Marks all that is shown.",

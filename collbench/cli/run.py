@@ -25,6 +25,7 @@ def run(
     address: str = "",
     placement: str = "",
     resume: str = "",
+    file: str = "",
     inject: str = "",
     output_format: str = "auto",
     output: Path | None = None,
@@ -51,6 +52,11 @@ def run(
     said: dict[str, Any] = {"ngpus": ranks, "backend": backends, "max_time": max_seconds}
     changes = (*said.values(), launches, only, budget, inject, output, tag, not save)
     _refuse(suites or [], resume, any(changes), launcher, output)
+    if file and not resume:
+        raise UsageError(
+            "--algo names the file of an algorithm of a run to be resumed",
+            "to measure one: collbench all_reduce --algo ./line.py:line",
+        )
     ray = options.where(launcher, address, placement)
     chosen = ",".join(only or [])
     changed = partial(options.changed, only=chosen, launcher=launcher, ray=ray, inject=inject)
@@ -60,6 +66,7 @@ def run(
     orders = [options.budgeted(kept(suite=suite), budget) for suite in asked]
     if resume:
         found = resuming.find(resume)
+        resuming.load_algorithms(found.run, file)
         orders = [order(suite=found.run.suite, resumed=found)]
     reporter = partial(options.reporter, output_format)
     raise typer.Exit(_gravest([carry_out(order, reporter, dry_run) for order in orders]))

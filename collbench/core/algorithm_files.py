@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +56,19 @@ def list_user_algorithms() -> list[UserAlgorithm]:
         if match:
             found.append(UserAlgorithm(Path(match["path"]), match["name"], collective))
     return found
+
+
+def list_words(command: Sequence[str]) -> list[str]:
+    """The words of a command line that name algorithms in files, without their settings."""
+    words = (part for word in command for part in re.split("[=,]", word))
+    matches = filter(None, map(WORD.fullmatch, words))
+    return list(dict.fromkeys(f"{match['path']}:{match['name']}" for match in matches))
+
+
+def label(word: str) -> str:
+    """What the algorithm of a file is called in tables and records, by ``./line.py:line``."""
+    path, _, name = word.rpartition(":")
+    return f"{Path(path).name}:{name}"
 
 
 def pass_to_children(named: UserAlgorithm) -> None:

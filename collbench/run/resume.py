@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from collbench.core import algorithm_files, algorithms
 from collbench.core.errors import UsageError
 from collbench.machine import environment
 from collbench.records import store
@@ -33,6 +34,31 @@ def find(name: str) -> RunFile:
     for reason in (reason for reason, holds in reasons.items() if holds):
         raise UsageError(f"{path} cannot be resumed: {reason}", "measure anew")
     return store.read(path)
+
+
+def load_algorithms(run: Run, words: str) -> None:
+    """Have the run's algorithms that are in files known, by the ``words`` that name these files: a
+    run's file runs nothing by itself. Raises UsageError where words are missing or too many."""
+    labels = {name for name in run.suite.axes.algorithms if algorithm_files.WORD.fullmatch(name)}
+    wanted = {algorithm_files.list_words([name])[0] for name in labels}
+    given = {algorithm_files.label(word): word for word in algorithm_files.list_words([words])}
+    if strange := [word for word in words.split(",") if word and word not in given.values()]:
+        raise UsageError(f"--algo {strange[0]} names no file", "as in ./line.py:line")
+    if unknown := sorted(given.keys() - wanted):
+        known = f"it has {', '.join(sorted(wanted))}" if wanted else "leave --algo out"
+        raise UsageError(f"the run has no algorithm {unknown[0]} of a file", known)
+    if missing := wanted - given.keys():
+        before = [
+            word
+            for word in algorithm_files.list_words(run.command)
+            if algorithm_files.label(word) in missing
+        ]
+        raise UsageError(
+            f"the run's algorithm {min(missing)} is in a file that --algo must name",
+            f"add --algo {','.join(before or (f'./{name}' for name in sorted(missing)))}",
+        )
+    collectives = run.suite.values("collectives")
+    algorithms.add_file(",".join(given.values()), collectives[0] if len(collectives) == 1 else "")
 
 
 def writer(resumed: RunFile) -> store.Writer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -466,10 +467,11 @@ class _Session:
             path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
-            raise CannotRun(
-                trouble,
-                "free some space; what is shown above was measured, but not all is saved",
+            again = f"collbench run --resume {shlex.quote(str(path))} measures what the file lacks"
+            what = (
+                "free some space" if self._writer.trouble else "have no other process write there"
             )
+            raise CannotRun(trouble, f"{what}; not all that is shown above is saved: {again}")
 
 
 def write(writer: store.Writer, line: World | Record | End) -> None:

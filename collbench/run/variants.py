@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from collbench.core import algorithms, files
+from collbench.core import algorithm_files, algorithms, files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import near, tell
 from collbench.machine import environment
@@ -119,6 +119,19 @@ def parse(text: str, option: str) -> Variant:
         else:
             raise UsageError(f"{option}: '{word}' is not understood", EXAMPLE)
     return Variant(text=text, env=tuple(env.items()), **fields)
+
+
+def with_file(variant: Variant, option: str, collectives: Sequence[str]) -> Variant:
+    """The side with its algorithm, if that is in a file (algo:./line.py:line), known from here on,
+    in this process and those it starts. Raises UsageError where it cannot be had."""
+    if not algorithm_files.WORD.fullmatch(variant.algorithm):
+        return variant
+    owner = collectives[0] if len(collectives) == 1 else ""
+    try:
+        name = algorithms.add_file(variant.algorithm, owner)
+    except UsageError as e:
+        raise UsageError(f"{option}: {e.message}", e.hint) from e
+    return msgspec.structs.replace(variant, algorithm=name)
 
 
 def refuse_unknown(variant: Variant, suite: Suite, option: str) -> None:

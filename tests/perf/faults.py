@@ -10,7 +10,7 @@ start, while they measure, or when all is measured, where each rank stays a seco
 Exit code 1 where anything is not as it should be; ``--keep FOLDER``
 has what was said then. ``--so-far FILE`` keeps every trial with its seed and day, and goes on with
 those it has of this seed; what an older script kept there has neither, and counts as of the asked
-seed and of the day that ``--date`` says.
+seed and of the day that ``--date`` says. ``--minutes`` has no trial begin after that time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import random
@@ -377,7 +378,8 @@ def culprits(said: str, local: bool) -> set[int]:
     """Ranks that collbench blames, else those that the launcher does."""
     told = "\n".join(line for line in said.splitlines() if line.startswith(("collbench:", "rank ")))
     speaker = r"rank \d+ on \S+ lost |rank \d+ of \d+ on \S+ \(\S+\) did not reach "
-    told = re.sub(speaker, "", told).split(" never came")[0]
+    said, told = (re.sub(speaker, "", text) for text in (said, told))
+    told = told.split(" never came")[0]
     found = re.findall(r"\brank (\d+)", told)
     if not found and not local:
         cause = said.partition("Root Cause")[2] or said
@@ -390,6 +392,8 @@ def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
     yield f"| fault | world | while | ranks | trials | too late | median s | {' | '.join(CHECKS)} |"
     yield f"|---|---|---|{'--:|' * (len(CHECKS) + 4)}"
     for cell, trials in seen.items():
+        if not trials:
+            continue
         hit = [trial for trial in trials if trial.hit]
         took = sorted(trial.seconds for trial in hit)
         counts = [sum(trial.checks[name] for trial in hit) for name in CHECKS]
@@ -404,13 +408,16 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
     days = sections.between(t.day or asked.date for trials in seen.values() for t in trials)
     hit = [trial for trials in seen.values() for trial in trials if trial.hit]
     well = sum(not trial.wrong for trial in hit)
+    tried = sum(map(bool, seen.values()))
+    left = "; time was over before the rest" if tried < len(seen) else ""
     why = dict.fromkeys(f"- {c.fault}, {c.world}: {c.why_not()}." for c in left_out)
     shm = "" if os.getuid() == 0 else " /dev/shm was not looked at, which takes root."
     return "\n".join(
         [
             "# What becomes of a run when something breaks",
             "",
-            f"{well} of {len(hit)} trials were as documented. Made by `python tests/perf/faults.py"
+            f"{well} of {len(hit)} trials were as documented, of {tried} of {len(seen)}"
+            f" cells{left}. Made by `python tests/perf/faults.py --trials {asked.trials}"
             f" --seed {asked.seed} --at-once {asked.at_once}` on {os.cpu_count()} CPUs, Python"
             f" {platform.python_version()}, {days}; -T {TIMEOUT}.{shm}",
             "",
@@ -442,6 +449,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a pattern of 'fault, world, while, ranks'")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=max(1, (os.cpu_count() or 1) // 2))
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial later")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--so-far", type=Path, default=Path(os.devnull))
     parser.add_argument("--date", default=sections.today(), help="of trials kept without one")
@@ -461,8 +469,12 @@ def main() -> int:
         if trial.seed in (None, asked.seed)
     }
 
-    def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen]:
+    until = time.monotonic() + 60 * asked.minutes
+
+    def one(job: tuple[Cell, int]) -> tuple[Cell, int, Seen | None]:
         cell, number = job
+        if job not in before and time.monotonic() >= until:
+            return cell, number, None
         if job not in before:
             before[job] = Trial(cell, f"{asked.seed}-{cell.words}-{number}").run()
             with asked.so_far.open("a") as file:
@@ -472,6 +484,8 @@ def main() -> int:
     with ThreadPoolExecutor(asked.at_once) as pool:
         jobs = [(cell, number) for number in range(asked.trials) for cell in cells]
         for cell, number, trial in pool.map(one, jobs):
+            if trial is None:
+                continue
             seen[cell].append(trial)
             if trial.wrong:
                 print(f"{cell.words} ({number}): {trial.wrong}, exit {trial.code}", file=sys.stderr)

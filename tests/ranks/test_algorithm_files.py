@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib.resources import files
@@ -85,6 +86,107 @@ def test_ranks_run_it(folder: Path, backend: str) -> None:
     assert done.exit_code == Exit.OK, done.output
     (record,) = store.read(path).records
     assert record.case.algorithm == "line.py:line" and record.status == "ok"
+
+
+@pytest.fixture
+def cut_short(folder: Path) -> Path:
+    """A run of the file's algorithm that lacks its last record and its end."""
+    path = folder / "run.jsonl"
+    options = ["--backend", "shm", "--sizes", "1K,2K", "-g", "2", "-n", "3", "--place", "in"]
+    named = ["all_reduce", "--algo", "./line.py:line,ring", *options, "--output", str(path)]
+    assert collbench(*named).exit_code == Exit.OK
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]))
+    forget()
+    return path
+
+
+def forget() -> None:
+    """As in a new process."""
+    os.environ[algorithm_files.VARIABLE] = ""
+    algorithms.catalogue.cache_clear()
+
+
+def test_a_run_goes_on_once_its_file_is_named(cut_short: Path) -> None:
+    lacking = len(store.read(cut_short).records)
+    done = collbench("run", "--resume", str(cut_short), "--algo", "./line.py:line")
+    assert done.exit_code == Exit.OK, done.output
+    found = store.read(cut_short)
+    assert len(found.records) == lacking + 1 and found.end is not None
+    assert all(record.status == "ok" for record in found.records)
+
+
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ((), "add --algo ./line.py:line"),
+        (("--algo", "./other.py:line"), "it has line.py:line"),
+        (("--algo", "ring"), "as in ./line.py:line"),
+    ],
+)
+def test_a_run_whose_file_is_not_named_does_not_go_on(
+    cut_short: Path, more: tuple[str, ...], hint: str
+) -> None:
+    before = cut_short.read_bytes()
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(
+            main.app, ["run", "--resume", str(cut_short), *more], catch_exceptions=False
+        )
+    assert caught.value.hint == hint
+    assert cut_short.read_bytes() == before
+
+
+def test_a_suite_takes_no_file_from_the_command_line(folder: Path) -> None:
+    with pytest.raises(UsageError, match="to be resumed"):
+        CliRunner().invoke(
+            main.app, ["run", "quick", "--algo", "./line.py:line"], catch_exceptions=False
+        )
+
+
+SUITE = """
+description = "one row"
+[axes]
+collectives = ["all_reduce"]
+sizes = ["1K"]
+ranks = [2]
+backends = ["shm"]
+in_place = [true]
+[policy]
+iters = 6
+warmup = 1
+"""
+AB = ["ab", "--suite", "one.toml", "--base", "algo:ring"]
+
+
+def test_it_is_a_side_of_an_experiment(folder: Path) -> None:
+    (folder / "one.toml").write_text(SUITE)
+    done = collbench(*AB, "--head", "algo:./line.py:line", "--dry-run")
+    assert done.exit_code == Exit.OK, done.output
+
+
+@pytest.mark.slow
+def test_ranks_of_an_experiment_run_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "one.toml").write_text(SUITE)
+    monkeypatch.setenv("COLLBENCH_HOME", str(folder))
+    rounds = ["--rounds", "6,6", "--budget", "0"]
+    collbench(*AB, "--head", "algo:./line.py:line", *rounds)
+    base, head = map(store.read, sorted((folder / "runs").glob("*.jsonl")))
+    assert {record.case.algorithm for record in base.records} == {"ring"}
+    assert {(r.case.algorithm, r.status) for r in head.records} == {("line.py:line", "ok")}
+
+
+def test_a_side_that_names_no_algorithm_is_refused(folder: Path) -> None:
+    (folder / "one.toml").write_text(SUITE)
+    with pytest.raises(UsageError, match=r"--head: .*has no 'lin'") as caught:
+        CliRunner().invoke(main.app, [*AB, "--head", "algo:./line.py:lin"], catch_exceptions=False)
+    assert caught.value.hint == "did you mean line?"
+
+
+def test_the_hint_names_a_file_as_a_command_would(folder: Path) -> None:
+    for text in ("line.py:line", "./line.py:line"):
+        with pytest.raises(UsageError) as caught:
+            algorithms.find("all_reduce", text)
+        assert caught.value.hint == "it is in a file that --algo must name, as in ./line.py:line"
 
 
 def test_reading_a_run_loads_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,8 @@ def find(name: str, text: str) -> Variant:
         known = [row.name for row in of(owner)]
         hint = near(word, known) or f"one of {', '.join(known)}"
         if match:
-            hint = f"it is in a file that --algo must name, as in ./{text}"
+            path = match["path"] if "/" in match["path"] else f"./{match['path']}"
+            hint = f"it is in a file that --algo must name, as in {path}:{match['name']}"
         raise UsageError(f"{owner} has no algorithm '{word}'", hint)
     given = []
     for setting in settings:

@@ -344,7 +344,7 @@ class Watch(RankWatch):
             return []
         pids = [pid for rank, pid in self._pids.items() if not self._board.where(rank)[0]]
         if len(self._pids) < self.plan.processes:
-            pids.append(self._parent.process.pid)
+            pids += [self._parent.process.pid, *self._wardens.values()]
         return [_cpu_seconds(pid) for pid in pids]
 
     def _take_note(self) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from collbench.core import algorithm_files
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, duration, plain, size
@@ -372,7 +373,9 @@ def kept(told: Gathered) -> list[str]:
     lines = [f"saved: {plain(told.path.stem if ours else str(told.path))}"]
     if told.ended and told.ended.exit and len(told.arrived) < len(told.cases):
         name = "@last" if ours else shlex.quote(str(told.path))
-        lines.append(plain(f"continue with: collbench run --resume {name}"))
+        files = ",".join(algorithm_files.list_words(told.run.command))
+        more = f" --algo {shlex.quote(files)}" if files else ""
+        lines.append(plain(f"continue with: collbench run --resume {name}{more}"))
     return lines
 
 

@@ -16,7 +16,7 @@ from collbench.core.interrupts import interrupts
 from collbench.records import rows, store
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.steps import overlaps
-from collbench.records.types import End, Record, Run
+from collbench.records.types import End, Record, Run, World
 from collbench.run import session
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
@@ -266,6 +266,39 @@ def test_an_interrupted_run_that_lacks_nothing_is_whole_once_it_is_resumed(
     code, jobs = pass_over(path, monkeypatch, None, resumed=store.read(path))
     found = store.read(path)
     assert (code, jobs, found.end and found.end.exit) == (Exit.OK, [], Exit.OK)
+
+
+class Cutting(Passing):
+    """Ranks while whose first record is written somebody cuts the run's file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(None)
+        self._path = path
+
+    def run(self, plans: Sequence[Plan], listener: Listener) -> None:
+        def cut(line: World | Record) -> None:
+            listener.line(line)
+            if isinstance(line, Record):
+                os.truncate(self._path, 0)
+
+        super().run(plans, listener._replace(line=cut))
+
+
+def test_a_run_that_lost_what_it_held_says_how_to_measure_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a run.jsonl"
+    monkeypatch.setattr(session, "choose", lambda *_: Cutting(path))
+    order = session.Order(suite=SWEEP, command=["collbench"], output=path)
+    with pytest.raises(CannotRun, match="was cut while it was written") as caught:
+        session.execute(order, lambda: Disturbed(lambda: None))
+    assert f"collbench run --resume '{path}' measures what the file lacks" in caught.value.hint
+    assert "free some space" not in caught.value.hint
+    lacking = store.read(path)
+    pass_over(path, monkeypatch, None, resumed=lacking)
+    whole = store.read(path)
+    assert len(whole.records) > len(lacking.records)
+    assert whole.end and whole.end.exit == Exit.OK
 
 
 class Blind(worlds.World):

@@ -818,6 +818,18 @@ def test_summary_is_loud_about_wrong_data_and_tells_the_first() -> None:
     assert not any("none wrong" in line for line in found)
 
 
+def test_how_to_go_on_names_the_files_of_algorithms() -> None:
+    asked = msgspec.structs.replace(
+        a_run(), command=["collbench", "all_reduce", "--algo=ring,./a b/line.py:line:skip=2"]
+    )
+    end = End(exit=130, ended="", note="interrupted")
+    cases = [a_case(), a_case(nbytes=16)]
+    path = Path("/runs/r1.jsonl")
+    found = lines_of([measured(cases[0])], run=asked, cases=cases, end=end, path=path)
+    words = "continue with: collbench run --resume /runs/r1.jsonl --algo './a b/line.py:line'"
+    assert words in found
+
+
 def test_summary_has_what_is_noted_of_good_cases_once() -> None:
     note = "-m: calls are launched one after the other"
     found = [measured(case, note=note) for case in SWEEP]

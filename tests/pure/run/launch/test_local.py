@@ -177,6 +177,15 @@ def test_a_stopped_process_is_named_though_others_load(
     assert "is stopped (SIGSTOP)" in error.message
 
 
+def test_wardens_that_load_are_no_standstill_of_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mpirun waits while they do."""
+    watch = watched(Silent())
+    monkeypatch.setattr(local, "_cpu_seconds", {Silent.process.pid: 1.0, 70: 2.0, 71: 3.0}.get)
+    assert watch._loading() == [1.0]
+    watch._wardens.update({0: 70, 1: 71})
+    assert watch._loading() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_removed_store_is_told_from_a_hang(tmp_path: Path, there: bool) -> None:
     plan = Plan(0, "gloo", 4, (), Policy(), [], 0.05)

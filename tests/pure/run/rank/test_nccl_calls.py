@@ -109,13 +109,12 @@ def case(collective: str = "all_reduce", mode: str = "isolated", **further: Any)
     ]
     return Case(
         collective=collective,
-        backend="nccl",
         n=1,
         nbytes=64,
         op=op,
         root=root,
         mode=mode,
-        **further,  # type: ignore[arg-type]
+        **{"backend": "nccl"} | further,  # type: ignore[arg-type]
     )
 
 
