@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,16 +13,20 @@ from typing import Any
 from collbench.core.errors import CollbenchError
 
 AGAIN = 0.001  # seconds
+ONE_WISH = 1.0  # seconds in which a signal that follows another says nothing new
 
 
 class Interrupts:
     """Within its ``with`` blocks SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, unless they
-    are ignored (nohup): at once, or after what must not be cut in two (``held``). Where others lose
-    the exception, it is raised again: Python drops those of destructors, a library may make an
-    error of its own of it. ``asked`` is whether a signal came."""
+    are ignored (nohup): at once, or after what must not be cut in two (``held``). One that follows
+    within ONE_WISH is the same wish: a person presses twice, a launcher passes on what its whole
+    group has got. Where others lose the exception, it is raised again: Python drops those of
+    destructors, a library may make an error of its own of it. ``asked`` is whether a signal
+    came."""
 
     def __init__(self) -> None:
         self.asked = self._holding = False
+        self._raised = -ONE_WISH
         self._before: list[tuple[list[tuple[signal.Signals, Any]], Callable[[Any], Any]]] = []
 
     def __enter__(self) -> Interrupts:
@@ -40,14 +45,20 @@ class Interrupts:
         for number, handler in handlers:
             signal.signal(number, handler)
         asked, self._holding = self.asked, False
-        self.asked = asked and bool(self._before)
+        if not self._before:
+            self.asked, self._raised = False, -ONE_WISH
         if asked and isinstance(error, Exception) and not isinstance(error, CollbenchError):
             raise KeyboardInterrupt from error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        new = number == signal.SIGALRM or time.monotonic() - self._raised > ONE_WISH
+        if new and not self._holding:
+            self._raise()
         self.asked = True
-        if not self._holding:
-            raise KeyboardInterrupt
+
+    def _raise(self) -> None:
+        self.asked, self._raised = True, time.monotonic()
+        raise KeyboardInterrupt
 
     def _lost(self, lost: Any) -> None:
         """Has an interrupt that was dropped come again in a moment: one that is raised in here
@@ -81,7 +92,7 @@ class Interrupts:
 
     def check(self) -> None:
         if self.asked:
-            raise KeyboardInterrupt
+            self._raise()
 
     def leave_to_the_system(self) -> None:
         """SIGTERM and SIGHUP end this process without Python from now on: a library's call does not

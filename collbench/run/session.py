@@ -315,7 +315,6 @@ class _Session:
                 raise
             problem, code, note = told(e)
         try:
-            self._keep_what_was_cut(note)
             self._finish(code, note)
         except CollbenchError as e:
             if problem is None:
@@ -448,7 +447,6 @@ class _Session:
     def _hung(self, error: RunBroken) -> None:
         """A joined world stands still: keep what there is; the process ends right after."""
         tell(error.message)
-        self._keep_what_was_cut(error.message)
         self._finish(error.exit, error.message)
 
     def _keep(self, line: World | Record) -> None:
@@ -456,15 +454,16 @@ class _Session:
             write(self._writer, line)
 
     def _finish(self, code: Exit, note: str) -> None:
-        """Write the last line and have the reporter close. Raises CannotRun if something could not
-        be saved."""
-        end = End(exit=code, ended=now(), note=note, load=self._after)
+        """Write what is left and the last line, and have the reporter close. Raises CannotRun if
+        something could not be saved."""
         path = None
-        if self._writer is not None:
-            with interrupts.spared():
+        with interrupts.spared():
+            self._keep_what_was_cut(note)
+            end = End(exit=code, ended=now(), note=note, load=self._after)
+            if self._writer is not None:
                 write(self._writer, end)
                 self._writer.close()
-            path = self._writer.path
+                path = self._writer.path
         self._reporter.end(end, path)
         if self._writer is not None and (trouble := self._writer.trouble or self._writer.lost):
             again = f"collbench run --resume {shlex.quote(str(path))} measures what the file lacks"

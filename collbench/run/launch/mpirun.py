@@ -137,7 +137,7 @@ class Mpirun(Parent):
         and nothing is left to hear."""
         ready = [fd for fd, _ in self._ready.poll(0)]
         if self._notes.fileno() not in ready:
-            for descriptor in ready:
+            for descriptor in () if self._end in ready else ready:
                 if descriptor in self._wardens:
                     return Note(self._forget(descriptor), alone=True), []
             raise EOFError
@@ -228,9 +228,12 @@ def _guard(place: str, board: str, mpirun: str) -> None:
     events.register(os.pidfd_open(pid), select.POLLIN)
     events.register(theirs, 0)  # the launching process has closed its end
     events.register(above, select.POLLIN)
-    if {theirs.fileno(), above} & {fd for fd, _ in events.poll()}:
+    ready = {fd for fd, _ in events.poll()}
+    if {theirs.fileno(), above} & ready:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
+    if above in ready:
+        return  # mpirun's end is the news, and not what it made of this rank
     with suppress(OSError):
         notes.send(msgspec.json.encode(Note(member.rank, status=status)))
 

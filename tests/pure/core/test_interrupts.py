@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from collbench.core.errors import CannotRun
-from collbench.core.interrupts import Interrupts
+from collbench.core.interrupts import ONE_WISH, Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -43,6 +43,27 @@ def test_a_second_signal_does_not_cut_short_what_cleans_up() -> None:
                 done.append("whole")
             done.append("and the rest")
     assert done == ["whole", "and the rest"]
+
+
+def test_a_signal_that_follows_another_at_once_is_the_same_wish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the first and what cleans up lie moments in which nothing is held."""
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interrupts():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+    assert done == ["whole"]
+    with Interrupts():  # a later one is a wish of its own
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        later = time.monotonic() + 2 * ONE_WISH
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_the_first_signal_that_comes_while_all_is_cleaned_up_is_told_after() -> None:
