@@ -72,8 +72,8 @@ def test_a_warden_and_its_rank_end_with_an_mpirun_that_is_not_its_parent(
         above.kill()
         assert process.wait(SOON) == 0
         assert not psutil.pid_exists(born.pid)
-        assert told(notes)[0] == Note(0, status=9)
         os.close(*fds)
+    assert not select.select([notes], [], [], 0)[0]  # mpirun's end is the news, not the rank's
 
 
 STARTS = """

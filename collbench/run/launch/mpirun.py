@@ -137,8 +137,9 @@ class Mpirun(Parent):
         and nothing is left to hear."""
         ready = [fd for fd, _ in self._ready.poll(0)]
         if self._notes.fileno() not in ready:
-            for descriptor in () if self._end in ready else ready:
-                if descriptor in self._wardens:
+            killed = (self.process.poll() or 0) < 0  # which is why its wardens end, too
+            for descriptor in ready:
+                if descriptor in self._wardens and not killed:
                     return Note(self._forget(descriptor), alone=True), []
             raise EOFError
         data, fds, _, _ = socket.recv_fds(self._notes, 65536, 1)

@@ -37,9 +37,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[mpirun.Mp
     """A world whose mpirun is a process that waits."""
     monkeypatch.setattr(mpirun, "find", lambda python: "mpirun")
     waiting = subprocess.Popen(["sleep", "600"])
-    monkeypatch.setattr(mpirun.subprocess, "Popen", lambda *of, **named: waiting)
     made = mpirun.Mpirun({}, sys.executable, tmp_path)
-    made.spawn(4, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(mpirun.subprocess, "Popen", lambda *of, **named: waiting)
+        made.spawn(4, 0)
     yield made
     made.close()
 
@@ -64,6 +65,18 @@ def test_a_rank_whose_warden_ends_before_it_is_named(world: mpirun.Mpirun, tmp_p
         warden.wait()
         assert world.note()[0] == Note(2, alone=True)
         assert tell(Note(1, warden=warden.pid)) == Note(1, alone=True)
+
+
+def test_a_killed_mpirun_is_the_news_and_not_the_wardens_that_end_with_it(
+    world: mpirun.Mpirun, tmp_path: Path
+) -> None:
+    with told(world, tmp_path) as tell, subprocess.Popen(["sleep", "600"]) as warden:
+        tell(Note(2, warden=warden.pid))
+        for process in (world.process, warden):
+            process.kill()
+            process.wait()
+        with pytest.raises(EOFError):
+            world.note()
 
 
 def test_a_warden_that_has_told_of_its_ranks_end_may_go(
