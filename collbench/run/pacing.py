@@ -80,8 +80,6 @@ class Passes:
             if record.case in self._jobs and (record.status == "ok" or is_without_samples(record)):
                 self._coarse[record.case] = record
             return record
-        if record.status == "ok" and first.status != "ok":
-            return msgspec.structs.replace(record, again=True)
         if record.status == "ok":
             return together(first, record, self._enough)
         return msgspec.structs.replace(record, again=True) if record.status == "wrong" else None
@@ -149,14 +147,24 @@ def width(record: Record) -> float:
 
 def together(first: Record, second: Record, enough: float) -> Record:
     """One record of both visits' samples, converged where its interval is narrow ``enough``. Where
-    warm-up had not settled by the first, or ranks were aligned in another way, its samples only
-    warmed up."""
+    warm-up had not settled by the first, ranks were aligned in another way, or it had no valid
+    sample, its samples only warmed up; what GPUs did meanwhile, and which samples were invalid, is
+    of both visits all the same."""
+    causes = {**first.invalid, **second.invalid}  # in the order in which they came up
     fields: dict[str, object] = {
         "again": True,
-        "started": first.started,
-        "setup_ns": first.setup_ns,
         "seconds": first.seconds + second.seconds,
         "checked": first.checked + second.checked,
+        "invalid": {
+            cause: first.invalid.get(cause, 0) + second.invalid.get(cause, 0) for cause in causes
+        },
+        "gpus": max(first, second, key=_holding_back).gpus,
+    }
+    if first.status != "ok":
+        return msgspec.structs.replace(second, **fields)
+    fields |= {
+        "started": first.started,
+        "setup_ns": first.setup_ns,
         "control_ns": first.control_ns,
         "control_inner": first.control_inner,
         "sent": first.sent,
@@ -168,12 +176,7 @@ def together(first: Record, second: Record, enough: float) -> Record:
     for name in BY_RANK:
         pairs = zip(getattr(first, name), getattr(second, name), strict=True)
         fields[name] = [(mine + more)[:PER_RANK_SAMPLES] for mine, more in pairs]
-    causes = {*first.invalid, *second.invalid}
-    fields["invalid"] = {
-        cause: first.invalid.get(cause, 0) + second.invalid.get(cause, 0) for cause in causes
-    }
     fields["preempted"] = first.preempted + second.preempted
-    fields["gpus"] = max(first, second, key=_holding_back).gpus
     both = msgspec.structs.replace(second, **fields)
     return msgspec.structs.replace(both, stop="converged") if width(both) <= enough else both
 

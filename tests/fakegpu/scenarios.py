@@ -363,7 +363,6 @@ FAULTS = (
         "a GPU is held back for a while",
         "collbench all_reduce --sizes 64K,1M -g 2 --max-time 0.5s --format csv",
         (r"all_reduce,nccl,.*,ok", "throttled"),
-        long=True,  # by the clock: a quick machine may measure before or after it
         FAKE_REASONS="1:0x40@3-8",
     ),
     faulty(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -142,6 +143,25 @@ def test_a_case_without_a_valid_sample_is_tried_again_first(passes: Passes) -> N
     found = passes.heard(scattered(SMALL[1], 0.5, control_ns=[5, 6]))
     assert found is not None and found.again
     assert (len(found.times_ns), found.control_ns) == (60, [5, 6])
+
+
+@pytest.mark.parametrize(
+    "first", [{**NONE, "seconds": 1.0, "gpus": HOT}, {"steady": False, "gpus": HOT}]
+)
+def test_a_gpu_held_back_in_the_first_visit_alone_is_told_of(
+    passes: Passes, first: dict[str, Any]
+) -> None:
+    """Also where its samples do not count: the row is measured well, the machine was not."""
+    passes.first(planned(SMALL[0]))
+    visit = {"seconds": 1.0, "invalid": {"throttled": 9}, **first}
+    without = visit.get("status") == "failed"
+    passes.heard(Record(case=SMALL[0], **visit) if without else scattered(SMALL[0], 0.5, **visit))
+    passes.further()
+    second = {"seconds": 2.0, "invalid": {"late start": 1}, "gpus": WELL}
+    found = passes.heard(scattered(SMALL[0], 0.4, **second))
+    assert found is not None and found.status == "ok" and found.seconds == 3.0
+    assert found.gpus == HOT and len(found.times_ns) == 60
+    assert found.invalid == {**visit["invalid"], "late start": 1}
 
 
 def test_a_case_without_a_valid_sample_twice_stands_as_it_was(passes: Passes) -> None:
