@@ -20,6 +20,8 @@ import numpy as np
 from collbench.core.collectives import COLLECTIVES
 from collbench.judge.health.night import Timing
 from collbench.records import store
+from collbench.records.derive import Derived
+from collbench.records.time_summary import Modes, TimeSummary
 from collbench.records.types import End, Pairing, RankInfo, Record, Run, RunFile, World
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -379,3 +381,33 @@ def nights(
             what: 1e6 * float(np.exp(logs[what][place])) * (1 + level(what, place)) for what in rows
         }
         yield dated(place, medians)
+
+
+def replace_derived(row: Derived, **changes: Any) -> Derived:
+    """The row with other values, by the names that they have in tables."""
+    if pair := changes.pop("modes", None):
+        own = Modes(pair, changes.pop("mode_share", 0.5), changes.pop("in_stretches", False))
+        changes["modes"] = own
+    own_times = {name: changes.pop(name) for name in {*changes} & {*TimeSummary.__struct_fields__}}
+    times = msgspec.structs.replace(row.times, **own_times)
+    return msgspec.structs.replace(row, times=times, **changes)
+
+
+def derived(median: float, **changes: Any) -> Derived:
+    """What is derived of a record whose samples all took ``median``."""
+    times = TimeSummary(
+        **dict.fromkeys(("median", "lo", "hi", "min", "mean", "max"), median),
+        **dict.fromkeys(("p95", "p99", "modes")),
+        **dict.fromkeys(("mad", "severe_outliers"), 0),
+        samples=1,
+        n_eff=1,
+    )
+    row = Derived(
+        times=times,
+        **dict.fromkeys(("t_glob", "skew", "busbw", "late_rank")),
+        overhead=0,
+        algbw=0,
+        flags=(),
+        gateable=True,
+    )
+    return replace_derived(row, **changes)

@@ -28,6 +28,7 @@ from collbench.judge.sides import MANNER
 from collbench.machine import environment
 from collbench.records import rows as rows_
 from collbench.records.derive import Derived, told_over
+from collbench.records.stats import half_width
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
@@ -77,6 +78,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         return (self.median, self.median) if self.predicted else (self.lo, self.hi)
 
     @property
+    def half_width(self) -> float:
+        """The larger half of the interval, as a share of the median."""
+        return half_width(self.median, self.lo, self.hi)
+
+    @property
     def late_share(self) -> float:
         """How late the late rank came, of the time."""
         return self.first.late_share
@@ -89,7 +95,7 @@ def over_launches(rows: Sequence[rows_.Row]) -> Point:
     home = rows_.fit(rows)[0]
     first = home.first.derived
     assert first is not None  # what is fit has a time
-    moved = first.algbw * first.median
+    moved = first.algbw * first.times.median
     algbw = moved / time.median
     return Point(
         run=home.file,

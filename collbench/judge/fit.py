@@ -163,7 +163,7 @@ def _resampled(launches: Sequence[Sequence[Row]], rng: np.random.Generator) -> t
     of the only one, if every size has as many and at least 5; else samples within each launch."""
     medians, word = [[row.median for row in each] for each in launches], "launches"
     if all(len(each) == 1 for each in launches):
-        medians = [[c.derived.median for c in row.fit if c.derived] for (row,) in launches]
+        medians = [[c.derived.times.median for c in row.fit if c.derived] for (row,) in launches]
         word = "cycles"
     number = {len(each) for each in medians}
     if len(number) == 1 and max(number) >= FEWEST_UNITS:

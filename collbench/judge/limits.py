@@ -116,7 +116,7 @@ def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
     derived, time = fit[0].derived, case_time(fit)
     if derived is None or derived.busbw is None or math.isnan(derived.busbw):
         return Held(**about, answer="no answer", why="there is no busbw")
-    work = derived.busbw * derived.median  # bytes that count, in GB/s times ns
+    work = derived.busbw * derived.times.median  # bytes that count, in GB/s times ns
     busbw, lo = work / time.median, work / time.hi
     hi = work / time.lo if time.lo > 0 else math.inf
     flags = sorted({flag for row in fit for flag in row.ungated})

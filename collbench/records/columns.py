@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+BOUNDING = {"p95": 72, "p99": 368}  # samples that bound a percentile (stats.interval_ranks)
+
 Kind = Literal["text", "whole", "number", "yes or no", "values"]
 
 
@@ -76,10 +78,10 @@ COLUMNS = (
         "number",
         "ns",
         "time of a call: the median of the samples of all cycles that count",
-        "derived.median",
+        "derived.times.median",
     ),
-    Column("lo", "number", "ns", "lower end of the median's 95 % interval", "derived.lo"),
-    Column("hi", "number", "ns", "upper end of that interval", "derived.hi"),
+    Column("lo", "number", "ns", "lower end of the median's 95 % interval", "derived.times.lo"),
+    Column("hi", "number", "ns", "upper end of that interval", "derived.times.hi"),
     Column("algbw", "number", "GB/s", "size / median, 1e9 bytes a second", "derived.algbw"),
     Column("busbw", "number", "GB/s", "algbw times the collective's factor", "derived.busbw"),
     Column(
@@ -98,15 +100,27 @@ COLUMNS = (
     ),
     Column("moves", "text", "", "what wire comes of, or why it is unknown", "derived.moves"),
     Column("samples", "whole", "", "number of timings", "samples"),
-    Column("n_eff", "number", "", "independent samples that would say as much", "derived.n_eff"),
-    Column("min", "number", "ns", "fastest sample", "derived.min"),
-    Column("mean", "number", "ns", "mean of the samples", "derived.mean"),
-    Column("max", "number", "ns", "slowest sample", "derived.max"),
-    Column("mad", "number", "ns", "median absolute deviation", "derived.mad"),
     Column(
-        "p95", "number", "ns", "95th percentile, where 72 samples or more bound it", "derived.p95"
+        "n_eff", "number", "", "independent samples that would say as much", "derived.times.n_eff"
     ),
-    Column("p99", "number", "ns", "99th percentile, from 368 samples on", "derived.p99"),
+    Column("min", "number", "ns", "fastest sample", "derived.times.min"),
+    Column("mean", "number", "ns", "mean of the samples", "derived.times.mean"),
+    Column("max", "number", "ns", "slowest sample", "derived.times.max"),
+    Column("mad", "number", "ns", "median absolute deviation", "derived.times.mad"),
+    Column(
+        "p95",
+        "number",
+        "ns",
+        f"95th percentile, where {BOUNDING['p95']} samples or more bound it",
+        "derived.times.p95",
+    ),
+    Column(
+        "p99",
+        "number",
+        "ns",
+        f"99th percentile, from {BOUNDING['p99']} samples on",
+        "derived.times.p99",
+    ),
     Column("t_glob", "number", "ns", "last end minus first start, on one clock", "derived.t_glob"),
     Column("host", "number", "ns", "median by the host's clock, beside a device's", "derived.host"),
     Column("device", "number", "ns", "median by the device's clock", "derived.device"),
@@ -140,7 +154,7 @@ COLUMNS = (
         "whole",
         "",
         "samples farther than 3 interquartile ranges out",
-        "derived.severe_outliers",
+        "derived.times.severe_outliers",
     ),
     Column("late_rank", "whole", "", "the rank that others wait for", "derived.late_rank"),
     Column("late_share", "number", "", "how late it came, of the time", "derived.late_share"),
@@ -151,8 +165,16 @@ COLUMNS = (
         "the rank that leaves last, nobody being late",
         "derived.slow_rank",
     ),
-    Column("modes", "values", "ns", "the two times around which samples gather", "derived.modes"),
-    Column("mode_share", "number", "", "share of samples around the first", "derived.mode_share"),
+    Column(
+        "modes",
+        "values",
+        "ns",
+        "the two times around which samples gather",
+        "derived.times.modes.times",
+    ),
+    Column(
+        "mode_share", "number", "", "share of samples around the first", "derived.times.modes.share"
+    ),
     Column(
         "preempted",
         "whole",

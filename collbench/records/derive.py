@@ -14,6 +14,7 @@ from collbench.core.errors import UsageError
 from collbench.records import stats, traffic
 from collbench.records.choice import wire_factor, worded
 from collbench.records.flags import EXCLUDED, FEW, UNGATED, FlagInputs, find_flags
+from collbench.records.time_summary import Modes, TimeSummary
 from collbench.records.types import (
     PER_RANK_SAMPLES,
     SCHEMA,
@@ -73,43 +74,29 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     """What a record says, derived. Times in nanoseconds per call, bandwidths in GB/s (1e9), None
     where undefined.
 
-    ``lo`` and ``hi`` bound the median at 95 %; ``p95`` and ``p99`` are None with too few samples to
-    bound them. ``gateable`` is false where the protocol was broken so far that no verdict may rest
-    on the row. ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however
-    many calls it has. ``host`` and ``device`` are medians by either clock, where there is a device;
-    ``median`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
+    ``gateable`` is false where the protocol was broken so far that no verdict may rest on the row.
+    ``skew`` and ``lateness`` (stats.lateness, by rank) are those of a sample, however many calls it
+    has. ``host`` and ``device`` are medians by either clock, where there is a device; that of
+    ``times`` is one of them, as the mode wants it. ``chose`` says in words what the library ran;
     ``control`` is the median in the other cadence: of calls as a program makes them where the case
     aligns ranks, else of aligned ones; ``sensitive``: it is another time for how ranks arrive.
-    Where ranks come apart on purpose, ``median`` counts from the last one's arrival, ``skew`` is
+    Where ranks come apart on purpose, ``times`` count from the last one's arrival, ``skew`` is
     how far apart they came, and ``absorbed`` the share of it that did not prolong the call.
     ``wirebw`` is what goes through each GPU's port the busier way, where that is known not to be
     busbw. ``clock_error`` is that of ``t_glob``, ``skew`` and ``lateness`` where they rest on the
-    clocks of several hosts. ``modes`` are the two times around which samples gather, ``mode_share``
-    how many of them around the first, and ``in_stretches`` whether they stay there for long.
+    clocks of several hosts.
     ``slow_rank`` leaves last though nobody came late: of ranks on one clock. Ranks are the world's,
     whatever groups there are. ``late_share`` is how late the late rank came, of the time.
     ``wire``, ``carried`` and ``moves`` are traffic.Traffic's.
     """
 
-    samples: int
-    n_eff: float
-    median: float
-    lo: float
-    hi: float
-    min: float
-    mean: float
-    max: float
-    mad: float
-    p95: float | None
-    p99: float | None
+    times: TimeSummary
     t_glob: float | None
     skew: float | None
     overhead: float
     algbw: float
     busbw: float | None
-    severe_outliers: int
     late_rank: int | None
-    modes: tuple[float, float] | None
     flags: tuple[str, ...]
     gateable: bool
     lateness: tuple[float, ...] = ()
@@ -122,12 +109,15 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     control: float | None = None
     sensitive: bool = False
     absorbed: float | None = None
-    mode_share: float | None = None
-    in_stretches: bool | None = None
     wire: float | None = None
     carried: float = 1.0
     moves: str = ""
     late_share: float = 0.0
+
+    @property
+    def half_width(self) -> float:
+        """The larger half of the median's interval, as a share of the median."""
+        return self.times.half_width
 
 
 class Digested(Record, frozen=True, kw_only=True, tag="record"):
@@ -151,13 +141,11 @@ def derive(record: Record, world: World | None = None) -> Derived | None:
 def _derived(record: Record, world: World | None, imported: bool = False) -> Derived:
     """The row of a record with times."""
     times = np.asarray(record.times_ns, dtype=float) / record.inner
-    n_eff = stats.n_eff(times)
-    ordered = np.sort(times)
-    median, lo, hi = stats.median_interval(ordered, n_eff)
+    summary = TimeSummary.of(times)
+    median = summary.median
     skew = stats.median(record.skew_ns) if record.skew_ns else None
     late, slow, lateness = _ranks(record, world)
-    modal = _modal(times, ordered)
-    control, sensitive = _control(record, median, lo, hi)
+    control, sensitive = _control(record, summary)
     algbw, counted = _algbw(record.case, median), traffic.traffic(record, world)
     least = max(median, stats.TINY)  # a coarse clock can measure nothing at all
     alone = record.sync == "none" or record.case.arrival  # nothing aligns ranks, or all but
@@ -170,7 +158,7 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
             overhead=record.overhead_ns / record.inner / least,
             discarded=repeated / (repeated + len(record.times_ns)),
             late_rank=late,
-            **_changing(record, times, modal["modes"], (lo, hi)),
+            **_changing(record, times, summary),
             is_arrival_sensitive=sensitive,
             algbw=algbw,
             traffic_factor=counted.carried,
@@ -178,11 +166,7 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
         )
     )
     return Derived(
-        **_spread(ordered),
-        n_eff=n_eff,
-        median=median,
-        lo=lo,
-        hi=hi,
+        times=summary,
         t_glob=stats.median(record.glob_ns) / record.inner if record.glob_ns else None,
         **_clocks(record, median),
         skew=skew,
@@ -200,8 +184,7 @@ def _derived(record: Record, world: World | None, imported: bool = False) -> Der
         late_share=_late_share(record, late, lateness, least),
         control=control,
         sensitive=sensitive,
-        absorbed=_absorbed(record, modal["modes"]),
-        **modal,
+        absorbed=_absorbed(record, summary.modes),
         **counted._asdict(),
     )
 
@@ -216,33 +199,20 @@ def derive_in_run(record: Record, world: World | None, suite: Suite) -> Derived 
     return msgspec.structs.replace(row, flags=flags)
 
 
-def _spread(ordered: stats.Floats) -> dict[str, Any]:
-    """What is derived of the sorted times alone."""
-    return {
-        "samples": len(ordered),
-        "min": ordered.item(0),
-        "mean": ordered.sum().item() / len(ordered),
-        "max": ordered.item(-1),
-        "mad": stats.mad(ordered),
-        "p95": stats.quantile(ordered, 0.95),
-        "p99": stats.quantile(ordered, 0.99),
-        "severe_outliers": stats.outliers(ordered)[1],
-    }
-
-
-def _control(record: Record, median: float, lo: float, hi: float) -> tuple[float | None, bool]:
-    """The median in the other cadence, and whether it is another time: far from ``median``, which
-    is between ``lo`` and ``hi``, and with an interval of its own that does not touch that one."""
+def _control(record: Record, summary: TimeSummary) -> tuple[float | None, bool]:
+    """The median in the other cadence, and whether it is another time: far from that of the
+    ``summary``, and with an interval of its own that does not touch that one."""
     if not record.control_ns:
         return None, False
     times = np.asarray(record.control_ns, dtype=float) / (record.control_inner or record.inner)
     control, least, most = stats.median_interval(np.sort(times), stats.n_eff(times))
+    median, lo, hi = summary.median, summary.lo, summary.hi
     far = max(control, median) > ARRIVAL_MATTERS * min(control, median)
     arrives = record.case.mode != "streaming" and not record.case.arrival
     return control, arrives and far and (least > hi or most < lo)
 
 
-def _absorbed(record: Record, modes: tuple[float, float] | None) -> float | None:
+def _absorbed(record: Record, modes: Modes | None) -> float | None:
     """1 - (T - T0) / spread, where T is from the first arrival to the last end and T0 the time of
     calls whose ranks arrive together. None where T - T0 is not known to a quarter of the spread,
     nor where a call would have to be quicker for coming apart: T0 is of another mode then."""
@@ -259,32 +229,18 @@ def _absorbed(record: Record, modes: tuple[float, float] | None) -> float | None
     return absorbed if unsure <= spread / 4 and absorbed <= 1 + 1 / 4 else None
 
 
-def _modal(times: stats.Floats, ordered: stats.Floats) -> dict[str, Any]:
-    """The fields that two modes fill; ``times`` in the order measured, and sorted. A sample belongs
-    to the mode that is nearer by its logarithm."""
-    modes = stats.modes(ordered)
-    if modes is None:
-        return {"modes": None}
-    second = times > math.sqrt(modes[0] * modes[1])
-    share = float(np.mean(~second))
-    return {"modes": modes, "mode_share": share, "in_stretches": stats.in_stretches(second)}
-
-
-def _changing(
-    record: Record,
-    times: stats.Floats,
-    modes: tuple[float, float] | None,
-    interval: tuple[float, float],
-) -> dict[str, bool]:
+def _changing(record: Record, times: stats.Floats, summary: TimeSummary) -> dict[str, bool]:
     """The flags of times that are not of one kind. Those that had not settled when warm-up ended
     are unsteady where samples went on changing: by halves farther apart than the interval is wide,
     or so much that there is none. Where the interval is as narrow as asked for, two modes within it
     do not matter."""
-    lo, hi = interval
+    lo, hi, modes = summary.lo, summary.hi, summary.modes
     wandered = not (math.isfinite(hi - lo) and stats.moved(times) <= hi - lo)
-    inside = record.stop == "converged" and modes is not None and lo <= modes[0] <= modes[1] <= hi
     unsteady = not record.steady and wandered
-    bimodal = modes is not None and not inside
+    bimodal = False
+    if modes is not None:
+        first, second = modes.times
+        bimodal = not (record.stop == "converged" and lo <= first <= second <= hi)
     return {"unsteady": unsteady, "bimodal": bimodal}
 
 
@@ -367,8 +323,8 @@ def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None
         record, told=None, times_ns=[round(told.time * scale)], inner=scale
     )
     row = _derived(one, world, imported=True)
-    return msgspec.structs.replace(
-        row,
+    times = msgspec.structs.replace(
+        row.times,
         samples=told.samples,
         n_eff=math.nan,
         mad=math.nan,
@@ -377,8 +333,9 @@ def _told(record: Record, told: ToolTime, world: World | None) -> Derived | None
         max=math.nan if told.max is None else told.max,
         p95=_bounded(told.p95, told.samples, 0.95),
         p99=_bounded(told.p99, told.samples, 0.99),
-        flags=tuple(flag for flag in row.flags if flag != FEW),
     )
+    flags = tuple(flag for flag in row.flags if flag != FEW)
+    return msgspec.structs.replace(row, times=times, flags=flags)
 
 
 def _bounded(value: float | None, samples: int, q: float) -> float | None:

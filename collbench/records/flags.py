@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol
 
-from collbench.records import stats
 from collbench.records.choice import without_effect
 from collbench.records.origins import ORIGINS
 from collbench.records.types import Record, World
@@ -47,11 +46,7 @@ class FlaggedTime(Protocol):
     """A time with its interval and flags."""
 
     @property
-    def median(self) -> float: ...
-    @property
-    def lo(self) -> float: ...
-    @property
-    def hi(self) -> float: ...
+    def half_width(self) -> float: ...
     @property
     def flags(self) -> tuple[str, ...]: ...
     @property
@@ -60,7 +55,7 @@ class FlaggedTime(Protocol):
 
 def is_wide(time: FlaggedTime) -> bool:
     """Whether the interval is wider than a tenth to either side, or there is none."""
-    return not stats.half_width(time.median, time.lo, time.hi) <= WIDE
+    return not time.half_width <= WIDE
 
 
 def always(flag: str, time: FlaggedTime) -> bool:
@@ -455,11 +450,11 @@ def is_known(time: FlaggedTime) -> bool:
     is predicted, or is of another tool's average, has no interval."""
     if FEW in time.flags or not EXCLUDED.keys().isdisjoint(time.flags):
         return False
-    return is_without_interval(time) or stats.half_width(time.median, time.lo, time.hi) <= KNOWN
+    return is_without_interval(time) or time.half_width <= KNOWN
 
 
 def is_without_interval(time: FlaggedTime) -> bool:
     """Whether a time is of no samples, so that there is no interval to know: a prediction, or what
     another tool gives in place of samples."""
-    unbounded = math.isinf(stats.half_width(time.median, time.lo, time.hi))
+    unbounded = math.isinf(time.half_width)
     return PREDICTED in time.flags or (IMPORTED in time.flags and unbounded)

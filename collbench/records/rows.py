@@ -18,6 +18,7 @@ from collbench.core.text import settings
 from collbench.records import derive, paired, stats
 from collbench.records.columns import COLUMNS, Kind
 from collbench.records.flags import EXCLUDED, FEW, FEWEST_SAMPLES, UNGATED
+from collbench.records.time_summary import pool
 from collbench.records.types import Record, Run, RunFile, World
 from collbench.suite.case import Case
 
@@ -135,11 +136,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def median(self) -> float:
-        return self.derived.median if self.derived else math.nan
+        return self.derived.times.median if self.derived else math.nan
 
     @property
     def samples(self) -> int:
-        return self.derived.samples if self.derived else 0
+        return self.derived.times.samples if self.derived else 0
 
 
 class CaseTime(NamedTuple):
@@ -198,7 +199,7 @@ def _unfit(record: Record, derived: derive.Derived | None) -> str:
     """Why the time of a record does not count, or an empty string."""
     if record.status not in MEASURED:
         return record.status
-    if derived is None or derived.median <= 0:
+    if derived is None or derived.times.median <= 0:
         return NO_TIME
     return next((flag for flag in EXCLUDED if flag in derived.flags), "")
 
@@ -224,47 +225,23 @@ def _row(
 
 
 def _pooled(fit: Sequence[Cycle]) -> derive.Derived | None:
-    """What is derived of the samples of these cycles together; the rest is the first's.
-
-    Samples of one cycle that differ from the others' are not independent, which ``n_eff`` sees.
-    Where it leaves too little to bound the median, and for imported means, which have no samples,
-    the interval is what those of the cycles cover together.
-    """
+    """What is derived of the samples of these cycles together (time_summary.pool); the rest is the
+    first's. Imported means have no samples."""
     each = [cycle.derived for cycle in fit if cycle.derived]
     if len(each) < 2:
         return each[0] if each else None
-    first, n_eff = each[0], sum(row.n_eff for row in each)
-    bimodal = next((row for row in each if row.modes), first)
+    first = each[0]
     sampled = all(cycle.record.times_ns for cycle in fit)
-    times = _times(fit) if sampled else np.array([row.median for row in each])
-    ordered = np.sort(times)
-    n_eff = min(n_eff, stats.n_eff(times)) if sampled else n_eff
-    median, lo, hi = stats.median_interval(ordered, n_eff if sampled else 0)
-    if not math.isfinite(hi - lo):
-        lo, hi = min(row.lo for row in each), max(row.hi for row in each)
-    factor = first.median / median
-    clock = {} if first.device is None else {fit[0].record.clock: median}
+    times = pool([row.times for row in each], _times(fit) if sampled else None)
+    factor = first.times.median / times.median
+    clock = {} if first.device is None else {fit[0].record.clock: times.median}
     controls = [row.control for row in each if row.control is not None]
     return msgspec.structs.replace(
         first,
-        samples=sum(row.samples for row in each),
-        n_eff=n_eff,
-        median=median,
-        lo=lo,
-        hi=hi,
-        min=min(row.min for row in each),
-        mean=ordered.mean().item() if sampled else first.mean,
-        max=max(row.max for row in each),
-        mad=stats.mad(ordered) if sampled else first.mad,
-        p95=stats.quantile(ordered, 0.95) if sampled else first.p95,
-        p99=stats.quantile(ordered, 0.99) if sampled else first.p99,
+        times=times,
         algbw=first.algbw * factor,
         busbw=None if first.busbw is None else first.busbw * factor,
         wirebw=None if first.wirebw is None else first.wirebw * factor,
-        modes=bimodal.modes,
-        mode_share=bimodal.mode_share,
-        in_stretches=bimodal.in_stretches,
-        severe_outliers=sum(row.severe_outliers for row in each),
         late_share=max(row.late_share for row in each),
         flags=tuple(dict.fromkeys(flag for row in each for flag in row.flags)),
         control=stats.median(controls) if controls else None,
@@ -283,7 +260,7 @@ def _ungated(derived: derive.Derived | None, fit: Sequence[Cycle]) -> tuple[str,
     own = [flag for cycle in fit if cycle.derived for flag in cycle.derived.flags]
     if derived is None or not own:
         return ()
-    enough = derived.samples >= FEWEST_SAMPLES
+    enough = derived.times.samples >= FEWEST_SAMPLES
     common = [flag for flag in UNGATED if own.count(flag) >= max(1, len(fit) / 2)]
     return tuple(flag for flag in common if not (flag == FEW and enough))
 
@@ -318,7 +295,7 @@ def case_time(rows: Sequence[Row]) -> CaseTime:
     """The time of a case over these launches, of which the unfit do not count. Its interval is that
     of what launches take (Walsh averages of logarithms) from FEWEST_LAUNCHES on; before, what the
     launches' own intervals cover together. Raises ValueError where no row is fit."""
-    each = [row.derived for row in rows if row.derived]
+    each = [row.derived.times for row in rows if row.derived]
     if not each:
         raise ValueError("no launch of the case is fit")
     if len(each) == 1:

@@ -37,6 +37,12 @@ Together = Literal["", "turns", "world"]
 Status = Literal["ok", "predicted", "skipped", "wrong", "failed"]
 
 
+Stop = Literal["", "converged", "max_n", "budget", "fixed", "cut"]  # why sampling ended
+
+
+Scheme = Literal["", "window", "barrier", "device", "none"]  # how ranks were aligned
+
+
 Samples = Annotated[list[Whole], msgspec.Meta(max_length=MOST_SAMPLES)]
 
 
@@ -357,8 +363,8 @@ class Record(_Line, frozen=True, tag="record"):
     setup_ns: int = 0
     warmup: int = 0
     steady: bool = True
-    stop: Literal["", "converged", "max_n", "budget", "fixed", "cut"] = ""
-    sync: Literal["", "window", "barrier", "device", "none"] = ""
+    stop: Stop = ""
+    sync: Scheme = ""
     overhead_ns: Whole = 0
     call_path_ns: Whole | None = None
     invalid: dict[str, Whole] = {}

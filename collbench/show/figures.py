@@ -122,7 +122,7 @@ def told(point: Point) -> list[str]:
         if math.isfinite(point.lo) and math.isfinite(point.hi)
         else ""
     )
-    tails = {"p95": row.p95, "p99": row.p99, "max": row.max}
+    tails = {"p95": row.times.p95, "p99": row.times.p99, "max": row.times.max}
     known = [
         f"{name} {duration(value)}" for name, value in tails.items() if finite(value) is not None
     ]
@@ -144,7 +144,7 @@ def told(point: Point) -> list[str]:
         f"ran {row.chose}" if row.chose else "",
         row.moves if row.carried > 1 else "",
         (
-            f"wirebw {bandwidth(row.wirebw * row.median / point.median)} GB/s"
+            f"wirebw {bandwidth(row.wirebw * row.times.median / point.median)} GB/s"
             if row.wirebw is not None
             else ""
         ),

@@ -180,7 +180,8 @@ def common_lines(
 def named(row: Derived, among: Iterable[str] | None = None) -> list[str]:
     """A row's flags as its line shows them, or those of them ``among`` which it is asked: bimodal
     with both modes' times, wire with its factor."""
-    both = "|".join(duration(mode).replace(" ", "") for mode in row.modes or ())
+    modes = row.times.modes.times if row.times.modes else ()
+    both = "|".join(duration(mode).replace(" ", "") for mode in modes)
     more = {BIMODAL: f"bimodal:{both}", WIRE: f"wire:{row.carried:.2f}x"}
     return [more.get(flag, flag) for flag in (row.flags if among is None else among)]
 

@@ -124,14 +124,14 @@ def half(outcome: Outcome | None, options: Options) -> Half:
     if samples and record.times_ns:
         told = per_iteration(record, options.per_iter_skip)
         samples = tuple(told[name] for name in SPREAD)
-    wall = row.median
+    wall = row.times.median
     if options.average != 3 and record.per_rank:
         reduce = AVERAGES[options.average][1]
         wall = statistics.median(map(reduce, zip(*record.per_rank, strict=False))) / record.inner
     shown = wall
     if options.cpu_time:
         shown = statistics.median(record.submit_ns) if record.submit_ns else math.nan
-    scale = row.median / wall if wall else 1.0
+    scale = row.times.median / wall if wall else 1.0
     return Half(
         shown / 1e3,
         row.algbw * scale,
@@ -466,7 +466,7 @@ def _doubted(outcomes: Sequence[Outcome]) -> Iterator[str]:
     words = []
     for record, row in rows:
         own = [flag for flag in row.flags if not look_up(flag).of_group and flag_kind(flag) != COPY]
-        sure = [] if is_without_interval(row) else [interval(row)]
+        sure = [] if is_without_interval(row) else [interval(row.half_width)]
         words.append(" ".join(["in" if record.case.in_place else "out", *sure, *named(row, own)]))
     yield f"{rows[0][0].case.nbytes} B: {' · '.join(words)}"
 

@@ -160,10 +160,9 @@ def _extra(line: Mapping[bool, Case], done: Mapping[Case, Outcome]) -> dict[str,
     return {
         **{name: getattr(case, name) for name in names},
         **({"flags": flags} if flags else {}),
-        **{
-            name: [row and getattr(row, name) for row in rows]
-            for name in ("samples", "control", "wire")
-        },
+        "samples": [row and row.times.samples for row in rows],
+        "control": [row and row.control for row in rows],
+        "wire": [row and row.wire for row in rows],
     }
 
 

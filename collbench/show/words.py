@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from collbench.core.text import bandwidth, counted, duration, plain, settings, size
-from collbench.records import stats
 from collbench.records.derive import Derived
 from collbench.records.flags import BIMODAL, WIRE, is_without_interval
 from collbench.records.origins import FAKE, ORIGINS
@@ -62,6 +61,15 @@ LEFT = (*AXES, "ran", "flags")  # columns of words
 OWN = ("status", "note", "wrong", "checked", "rotation", "sync", "call_path_ns")
 
 
+DERIVED = (  # fields of Derived, its TimeSummary and its Modes
+    *("samples", "n_eff", "median", "lo", "hi", "min", "mean", "max", "mad", "p95", "p99"),
+    *("t_glob", "skew", "overhead", "algbw", "busbw", "severe_outliers", "late_rank", "modes"),
+    *("flags", "gateable", "lateness", "host", "device", "chose", "wirebw", "clock_error"),
+    *("slow_rank", "control", "sensitive", "absorbed", "mode_share", "in_stretches", "wire"),
+    *("carried", "moves", "late_share"),
+)
+
+
 COLUMNS = (
     *Case.__struct_fields__,
     "implementation",
@@ -69,7 +77,7 @@ COLUMNS = (
     "size",
     "order",
     *OWN,
-    *Derived.__struct_fields__,
+    *DERIVED,
 )
 
 
@@ -87,8 +95,8 @@ def caveats(run: Run, worlds: Iterable[World]) -> list[str]:
 def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
     """Sentences (see modal) on the bimodal rows whose modes lie farthest apart, and how many there
     are beside; with each row how many calls made a sample."""
-    found = [one for one in rows if one[1].modes and BIMODAL in one[1].flags]
-    found.sort(key=lambda one: -one[1].modes[1] / one[1].modes[0] if one[1].modes else 0.0)
+    found = [one for one in rows if one[1].times.modes and BIMODAL in one[1].flags]
+    found.sort(key=lambda one: -_ratio_of_modes(one[1]))
     varying = axes([case for case, _, _ in found])[0] if found else []
     lines = []
     for case, row, inner in found[:MODAL]:
@@ -100,12 +108,18 @@ def two_modes(rows: Iterable[tuple[Case, Derived, int]]) -> list[str]:
     return lines + ([f"… and {counted(more, 'more row')} with two modes"] if more > 0 else [])
 
 
+def _ratio_of_modes(row: Derived) -> float:
+    first, second = row.times.modes.times if row.times.modes else (1.0, 0.0)
+    return second / first
+
+
 def modal(row: Derived, inner: int) -> str:
     """How calls divide between two modes."""
-    assert row.modes and row.mode_share is not None
-    first, (low, high) = row.mode_share, map(duration, row.modes)
+    modes = row.times.modes
+    assert modes
+    first, (low, high) = modes.share, map(duration, modes.times)
     calls = "calls" if inner == 1 else f"samples of {inner} calls"
-    how = ", in stretches" if row.in_stretches else ""
+    how = ", in stretches" if modes.in_stretches else ""
     return f"two speeds: {low} ({first:.0%} of {calls}) and {high} ({1 - first:.0%}){how}"
 
 
@@ -113,7 +127,7 @@ def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[
     """A record under the names of COLUMNS, the one measured after ``order`` others; derived values
     are None where nothing is known."""
     case = record.case
-    derived = msgspec.structs.asdict(row) if row else {}
+    derived = _derived_values(row) if row else {}
     unknown = [
         name for name, value in derived.items() if isinstance(value, float) and math.isnan(value)
     ]
@@ -123,6 +137,18 @@ def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[
     own = {name: getattr(record, name) for name in OWN}
     named = {"implementation": case.label, "count": case.count, "size": case.size}
     return values | own | named | {"order": order}
+
+
+def _derived_values(row: Derived) -> dict[str, Any]:
+    """What is derived of a record, by DERIVED."""
+    times, modes = row.times, row.times.modes
+    values = msgspec.structs.asdict(times) | msgspec.structs.asdict(row)
+    values |= {
+        "modes": modes and modes.times,
+        "mode_share": modes and modes.share,
+        "in_stretches": modes and modes.in_stretches,
+    }
+    return {name: values[name] for name in DERIVED}
 
 
 CONTROLS = {"isolated": "as called", "host": "aligned"}  # the column of the other cadence, by mode
@@ -220,8 +246,8 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         **{name: place[name] for name in AXES[:-1]},
         "size": size(record.case.size),
         "place": place["place"],
-        "median": duration(shown.median) if shown else "-",
-        "±": interval(shown) if shown and not exact else "-",
+        "median": duration(shown.times.median) if shown else "-",
+        "±": interval(shown.half_width) if shown and not exact else "-",
         "device": more["device"],
         "host": more["host"],
         "isolated": more["isolated"],
@@ -229,8 +255,8 @@ def cells(record: Record, row: Derived | None) -> dict[str, str]:
         "aligned": more["aligned"],
         "absorbed": more["absorbed"],
         "tail": tail(shown) if shown else "-",
-        "N": str(shown.samples or "-") if shown else "-",
-        "min": duration(shown.min) if shown else "-",
+        "N": str(shown.times.samples or "-") if shown else "-",
+        "min": duration(shown.times.min) if shown else "-",
         "algbw": bandwidth(shown.algbw) if shown else "-",
         "busbw": bandwidth(shown.busbw) if shown else "-",
         "wirebw": more["wirebw"],
@@ -249,7 +275,7 @@ def optional(row: Derived | None, mode: str) -> dict[str, str]:
     said = {
         name: duration(time)
         for name, time in times.items()
-        if time is not None and row and time != row.median
+        if time is not None and row and time != row.times.median
     }
     if row and row.control is not None and mode == "streaming":
         said["isolated"] = duration(row.control)
@@ -307,16 +333,19 @@ def reasons(skips: Iterable[Skip], outcomes: Iterable[Outcome] = ()) -> list[tup
     return Counter([*(plain(skip.reason) for skip in skips), *late]).most_common()
 
 
-def interval(row: Derived) -> str:
+def interval(half: float) -> str:
     """The larger half of the median's 95 % interval, relative to it: ±0.8 %; ±∞ with too few
     samples."""
-    half = stats.half_width(row.median, row.lo, row.hi)
     return "±∞" if not math.isfinite(half) else f"±{half:.{1 if half < 0.0995 else 0}%}"
 
 
 def tail(row: Derived) -> str:
     """The highest quantile that the samples bound, with its name; else the maximum."""
-    named = {"p99": row.p99, "p95": row.p95, "max": None if math.isnan(row.max) else row.max}
+    named = {
+        "p99": row.times.p99,
+        "p95": row.times.p95,
+        "max": None if math.isnan(row.times.max) else row.times.max,
+    }
     return next(
         (f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-"
     )

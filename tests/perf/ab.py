@@ -85,7 +85,7 @@ def plant(home: Path, share: str, number: int) -> None:
     suite.write_text(SUITE)
     run(home, "run", str(suite), "--tag", "unslowed", "--format", "csv", **IMPORTED)
     before = store.read(sorted((home / "runs").glob("*-planted-*.jsonl"))[-1])
-    medians = {r.case.nbytes: row.median for r in before.records if (row := derive(r))}
+    medians = {r.case.nbytes: row.times.median for r in before.records if (row := derive(r))}
     slowed = [parse_size(size) for size in SLOWED]
     more = {size: parse_share(share) * medians[size] / 1000 for size in slowed}
     drag = ",".join(f"{size}:{us:.3f}" for size, us in more.items())

@@ -46,7 +46,7 @@ def measure(found: Figures, folder: Path, *options: str) -> None:
     for record in file.records:
         row = derive.derive(record, file.worlds[0])
         if row is not None:
-            found[record.case.label, record.case.n, record.case.nbytes].append(row.median)
+            found[record.case.label, record.case.n, record.case.nbytes].append(row.times.median)
 
 
 def measure_copies(found: Figures, folder: Path, seconds: str, sizes: list[int]) -> None:

@@ -407,7 +407,7 @@ def read_nccl_tests(
             f"nccl-tests ended with {done.returncode}: {last[0] if last else e.message}"
         ) from e
     found = [(r, derive.derive(r)) for r in reading.records if r.case.in_place == in_place]
-    return {r.case.nbytes: row.median for r, row in found if row}, reading.worlds[0].library
+    return {r.case.nbytes: row.times.median for r, row in found if row}, reading.worlds[0].library
 
 
 def gpu_tests(check: Check) -> Iterator[Figure]:

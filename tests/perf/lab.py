@@ -176,7 +176,7 @@ def truth(run: RunFile, backend: str, rate: int, busy: float) -> list[str]:
         row, can = found[name, algorithm, LARGE[rate]], PAYLOAD * rate / 8e9
         label = backend if algorithm == "native" else f"{algorithm}@{backend}"
         assert row.busbw is not None
-        half = max(row.hi - row.median, row.median - row.lo) / row.median
+        half = row.half_width
         lines.append(
             f"| {bits(rate)} | {name} | {label} | {size(LARGE[rate])} | {can * 1e3:.2f} |"
             f" {row.busbw * 1e3:.2f} ±{half:.1%} | {row.busbw / can:.3f} | {1 / times:.3f} |"
@@ -187,9 +187,9 @@ def truth(run: RunFile, backend: str, rate: int, busy: float) -> list[str]:
 
 def verdict(row: Derived, share: float) -> str:
     """Whether the whole interval of a share of the payload rate lies within GOAL of it."""
-    if not (math.isfinite(row.lo) and math.isfinite(row.hi)):
+    if not (math.isfinite(row.times.lo) and math.isfinite(row.times.hi)):
         return "not told"
-    low, high = share * row.median / row.hi, share * row.median / row.lo
+    low, high = share * row.times.median / row.times.hi, share * row.times.median / row.times.lo
     if abs(low - 1) <= GOAL and abs(high - 1) <= GOAL:
         return "met"
     return "not met" if high < 1 - GOAL or low > 1 + GOAL else "not told"
@@ -203,7 +203,7 @@ def model(
     variants = [algorithms.find("all_reduce", name) for name in names]
     view = simulate.forecast(COLLECTIVES["all_reduce"], HOSTS, on, variants, [nbytes])
     for name, said in sorted(view.seconds(nbytes).items(), key=lambda pair: pair[1]):
-        took = found["all_reduce", name, nbytes].median / 1e9
+        took = found["all_reduce", name, nbytes].times.median / 1e9
         met = "met" if abs(took / said - 1) <= MODEL_GOAL else "not met"
         order = all(took > before for least, before in earlier if said > least * (1 + TIE))
         lines.append(

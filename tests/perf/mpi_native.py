@@ -153,7 +153,7 @@ class Turns:
         if row is None:
             raise SystemExit(f"not measured: {record.note}")
         if size in self._like:
-            self._mine = row.median
+            self._mine = row.times.median
             self.paths[size].append(record.call_path_ns or np.nan)
         self._like[size] = record
 

@@ -27,4 +27,4 @@ def test_parsers_find_what_a_real_run_recorded(cli, collective: str, tmp_path: P
             assert row.out and row.back
             there = times.get((row.size, True), times[row.size, False])
             for half, kept in ((row.out, times[row.size, False]), (row.back, there)):
-                assert kept and half.time == float(nccl.number(kept.median / 1e3, 7))
+                assert kept and half.time == float(nccl.number(kept.times.median / 1e3, 7))

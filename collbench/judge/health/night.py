@@ -175,7 +175,7 @@ def _timing(case: Case, launches: Sequence[Row]) -> Timing:
         for row in launches
     ]
     first = next((c.derived for row in launches for c in row.cycles if c.derived), None)
-    moved = first.algbw * first.median if first else math.nan
+    moved = first.algbw * first.times.median if first else math.nan
     carried = first.carried if first else 1.0
     cycles = {row.launch: row.cycles[0].record.case.cycle for row in grounds}
     lost = Counter(filter(None, reasons))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from collbench.core.errors import CannotRun
 from collbench.core.groups import Groups
+from collbench.records.types import Scheme
 from collbench.run import backends
 from collbench.run.backends import Backend
 from collbench.run.launch.board import Board
@@ -34,7 +35,7 @@ class Bench(NamedTuple):
     control: Control
     board: Board
     policy: Policy
-    scheme: str
+    scheme: Scheme
     common: GlobalClock | None
     watch: Watch | None = None
     in_turns: bool = False

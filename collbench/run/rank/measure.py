@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 
 from collbench.records import stats
-from collbench.records.types import Calibration
+from collbench.records.types import Calibration, Scheme, Stop
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
 from collbench.run.rank.calibration import Blocks, Calibrator
@@ -44,7 +44,6 @@ TURN_S, SETTLE_S = 0.02, 0.001  # of a block that others have had a turn before,
 MOST_SETTLE = 3  # such calls
 clock = time.perf_counter_ns
 Action = Callable[[], object]
-Stop = Literal["", "converged", "max_n", "budget", "fixed", "cut"]
 STOPS: tuple[Stop, ...] = ("", "converged", "max_n", "budget", "fixed")
 T = TypeVar("T")
 Steps = Generator[None, None, T]  # work that pauses where others may have the machine
@@ -101,7 +100,7 @@ class Sync:
 
     def __init__(
         self,
-        scheme: str,
+        scheme: Scheme,
         control: Control,
         board: Board | None,
         align: Action = nothing,
@@ -313,7 +312,7 @@ class Measured(NamedTuple):
     warmup: int
     steady: bool
     stop: Stop
-    scheme: str
+    scheme: Scheme
     invalid: dict[str, int]
     overhead_ns: int
     clock: Literal["host", "device"]

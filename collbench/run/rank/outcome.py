@@ -1,15 +1,29 @@
-"""The fields of records, one for each group of ranks, from what was measured of all at once."""
+"""The outcome of a case, one for each group of ranks, and the record that is made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from collbench.records.derive import NO_SAMPLE
-from collbench.records.types import PER_RANK_SAMPLES, FirstWrong, GpuState
+from collbench.records.types import (
+    PER_RANK_SAMPLES,
+    Background,
+    Cache,
+    Calibration,
+    Choice,
+    FirstWrong,
+    GpuState,
+    Operation,
+    Record,
+    Scheme,
+    Sent,
+    Stop,
+)
 from collbench.run.rank.aside import Aside
 from collbench.run.rank.clocks import GlobalClock
 from collbench.run.rank.gpu import HOPELESS
@@ -21,7 +35,159 @@ from collbench.suite.policy import Policy
 THROTTLED = "nvidia-smi -q -d PERFORMANCE says what holds the GPU back"
 
 
-Fields = dict[str, Any]
+class SkippedCase(NamedTuple):
+    """A case that was not measured."""
+
+    reason: str
+
+
+class FailedCase(NamedTuple):
+    """A case that was tried and has no time."""
+
+    reason: str
+    discarded: dict[str, int] = {}  # samples that were replaced, by cause
+    gpus: Sequence[GpuState] = ()  # of each rank at its worst
+
+
+class WrongData(NamedTuple):
+    """A case whose data differs from what it should be: it has no time."""
+
+    wrong: int  # elements
+    note: str
+    first: FirstWrong | None = None
+    verified: int = 0  # elements compared
+
+
+class Timing(NamedTuple):
+    """The samples of a case and how they were taken. Times are whole ns."""
+
+    times: list[int] = []  # on the slowest rank, `calls` calls each
+    per_rank: list[list[int]] = []  # the same on each rank, the first samples
+    starts: list[list[int]] = []  # after the earliest rank's, where ranks read one clock
+    spans: list[int] = []  # last end minus first start
+    skews: list[int] = []  # last start minus first start
+    clock_error: int = 0  # of the clock that stands for those of several hosts
+    clock: Literal["host", "device"] = "host"  # that `times` are read from
+    host: list[int] = []  # some further calls by the host's clock
+    device: list[int] = []  # the same samples by the device's clock
+    waited: float | None = None  # share of a sample in which the host waited for its device
+    calls: int = 1  # in a sample
+    warmup: int = 0  # samples before these
+    steady: bool = True  # times had settled when warm-up ended
+    stop: Stop = ""
+    sync: Scheme = ""
+    discarded: dict[str, int] = {}  # samples that were replaced, by cause
+    overhead: int = 0  # of the same loop around nothing
+    call_path: int | None = None  # of one call that leaves the library nothing to do
+    preempted: int = 0  # times that the kernel took a rank off its core
+
+
+class ControlTiming(NamedTuple):
+    """Samples in the cadence that the case is not measured in, ns on the slowest rank."""
+
+    times: list[int]
+    calls: int | None = None  # in a sample; None: as many as in the case's own
+
+
+class MeasuredCase(NamedTuple):
+    """A case that has a time."""
+
+    timing: Timing
+    setup: int = 0  # ns of the first call
+    verified: int = 0  # elements compared
+    wrong: int | None = None  # None: data was not verified
+    digests: Sequence[str] = ()  # of results that must be rounded
+    control: ControlTiming | None = None
+    submits: Sequence[int] = ()  # ns to hand a call over
+    gpus: Sequence[GpuState] = ()  # of each rank at its worst
+    choice: Choice | None = None  # what the library said it ran
+    sent: Sequence[Sent] = ()
+    calibration: Calibration | None = None
+    operations: Sequence[list[Operation]] = ()  # of a step, by rank
+    background: Background | None = None
+    note: str = ""
+
+
+CaseOutcome = SkippedCase | FailedCase | WrongData | MeasuredCase
+
+
+class AboutCase(NamedTuple):
+    """What a record says of a case however it came out."""
+
+    world: int  # index of the process group
+    started: str  # ISO, ms
+    injected: str = ""  # faults planted on purpose
+    rotation: int = 1  # buffer pairs that took turns
+    cache: Cache = ""
+    copies_first: bool = False  # a call begins with a copy
+
+
+def record_of(case: Case, outcome: CaseOutcome, about: AboutCase) -> Record:
+    """The record of a case."""
+    match outcome:
+        case SkippedCase():
+            record = Record(case=case, status="skipped", note=outcome.reason)
+        case FailedCase():
+            record = Record(
+                case=case,
+                status="failed",
+                note=outcome.reason,
+                invalid=outcome.discarded,
+                gpus=list(outcome.gpus),
+            )
+        case WrongData():
+            record = Record(
+                case=case,
+                status="wrong",
+                note=outcome.note,
+                wrong=outcome.wrong,
+                first_wrong=outcome.first,
+                checked=outcome.verified,
+            )
+        case MeasuredCase():
+            record = _record_times(case, outcome)
+    return msgspec.structs.replace(record, **about._asdict())
+
+
+def _record_times(case: Case, outcome: MeasuredCase) -> Record:
+    timing, control = outcome.timing, outcome.control
+    return Record(
+        case=case,
+        status="ok",
+        note=outcome.note,
+        times_ns=timing.times,
+        per_rank=timing.per_rank,
+        starts_ns=timing.starts,
+        glob_ns=timing.spans,
+        skew_ns=timing.skews,
+        clock_error_ns=timing.clock_error,
+        submit_ns=list(outcome.submits),
+        clock=timing.clock,
+        host_ns=timing.host,
+        device_ns=timing.device,
+        waited=timing.waited,
+        control_ns=control.times if control else [],
+        control_inner=control.calls if control else None,
+        inner=timing.calls,
+        setup_ns=outcome.setup,
+        warmup=timing.warmup,
+        steady=timing.steady,
+        stop=timing.stop,
+        sync=timing.sync,
+        overhead_ns=timing.overhead,
+        call_path_ns=timing.call_path,
+        invalid=timing.discarded,
+        checked=outcome.verified,
+        preempted=timing.preempted,
+        wrong=outcome.wrong,
+        bits=list(outcome.digests),
+        chose=outcome.choice,
+        gpus=list(outcome.gpus),
+        sent=list(outcome.sent),
+        calibration=outcome.calibration,
+        operations=list(outcome.operations),
+        background=outcome.background,
+    )
 
 
 def case_times(
@@ -37,77 +203,77 @@ def case_times(
     return np.asarray((starts + durations).max(axis=0) - starts.max(axis=0))
 
 
-def in_control(control: Aside | None, ranks: Sequence[int], together: int) -> Fields:
-    """What the samples in the other cadence took on the slowest of these ranks, and how many calls
-    made one of them, ``together`` at a time, where that is not the case's number."""
+def select_control(
+    control: Aside | None, ranks: Sequence[int], calls_together: int
+) -> ControlTiming | None:
+    """What the samples in the other cadence took on the slowest of these ranks, whose calls are
+    made ``calls_together`` at a time."""
     if control is None:
-        return {}
-    return {
-        "control_ns": control.samples.durations[list(ranks)].max(axis=0).tolist(),
-        "control_inner": control.inner and control.inner * together,
-    }
+        return None
+    times = control.samples.durations[list(ranks)].max(axis=0).tolist()
+    return ControlTiming(times, control.inner and control.inner * calls_together)
 
 
-def measured_well(
+def select_timing(
     case: Case,
     measured: Measured,
     common: GlobalClock | None,
     ranks: Sequence[int],
     policy: Policy,
-) -> Fields:
-    """Those that hold times, of the ranks of a group. Starts, skew and T_glob exist only where
-    ranks' clocks are one, or the ``common`` one is good enough for such times; and times of each
-    rank where ranks are not virtual.
+) -> Timing:
+    """The times of the ranks of a group. Starts, skew and T_glob exist only where ranks' clocks are
+    one, or the ``common`` one is good enough for such times; and times of each rank where ranks are
+    not virtual.
     """
-    samples, mine = measured.samples, list(ranks)
-    durations, device = samples.durations[mine], samples.device[mine]
+    samples, members = measured.samples, list(ranks)
+    durations, device = samples.durations[members], samples.device[members]
     per_rank = 0 if policy.virtual else PER_RANK_SAMPLES
-    fields: Fields = {
-        "status": "ok",
-        "times_ns": case_times(case, samples, common, ranks).tolist(),
-        "per_rank": durations[:, :per_rank].tolist() if per_rank else [],
-        "inner": measured.inner * policy.agg_iters,
-        "warmup": measured.warmup,
-        "steady": measured.steady,
-        "stop": measured.stop,
-        "sync": measured.scheme,
-        "invalid": measured.invalid,
-        "overhead_ns": measured.overhead_ns,
-        "call_path_ns": measured.call_path_ns,
-        "preempted": int(samples.switches[mine].sum()),
-        "clock": measured.clock,
-        "calibration": measured.calibration,
-        "waited": measured.waited,
-    }
-    if len(mine) == len(samples.starts):  # they are those of the slowest rank of all
-        fields["host_ns"] = [ns // policy.agg_iters for ns in measured.host_ns]
-    if device.any():
-        fields["device_ns"] = device.max(axis=0).tolist()
+    every_rank = len(members) == len(samples.starts)
+    timing = Timing(
+        times=case_times(case, samples, common, ranks).tolist(),
+        per_rank=durations[:, :per_rank].tolist() if per_rank else [],
+        clock=measured.clock,
+        # these are of the slowest rank of all
+        host=[ns // policy.agg_iters for ns in measured.host_ns] if every_rank else [],
+        device=device.max(axis=0).tolist() if device.any() else [],
+        waited=measured.waited,
+        calls=measured.inner * policy.agg_iters,
+        warmup=measured.warmup,
+        steady=measured.steady,
+        stop=measured.stop,
+        sync=measured.scheme,
+        discarded=measured.invalid,
+        overhead=measured.overhead_ns,
+        call_path=measured.call_path_ns,
+        preempted=int(samples.switches[members].sum()),
+    )
     if (
-        per_rank
-        and measured.clock == "host"
-        and not (common and common.why_not(np.median(samples.times)))
+        not per_rank
+        or measured.clock != "host"
+        or (common and common.why_not(np.median(samples.times)))
     ):
-        starts = (common.converted(samples.starts) if common else samples.starts)[mine]
-        after = starts - starts.min(axis=0)
-        fields["starts_ns"] = after[:, :per_rank].tolist()
-        fields["glob_ns"] = (after + durations).max(axis=0).tolist()
-        fields["skew_ns"] = after.max(axis=0).tolist()
-        fields["clock_error_ns"] = common.error_ns if common else 0
-    return fields
+        return timing
+    starts = (common.converted(samples.starts) if common else samples.starts)[members]
+    after = starts - starts.min(axis=0)
+    return timing._replace(
+        starts=after[:, :per_rank].tolist(),
+        spans=(after + durations).max(axis=0).tolist(),
+        skews=after.max(axis=0).tolist(),
+        clock_error=common.error_ns if common else 0,
+    )
 
 
-def nothing_valid(
-    invalid: dict[str, int],
+def fail_without_samples(
+    discarded: dict[str, int],
     remedy: str,
     hopeless: Sequence[int] = (),
     gpus: Mapping[int, GpuState] = MappingProxyType({}),
-) -> Fields:
-    """Those of a record where every sample had to be replaced, by cause; ``hopeless`` are
+) -> FailedCase:
+    """The outcome of a case of which every sample had to be replaced, by cause; ``hopeless`` are
     Measured's, ``gpus`` the ranks' at their worst."""
-    counts = ", ".join(f"{count} x {cause}" for cause, count in invalid.items())
+    counts = ", ".join(f"{count} x {cause}" for cause, count in discarded.items())
     parts = [f"{NO_SAMPLE} ({counts})"]
-    if "throttled" in invalid:
+    if "throttled" in discarded:
         parts += [
             f"rank {rank}: GPU {state.index} was held back ({', '.join(state.throttle)})"
             for rank, state in gpus.items()
@@ -119,40 +285,35 @@ def nothing_valid(
             f"only one block was tried: the {HOPELESS} cases before had no valid sample either, as"
             f" GPUs of rank{'s' * (len(hopeless) > 1)} {ranks} were held back"
         ]
-    parts += [THROTTLED if "throttled" in invalid else f"try {remedy}"]
-    return {"status": "failed", "note": "; ".join(parts), "invalid": invalid}
+    parts += [THROTTLED if "throttled" in discarded else f"try {remedy}"]
+    return FailedCase("; ".join(parts), discarded, list(gpus.values()))
 
 
-def wrong_somewhere(case: Case, findings: Sequence[Sequence[Any]], when: str) -> list[Fields]:
-    """Those of each group's record if any has wrong data: then none is timed. ``findings`` are, by
-    group and rank, how many elements were checked, how many are wrong, and the first that is: rank,
-    index, both bit patterns.
+def find_wrong_data(
+    case: Case, findings: Sequence[Sequence[Any]], when: str
+) -> Sequence[CaseOutcome]:
+    """The outcome of each group if any has wrong data, as then none is timed; else nothing.
+    ``findings`` are, by group and rank, how many elements were checked, how many are wrong, and the
+    first that is: rank, index, both bit patterns.
     """
-    bad = [number for number, found in enumerate(findings) if any(wrong for _, wrong, _ in found)]
+    bad = [number for number, ranks in enumerate(findings) if any(wrong for _, wrong, _ in ranks)]
     if not bad:
         return []
-    left_out = {
-        "status": "skipped",
-        "note": f"group {bad[0]} had wrong data {when}, which ended this case for all",
-    }
+    left_out = SkippedCase(f"group {bad[0]} had wrong data {when}, which ended this case for all")
     return [
-        _wrong(case, number, found, when) if number in bad else left_out
-        for number, found in enumerate(findings)
+        _describe_wrong(case, number, ranks, when) if number in bad else left_out
+        for number, ranks in enumerate(findings)
     ]
 
 
-def _wrong(case: Case, number: int, found: Sequence[Any], when: str) -> Fields:
-    total = sum(wrong for _, wrong, _ in found)
-    rank, index, *bits = next(first for _, _, first in found if first)
+def _describe_wrong(case: Case, number: int, ranks: Sequence[Any], when: str) -> WrongData:
+    total = sum(wrong for _, wrong, _ in ranks)
+    rank, index, *bits = next(first for _, _, first in ranks if first)
     got, expected = (show(pattern, case.type) for pattern in bits)
-    who = f"rank {rank}" + (f" of group {number}" if case.groups else "")
-    note = f"{total} wrong elements {when}, first on {who} at {index}: {got} instead of {expected}"
-    first = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
-    checked = sum(each[0] for each in found)
-    return {
-        "status": "wrong",
-        "wrong": total,
-        "first_wrong": first,
-        "checked": checked,
-        "note": note,
-    }
+    label = f"rank {rank}" + (f" of group {number}" if case.groups else "")
+    return WrongData(
+        total,
+        f"{total} wrong elements {when}, first on {label} at {index}: {got} instead of {expected}",
+        FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when),
+        sum(checked for checked, _, _ in ranks),
+    )

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from collbench.core.collectives import DTYPES, PARTS
 from collbench.records import stats
 from collbench.records.steps import bounded, operations
-from collbench.records.types import FirstWrong, Operation, Sent
+from collbench.records.types import FirstWrong, Operation, Scheme, Sent, Stop
 from collbench.run.backends import Backend, Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
@@ -32,14 +32,21 @@ from collbench.run.rank.measure import (
     Sampler,
     Samples,
     Steps,
-    Stop,
     Sync,
     clock,
     has_lost,
     nothing,
     overhead_ns,
 )
-from collbench.run.rank.outcome import Fields, measured_well, nothing_valid
+from collbench.run.rank.outcome import (
+    CaseOutcome,
+    MeasuredCase,
+    SkippedCase,
+    Timing,
+    WrongData,
+    fail_without_samples,
+    select_timing,
+)
 from collbench.run.rank.payload import show
 from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
 from collbench.run.steps import (
@@ -82,7 +89,7 @@ class _Known(NamedTuple):
 
     first: int
     warmed: int
-    scheme: str
+    scheme: Scheme
     stop: Stop = "cut"
     overhead: int = 0
     operations: list[list[Operation]] = []
@@ -90,11 +97,11 @@ class _Known(NamedTuple):
 
 
 class StepTrial:
-    """One step on one rank, from its groups to the fields of its records. ``tell`` gets at rank 0,
-    now and then, the fields of what there is so far."""
+    """One step on one rank, from its groups to the outcomes of its parts. ``tell`` gets at rank 0,
+    now and then, the outcomes so far."""
 
     def __init__(
-        self, bench: Bench, job: Job, sites: Sites, tell: Callable[[list[Fields]], object]
+        self, bench: Bench, job: Job, sites: Sites, tell: Callable[[Sequence[CaseOutcome]], object]
     ) -> None:
         assert job.step is not None, "a job of a step has it"
         self._tell = tell
@@ -141,8 +148,8 @@ class StepTrial:
                 found.append(_Ready(one, buffers, checkers[key], _call(one, backend, buffers)))
         return sorted(found, key=lambda one: one.what.at)
 
-    def run(self) -> Steps[list[Fields]]:
-        """At rank 0, the fields of a record for each part, by place; with a pause before each
+    def run(self) -> Steps[Sequence[CaseOutcome]]:
+        """The outcome of each part, in the order of PARTS, at rank 0; with a pause before each
         round."""
         self._enter(Phase.CHECKING)
         if self._common:
@@ -208,7 +215,7 @@ class StepTrial:
         if not (self._rank or self._bench.in_turns):
             latest = [int(one.times.sum()) for one in taken[-len(PARTS) :] if one is not None]
             parts = latest or [first, first // 2, first // 2]
-            self._tell([{"status": "ok", "stop": "cut", "setup_ns": ns} for ns in parts])
+            self._tell([MeasuredCase(Timing(stop="cut"), setup=ns) for ns in parts])
         return rounds
 
     def _rounds(
@@ -227,8 +234,8 @@ class StepTrial:
                 stop = self._enough(rounds, time.perf_counter() - began)
                 if (stop or time.perf_counter() - said > SAY_S) and not self._bench.in_turns:
                     so_far = self._parts(_joined(rounds), known)
-                    if all(each["status"] == "ok" for each in so_far):  # else it would be taken
-                        self._tell(so_far)  # for what came of it
+                    if all(isinstance(part, MeasuredCase) for part in so_far):
+                        self._tell(so_far)  # else it would be taken for what came of it
                     said = time.perf_counter()
             (stop,) = self._control.decide([stop])
         return _joined(rounds), STOPS[stop]
@@ -352,31 +359,30 @@ class StepTrial:
             )
         return found
 
-    def _parts(self, taken: Sequence[Samples], known: _Known) -> list[Fields]:
-        """The fields of a record for each part."""
-        return [self._fields(place, samples, known) for place, samples in enumerate(taken)]
+    def _parts(self, taken: Sequence[Samples], known: _Known) -> Sequence[CaseOutcome]:
+        """The outcome of each part."""
+        return [self._outcome(place, samples, known) for place, samples in enumerate(taken)]
 
-    def _fields(self, place: int, samples: Samples, known: _Known) -> Fields:
+    def _outcome(self, place: int, samples: Samples, known: _Known) -> CaseOutcome:
         case = self._job.case.siblings[::-1][place]
         late = samples.late.astype(bool)
         causes = {Sampler.cause: int(late.sum())} if late.any() else {}
         if late.all():
-            return nothing_valid(causes, Sampler.remedy)
+            return fail_without_samples(causes, Sampler.remedy)
         kept = samples.only(~late)
         how = known.warmed, True, known.stop, known.scheme, causes, known.overhead
         measured = Measured(kept, 1, *how, "host", [], None)
-        fields = measured_well(case, measured, self._common, range(self._control.n), self._policy)
-        whole = {
-            "setup_ns": known.first,
-            "operations": known.operations,
-            "checked": self._total,
-            "sent": known.sent,
-        }
-        return fields | {"wrong": 0 if self._policy.check else None} | (whole if not place else {})
+        timing = select_timing(case, measured, self._common, range(self._control.n), self._policy)
+        part = MeasuredCase(timing, wrong=0 if self._policy.check else None)
+        if place:
+            return part
+        return part._replace(
+            setup=known.first, verified=self._total, operations=known.operations, sent=known.sent
+        )
 
-    def _check(self, when: str) -> list[Fields]:
-        """Fields of records if what any operation of one step received differs anywhere, else
-        nothing. Buffers are filled anew before it."""
+    def _check(self, when: str) -> Sequence[CaseOutcome]:
+        """The outcome of each part if what any operation of one step received differs anywhere,
+        else nothing. Buffers are filled anew before it."""
         if not self._policy.check:
             return []
         for one in self._ops:
@@ -400,8 +406,8 @@ class StepTrial:
         self._total = sum(checked for checked, _, _ in everyone)
         return self._wrong(everyone, when) if any(wrong for _, wrong, _ in everyone) else []
 
-    def _wrong(self, everyone: Sequence[Any], when: str) -> list[Fields]:
-        """Those of a step of which some operation had wrong data: no part of it is timed."""
+    def _wrong(self, everyone: Sequence[Any], when: str) -> Sequence[CaseOutcome]:
+        """The outcomes of a step of which some operation had wrong data: no part of it is timed."""
         total = sum(wrong for _, wrong, _ in everyone)
         rank, worst = next((rank, each[2]) for rank, each in enumerate(everyone) if each[2])
         at, index, *bits = worst
@@ -413,9 +419,8 @@ class StepTrial:
             f" instead of {expected}"
         )
         first = FirstWrong(rank=rank, index=index, got=got, expected=expected, when=when)
-        bad: Fields = {"status": "wrong", "wrong": total, "first_wrong": first, "note": note}
-        out: Fields = {"status": "skipped", "note": f"the step had wrong data {when}"}
-        return [bad, *[out] * (len(PARTS) - 1)]
+        untimed = SkippedCase(f"the step had wrong data {when}")
+        return [WrongData(total, note, first), *[untimed] * (len(PARTS) - 1)]
 
 
 def most_seconds(job: Job, policy: Policy, rounds: int) -> float:

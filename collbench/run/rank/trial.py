@@ -17,7 +17,7 @@ import torch
 
 from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
-from collbench.records.types import Background, Choice, GpuState, Sent
+from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call
 from collbench.run.launch.board import Phase
 from collbench.run.plan import Job
@@ -41,12 +41,14 @@ from collbench.run.rank.measure import (
     outlasts,
 )
 from collbench.run.rank.outcome import (
-    Fields,
+    CaseOutcome,
+    MeasuredCase,
+    WrongData,
     case_times,
-    in_control,
-    measured_well,
-    nothing_valid,
-    wrong_somewhere,
+    fail_without_samples,
+    find_wrong_data,
+    select_control,
+    select_timing,
 )
 
 CALLED_AGAIN = 4  # calls made once more after timing, on fresh buffers
@@ -75,7 +77,7 @@ class Seen(NamedTuple):
 
 
 class Trial:
-    """One case on one rank, from allocation to the fields of its record."""
+    """One case on one rank, from allocation to its outcome."""
 
     def __init__(self, bench: Bench, job: Job, behind: Behind | None = None) -> None:
         self._bench, self._behind = bench, behind
@@ -126,8 +128,8 @@ class Trial:
             return self._planted.within(call, slot[0].recv)
         return call._replace(waits=True) if self._policy.inject else call
 
-    def run(self) -> Steps[list[Fields]]:
-        """At rank 0, the fields of a record for each group; with a pause before each block."""
+    def run(self) -> Steps[Sequence[CaseOutcome]]:
+        """The outcome of each group, at rank 0; with a pause before each block."""
         for slot in range(len(self._slots)):
             self._fill(slot)
         self._enter(Phase.CHECKING)
@@ -176,7 +178,7 @@ class Trial:
         remedy = sampler.remedy
         told = control, chose, sent, notes, beside
         seen = Seen(measured, remedy, states, firsts, submits, summed, *told)
-        return [self._fields(*group, seen) for group in enumerate(self._own.groups)]
+        return [self._outcome(*group, seen) for group in enumerate(self._own.groups)]
 
     def _along(self, work: Steps[T]) -> Steps[T]:
         """``work`` with what there is in the background, once that has been timed alone."""
@@ -211,16 +213,15 @@ class Trial:
         if self._behind:
             self._behind.since()
 
-    def _fields(self, number: int, ranks: Sequence[int], seen: Seen) -> Fields:
+    def _outcome(self, number: int, ranks: Sequence[int], seen: Seen) -> CaseOutcome:
         case, measured = self._case, seen.measured
         gpus = {
             rank: msgspec.convert(seen.states[rank], GpuState)
             for rank in ranks
             if seen.states[rank]
         }
-        fields: Fields = {"gpus": list(gpus.values())}
         if not measured.samples.durations.size:
-            return fields | nothing_valid(measured.invalid, seen.remedy, measured.hopeless, gpus)
+            return fail_without_samples(measured.invalid, seen.remedy, measured.hopeless, gpus)
         chose = None if number else seen.chose
         beside = [seen.beside[rank] for rank in ranks if seen.beside] + seen.beside
         notes = [
@@ -230,20 +231,21 @@ class Trial:
             without_effect(case.env, case.collective, chose),
             *seen.notes[1:],
         ]
-        return {
-            **fields,
-            **measured_well(case, measured, self._common, ranks, self._policy),
-            "setup_ns": int(seen.firsts[list(ranks)].max()),
-            "checked": self._totals[number],
-            "chose": chose,
-            "bits": seen.bits[number],
-            **in_control(seen.control, ranks, self._policy.agg_iters),
-            "sent": seen.sent,
-            "background": next(filter(None, beside), None),
-            "submit_ns": [] if seen.submits is None else seen.submits[ranks[0]].tolist(),
-            "note": "; ".join(filter(None, notes)),
-            "wrong": 0 if self._policy.check and case.size else None,
-        }
+        return MeasuredCase(
+            select_timing(case, measured, self._common, ranks, self._policy),
+            setup=int(seen.firsts[list(ranks)].max()),
+            verified=self._totals[number],
+            wrong=0 if self._policy.check and case.size else None,
+            digests=seen.bits[number],
+            control=select_control(seen.control, ranks, self._policy.agg_iters),
+            submits=[] if seen.submits is None else seen.submits[ranks[0]].tolist(),
+            gpus=list(gpus.values()),
+            choice=chose,
+            sent=seen.sent,
+            calibration=measured.calibration,
+            background=next(filter(None, beside), None),
+            note="; ".join(filter(None, notes)),
+        )
 
     def _ran(self) -> str:
         """What the algorithm's parameters came to, where that was left to it."""
@@ -347,7 +349,7 @@ class Trial:
         if self._clock():
             return Sync("device", self._control, board, backend.align, after=after)
 
-        scheme = "none" if self._case.mode == "host" else self._bench.scheme
+        scheme: Scheme = "none" if self._case.mode == "host" else self._bench.scheme
         return Sync(scheme, self._control, board, self._bench.meet, self._common, after)
 
     def _in_other_cadence(
@@ -373,7 +375,8 @@ class Trial:
             return Cadence(sync, self._on_device)
         if mode not in ("isolated", "host"):
             return None
-        scheme = self._bench.scheme if mode == "host" or self._case.arrival else "none"
+        aligned = mode == "host" or self._case.arrival
+        scheme: Scheme = self._bench.scheme if aligned else "none"
         return Cadence(Sync(scheme, self._control, board, nothing, self._common, self._late))
 
     def _sampler(self, inner: int) -> Sampler:
@@ -458,8 +461,8 @@ class Trial:
         for buffers, copy in zip(self._slots[slot], self._kept[slot], strict=True):
             buffers.written.copy_(copy)
 
-    def _check(self, slots: list[int], when: str) -> list[Fields]:
-        """Fields of records if any rank's receive buffer differs anywhere, else nothing."""
+    def _check(self, slots: list[int], when: str) -> Sequence[CaseOutcome]:
+        """The outcome of each group if any rank's receive buffer differs anywhere, else nothing."""
         self._totals = [0] * len(self._own.groups)
         if not self._policy.check or not self._case.size:
             return []
@@ -475,16 +478,15 @@ class Trial:
         everyone = self._control.collect([self._checked, wrong, first])
         findings = [[everyone[rank] for rank in ranks] for ranks in self._own.groups]
         self._totals = [sum(checked for checked, _, _ in found) for found in findings]
-        return wrong_somewhere(self._case, findings, when)
+        return find_wrong_data(self._case, findings, when)
 
-    def _check_behind(self) -> list[Fields]:
-        """What the background's last call left."""
+    def _check_behind(self) -> Sequence[CaseOutcome]:
+        """The outcome of each group if the background's last call left wrong data, else nothing."""
         if not self._case.background:
             return []
         told = self._control.collect(self._behind.wrong() if self._behind else "")
         notes = [note for note in told if note]
-        bad: Fields = {"status": "wrong", "wrong": len(notes), "note": (notes or [""])[0]}
-        return [bad] * len(self._own.groups) if notes else []
+        return [WrongData(len(notes), notes[0])] * len(self._own.groups) if notes else []
 
     def _beside_all(self) -> list[Background | None]:
         """How each rank's background fared."""
@@ -493,7 +495,7 @@ class Trial:
         mine = msgspec.to_builtins(self._behind.told()) if self._behind else None
         return msgspec.convert(self._control.collect(mine), list[Background | None])
 
-    def _check_after(self, sampler: Sampler, fresh: bool) -> list[Fields]:
+    def _check_after(self, sampler: Sampler, fresh: bool) -> Sequence[CaseOutcome]:
         """What timed calls left in their buffers, then what calls leave in fresh ones, unless the
         only timed call had a ``fresh`` one itself."""
         # in place, where a batch used a slot twice, its input was no longer what the check knows
@@ -504,7 +506,7 @@ class Trial:
             return wrong
         return wrong or self._check_again(sampler)
 
-    def _check_again(self, sampler: Sampler) -> list[Fields]:
+    def _check_again(self, sampler: Sampler) -> Sequence[CaseOutcome]:
         """What timed calls left behind may be older than the last of them: so some of the buffers
         are poisoned and filled anew, the same calls are made once more, untimed, and all is
         compared again; -c N does so N times.

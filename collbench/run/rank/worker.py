@@ -28,7 +28,7 @@ from collbench.core.errors import CannotRun, RunBroken, first_line
 from collbench.machine import environment, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
-from collbench.records.types import GpuState, RankInfo, Record, World
+from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
 from collbench.run import backends, refusal, steps
 from collbench.run.backends import Backend
 from collbench.run.launch.board import Board, Phase
@@ -45,7 +45,13 @@ from collbench.run.rank.control import LONG, Control
 from collbench.run.rank.cores import Cores, settle
 from collbench.run.rank.gpu import assert_ordered
 from collbench.run.rank.measure import Steps, clock
-from collbench.run.rank.outcome import Fields
+from collbench.run.rank.outcome import (
+    AboutCase,
+    CaseOutcome,
+    FailedCase,
+    SkippedCase,
+    record_of,
+)
 from collbench.run.rank.steps import StepTrial
 from collbench.run.rank.trial import Trial
 from collbench.suite import backgrounds
@@ -175,9 +181,9 @@ class Worker:
     def _benched(self, world: World, common: GlobalClock | None, watch: gpu.Watch | None) -> Bench:
         """What all cases share. Raises CannotRun where the policy's way of starting together cannot
         be had."""
-        scheme, stream = self._policy.sync, self._backend.stream
-        if scheme == "auto":
-            scheme = "barrier" if world.oversubscribed else "window"
+        sync, stream = self._policy.sync, self._backend.stream
+        default: Scheme = "barrier" if world.oversubscribed else "window"
+        scheme: Scheme = default if sync == "auto" else sync
         if scheme == "window" and common and common.trouble:
             raise CannotRun(f"--sync window: {common.trouble}", "--sync barrier works everywhere")
         if scheme == "device" and not stream:
@@ -371,47 +377,47 @@ class Worker:
     def _case(self, job: Job) -> Steps[list[Record]]:
         case = job.case
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        about = AboutCase(self._plan.index, started, self._policy.inject)
         bench = self._place(case)
-        found: list[Fields] = []
+        untried: CaseOutcome
         try:
-            reason = self._refuse(job, bench)
-            if not reason and (blind := self._why_unverified(job)):
-                found = [{"status": "failed", "note": blind}] * len(case.siblings)
-            elif not reason:
-                found = yield from self._measured(job, bench, started)
+            if reason := self._refuse(job, bench):
+                untried = SkippedCase(reason)
+            elif blind := self._why_unverified(job):
+                untried = FailedCase(blind)
+            else:
+                return (yield from self._measured(job, bench, about))
         except CannotRun as e:  # raised by all ranks alike, as Backend has it
-            reason = e.reason
-        if reason:
-            found = [{"status": "skipped", "note": reason}] * len(case.siblings)
-        return [] if self.place.rank else self._records(case, started, found)
+            untried = SkippedCase(e.reason)
+        return self._records(case, [untried] * len(case.siblings), about)
 
-    def _measured(self, job: Job, bench: Bench, started: str) -> Steps[list[Fields]]:
-        """The fields of the case's records, once it has been tried."""
+    def _measured(self, job: Job, bench: Bench, about: AboutCase) -> Steps[list[Record]]:
+        """The case's records, once it has been tried."""
         case = job.case
-        took: Fields = {
-            "rotation": job.rotation,
-            "cache": job.cache,
-            "copies_first": not case.step and self._backend.copies_first(case),
-        }
+        tried = about._replace(
+            rotation=job.rotation,
+            cache=job.cache,
+            copies_first=not case.step and self._backend.copies_first(case),
+        )
         trial: StepTrial | Trial
         if job.step:
-            trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, started))
+            trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, about))
         else:
             trial = Trial(bench, job, background(bench, case, self._sites))
         outcomes = yield from trial.run()
-        return [{**took, **fields} for fields in outcomes]
+        return self._records(case, outcomes, tried)
 
-    def _records(self, case: Case, started: str, found: Sequence[Fields]) -> list[Record]:
-        about: Fields = {
-            "world": self._plan.index,
-            "started": started,
-            "injected": self._policy.inject,
-        }
-        return [Record(case=each, **about, **found[each.place]) for each in case.siblings]
+    def _records(
+        self, case: Case, outcomes: Sequence[CaseOutcome], about: AboutCase
+    ) -> list[Record]:
+        """A record of each sibling by its outcome, at rank 0."""
+        if self.place.rank:
+            return []
+        return [record_of(each, outcomes[each.place], about) for each in case.siblings]
 
-    def _so_far(self, case: Case, started: str, found: Sequence[Fields]) -> None:
+    def _so_far(self, case: Case, about: AboutCase, outcomes: Sequence[CaseOutcome]) -> None:
         """Hand over what there is of a case that is still measured."""
-        for record in self._records(case, started, found):
+        for record in self._records(case, outcomes, about):
             self._emit(record)
 
     def _refuse(self, job: Job, bench: Bench) -> str:

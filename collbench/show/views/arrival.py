@@ -162,7 +162,7 @@ def _late_ranks(view: View, usable: Sequence[Point]) -> tuple[Table, Table]:
 
 def _late(view: View, point: Point) -> list[float]:
     """Share of a sample's time by which each rank came after the first."""
-    whole = view.record(point).inner * point.first.median
+    whole = view.record(point).inner * point.first.times.median
     return [late / whole for late in point.first.lateness]
 
 

@@ -31,7 +31,6 @@ from collbench.records.flags import (
     remarks,
 )
 from collbench.records.origins import FAKE
-from collbench.records.stats import half_width
 from collbench.records.store import Outline
 from collbench.records.types import End, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
@@ -467,10 +466,10 @@ def _only_size(rows: Timed, varying: Sequence[str], precision: float | None) -> 
         return f"time at {size(rows[0][0].size)} not known{_unknown(rows)}"
     case, row = chosen
     rate = f", busbw {bandwidth(row.busbw)} GB/s" if row.busbw is not None else ""
-    half = half_width(row.median, row.lo, row.hi)
+    half = row.half_width
     vague = precision is not None and math.isfinite(half) and half > precision
     less = f": less precise than the ±{100 * (precision or 0):.2g} % asked for" if vague else ""
-    return f"{_given(duration(row.median), case, row, varying)}{rate}{less}"
+    return f"{_given(duration(row.times.median), case, row, varying)}{rate}{less}"
 
 
 def _floor(rows: Timed, varying: Sequence[str]) -> str:
@@ -480,7 +479,7 @@ def _floor(rows: Timed, varying: Sequence[str]) -> str:
     if (chosen := fastest(smallest)) is None:
         return f"latency floor not known at {size(least)}{_unknown(smallest)}"
     case, row = chosen
-    return f"latency floor {_given(duration(row.median), case, row, varying)}"
+    return f"latency floor {_given(duration(row.times.median), case, row, varying)}"
 
 
 def _peak(rows: Timed, varying: Sequence[str]) -> list[str]:
@@ -501,8 +500,10 @@ def fastest(rows: Timed) -> tuple[Case, Derived] | None:
     if not known:
         return None
     good = [pair for pair in known if not doubts(pair[1])]
-    surely = [pair for pair in known if good and pair[1].hi < min(row.lo for _, row in good)]
-    return min(surely or good or known, key=lambda pair: pair[1].median)
+    surely = [
+        pair for pair in known if good and pair[1].times.hi < min(row.times.lo for _, row in good)
+    ]
+    return min(surely or good or known, key=lambda pair: pair[1].times.median)
 
 
 def highest(rows: Timed) -> tuple[Case, Derived] | None:
@@ -517,16 +518,16 @@ def highest(rows: Timed) -> tuple[Case, Derived] | None:
 
 
 def _upper_busbw(row: Derived) -> float:
-    return (row.busbw or 0.0) * row.median / row.lo if row.lo > 0 else math.inf
+    return (row.busbw or 0.0) * row.times.median / row.times.lo if row.times.lo > 0 else math.inf
 
 
 def _lower_busbw(row: Derived) -> float:
-    return (row.busbw or 0.0) * row.median / row.hi
+    return (row.busbw or 0.0) * row.times.median / row.times.hi
 
 
 def _given(figure: str, case: Case, row: Derived, varying: Sequence[str]) -> str:
     """A figure with its interval, where, and why to doubt it."""
-    sure = "" if is_without_interval(row) else f" {interval(row)}"
+    sure = "" if is_without_interval(row) else f" {interval(row.half_width)}"
     doubted = f" ({', '.join(named(row, flags))})" if (flags := doubts(row)) else ""
     return f"{figure}{sure} at {_point(case, varying)}{doubted}"
 
@@ -571,7 +572,7 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
     why if that is known, and which of the two times a program sees."""
     for mode, members in by_mode(outcomes):
         found = [
-            (record, row, row.control / row.median)
+            (record, row, row.control / row.times.median)
             for record, row in members
             if row and row.sensitive and row.control
         ]
@@ -579,7 +580,7 @@ def arrivals(outcomes: Sequence[Outcome], worlds: Mapping[int, World]) -> Iterab
             continue
         record, row, ratio = max(found, key=lambda each: max(each[2], 1 / each[2]))
         world = worlds.get(record.world)
-        first, second = row.median, row.control or 0.0
+        first, second = row.times.median, row.control or 0.0
         together, called = (first, second) if mode == "isolated" else (second, first)
         why = " (other processes were at work)" * (PREEMPTED in row.flags)
         if world and world.cramped:

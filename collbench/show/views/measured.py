@@ -11,6 +11,7 @@ from functools import partial
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
 from collbench.judge.efficiency import Point
+from collbench.records.columns import BOUNDING
 from collbench.records.flags import EXCLUDED, doubts
 from collbench.records.rows import MEASURED
 from collbench.records.types import Record
@@ -139,10 +140,11 @@ def distributions(view: View) -> Section | None:
     if not drawn:
         return None
     known = [point for point in view.points if not point.predicted]
-    short = sum(point.first.p95 is None for point in known)
+    short = sum(point.first.times.p95 is None for point in known)
     words = [
         "Samples of each case's first launch, at a few sizes, of the fastest implementations and of"
-        f" libraries. p95 takes 72 samples and p99 368: {short:,} of {counted(len(known), 'case')}"
+        f" libraries. p95 takes {BOUNDING['p95']} samples and p99 {BOUNDING['p99']}: {short:,} of"
+        f" {counted(len(known), 'case')}"
         " have too few even for p95.",
     ]
     batches = dict.fromkeys(
@@ -195,8 +197,8 @@ def _fastest(series: Sequence[Series], most: int) -> list[Series]:
 def outliers(view: View) -> Section | None:
     """The cases with the largest share of samples far out, sample by sample; None where there are
     none."""
-    severe = [point for point in view.points if point.first.severe_outliers]
-    severe.sort(key=lambda point: -point.first.severe_outliers / point.first.samples)
+    severe = [point for point in view.points if point.first.times.severe_outliers]
+    severe.sort(key=lambda point: -point.first.times.severe_outliers / point.first.times.samples)
     if not severe:
         return None
     home = {(point.run, point.case): one for one in view.series for point in one.points}
@@ -204,10 +206,10 @@ def outliers(view: View) -> Section | None:
     def line(point: Point) -> Line:
         row, one = point.first, home[point.run, point.case]
         counts = (
-            f"{row.severe_outliers:,}",
-            f"{row.samples:,}",
-            duration(row.median),
-            f"{row.max / row.median:.1f}",
+            f"{row.times.severe_outliers:,}",
+            f"{row.times.samples:,}",
+            duration(row.times.median),
+            f"{row.times.max / row.times.median:.1f}",
         )
         return Line((point.case.collective, one.name, size(point.size), *counts), one.meta)
 

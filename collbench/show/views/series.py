@@ -225,9 +225,7 @@ def plus_minus(point: Point) -> str:
     """The interval as words.interval has it; nothing for a prediction."""
     if point.predicted:
         return ""
-    return interval(
-        msgspec.structs.replace(point.first, median=point.median, lo=point.lo, hi=point.hi)
-    )
+    return interval(point.half_width)
 
 
 def chosen(series: Sequence[Series], most: int) -> list[Series]:

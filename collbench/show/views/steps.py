@@ -162,7 +162,7 @@ def recorded_values(recorded: Recorded) -> dict[str, Any]:
 def _recorded(one: Overlap, recorded: Recorded) -> Table:
     """What the step took beside what it took in its trace."""
     before, row = median(recorded.times_ns), derive(one.whole)
-    ends = (row.lo, row.hi) if row else (math.inf, math.inf)
+    ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
     ratios = [f"{ns / before:.3f}" if before and math.isfinite(ns) else "-" for ns in ends]
     took = median(one.whole.times_ns)
     lines = [
@@ -360,7 +360,7 @@ def _parts(title: str, one: Overlap) -> Table:
     lines = []
     for record in (one.whole, one.computation, one.communication):
         row = derive(record)
-        ends = (row.lo, row.hi) if row else (math.inf, math.inf)
+        ends = (row.times.lo, row.times.hi) if row else (math.inf, math.inf)
         lines.append((record.case.collective, duration(median(record.times_ns)), _ends(*ends)))
     exposed = one.exposed
     lines.append(("exposed", signed(exposed.estimate), _ends(exposed.lo, exposed.hi)))

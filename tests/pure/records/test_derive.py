@@ -145,12 +145,12 @@ def test_columns() -> None:
         measured([1000, 1100, 1200, 1050, 1150, 1075, 1125, 1090] * 10, inner=10), world()
     )
     assert row is not None
-    assert row.samples == 80
-    assert row.lo <= row.median <= row.hi
-    assert row.median == pytest.approx(109.5)
-    assert row.algbw == pytest.approx((1 << 20) / row.median)
+    assert row.times.samples == 80
+    assert row.times.lo <= row.times.median <= row.times.hi
+    assert row.times.median == pytest.approx(109.5)
+    assert row.algbw == pytest.approx((1 << 20) / row.times.median)
     assert row.busbw == pytest.approx(row.algbw * 1.5)
-    assert row.p95 is not None and row.p99 is None
+    assert row.times.p95 is not None and row.times.p99 is None
     assert row.flags == ()
     assert row.gateable
 
@@ -281,7 +281,11 @@ def test_two_modes_within_the_interval_asked_for_do_not_matter(
     """With four samples in ten the interval reaches from one mode into the other."""
     times = [round(t) for t in TWO[:40]]
     row = derive.derive(measured(times, stop=stop), world())
-    assert row is not None and row.modes and row.lo <= row.modes[0] < row.modes[1] <= row.hi
+    assert (
+        row is not None
+        and row.times.modes
+        and row.times.lo <= row.times.modes.times[0] < row.times.modes.times[1] <= row.times.hi
+    )
     assert row.flags == flags
 
 
@@ -289,10 +293,11 @@ def test_modes_come_with_their_share_and_order() -> None:
     slow = [t * 2 for t in STEADY[:30]]
     row = derive.derive(measured(STEADY[:70] + slow), world())
     assert row is not None
-    assert (row.mode_share, row.in_stretches) == (0.7, True)
+    assert (row.times.modes.share, row.times.modes.in_stretches) == (0.7, True)
     every_third = [t * (1 + (7 * i % 10 < 3)) for i, t in enumerate(STEADY)]
     mixed = derive.derive(measured(every_third), world())
-    assert mixed is not None and (mixed.mode_share, mixed.in_stretches) == (0.7, False)
+    assert mixed is not None and mixed.times.modes
+    assert (mixed.times.modes.share, mixed.times.modes.in_stretches) == (0.7, False)
 
 
 def test_every_flag_is_explained_with_a_remedy() -> None:
@@ -310,8 +315,8 @@ def test_no_two_flags_share_a_name_or_a_letter() -> None:
 def flagged(*names: str, half: float = 0.01, late_share: float = 0.0) -> derive.Derived:
     row = derive.derive(measured(STEADY), world())
     assert row is not None
-    bounds = {"lo": (1 - half) * row.median, "hi": (1 + half) * row.median}
-    return msgspec.structs.replace(row, flags=names, late_share=late_share, **bounds)
+    bounds = {"lo": (1 - half) * row.times.median, "hi": (1 + half) * row.times.median}
+    return factories.replace_derived(row, flags=names, late_share=late_share, **bounds)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +346,7 @@ def test_unsteady_and_late_are_doubts_from_a_size_on() -> None:
 def test_how_late_a_rank_came_is_a_share_of_the_time() -> None:
     row = derive.derive(measured(STEADY, per_rank=LATE), world())
     assert row is not None and row.late_rank == 1
-    assert row.late_share == pytest.approx(row.lateness[1] / row.median)
+    assert row.late_share == pytest.approx(row.lateness[1] / row.times.median)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +434,7 @@ def test_a_streams_control_is_of_calls_of_its_own_and_says_nothing_of_arrival() 
     case = msgspec.structs.replace(CASE, mode="streaming")
     record = measured([20_000] * 30, inner=20, control_ns=[3000] * 20, control_inner=10)
     row = derive.derive(msgspec.structs.replace(record, case=case))
-    assert row is not None and (row.median, row.control) == (1000, 300)
+    assert row is not None and (row.times.median, row.control) == (1000, 300)
     assert not row.sensitive and flags.SENSITIVE not in row.flags
 
 
@@ -453,7 +458,7 @@ def apart(whole: list[int], together: list[int]) -> derive.Derived:
 def test_what_ranks_spread_over_may_be_absorbed() -> None:
     """30 us of 50 cost nothing."""
     row = apart([30_000] * 8, [10_000] * 20)
-    assert row.median == 6_000 and row.skew == 50_000
+    assert row.times.median == 6_000 and row.skew == 50_000
     assert row.absorbed == pytest.approx(1 - (30_000 - 10_000) / 50_000)
     assert "apart" in row.flags and "skewed!" not in row.flags and not row.gateable
 

@@ -147,12 +147,18 @@ def test_a_table_becomes_a_record_for_each_half_with_what_the_log_says_and_no_mo
 def test_rows_shown_of_imports_leave_open_what_is_unknown() -> None:
     record = read(log([row(1 << 20, 50.0)])).records[0]
     shown = derive.derive(record)
-    assert shown and shown.median == 50_000 and shown.flags == ("imported",) and not shown.gateable
+    assert (
+        shown
+        and shown.times.median == 50_000
+        and shown.flags == ("imported",)
+        and not shown.gateable
+    )
     assert shown.algbw == pytest.approx((1 << 20) / 50_000) and shown.busbw == pytest.approx(
         shown.algbw * 14 / 8
     )
-    assert math.isinf(shown.hi) and all(
-        math.isnan(v) for v in (shown.min, shown.max, shown.mad, shown.n_eff)
+    assert math.isinf(shown.times.hi) and all(
+        math.isnan(v)
+        for v in (shown.times.min, shown.times.max, shown.times.mad, shown.times.n_eff)
     )
     cells = words_.cells(record, shown)
     assert (cells["±"], cells["tail"], cells["min"], cells["median"]) == ("-", "-", "-", "50.0 µs")
@@ -177,7 +183,7 @@ def test_quantiles_stand_only_where_the_samples_bound_them(
     shown = derive.derive(
         Record(case=case, status="ok", told=ToolTime(time=5.0, samples=samples, p95=7.0, p99=9.0))
     )
-    assert shown and (shown.p95, shown.p99) == (p95, p99)
+    assert shown and (shown.times.p95, shown.times.p99) == (p95, p99)
 
 
 OLD = "#       size         count      type   redop{root}" + 2 * "     time   algbw   busbw   error"
@@ -290,7 +296,9 @@ def test_columns_of_I_S_and_rccl_A_are_told_apart() -> None:
     )
     assert found.records[0].started == "2026-07-09T12:30:00"
     shown = derive.derive(found.records[0])
-    assert shown and shown.min == 11_000 and shown.p99 is None  # the p99 of 20 is their maximum
+    assert (
+        shown and shown.times.min == 11_000 and shown.times.p99 is None
+    )  # the p99 of 20 is their maximum
     head = HEAD + "      algo     proto nchannels"
     found = read(log([row(size, 12.0) + "    RING    SIMPLE          32"], head=head))
     assert [us for *_, us in seen(found)] == [12.0, 11.0] and not found.lost
@@ -694,7 +702,12 @@ def test_json_iterations_are_samples() -> None:
         and len(record.per_rank) == 2
     )
     shown = derive.derive(record)
-    assert shown and shown.samples == 20 and shown.median == 59_500 and math.isfinite(shown.hi)
+    assert (
+        shown
+        and shown.times.samples == 20
+        and shown.times.median == 59_500
+        and math.isfinite(shown.times.hi)
+    )
     assert "imported" in shown.flags and not shown.gateable
 
 

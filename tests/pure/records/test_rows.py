@@ -77,9 +77,13 @@ def test_samples_of_cycles_are_pooled() -> None:
     samples = np.concatenate([one.record.times_ns for one in row.cycles])
     assert row.derived is not None
     assert row.median == pytest.approx(np.median(samples))
-    assert (row.samples, row.derived.min, row.derived.max) == (21, samples.min(), samples.max())
-    assert row.derived.mad == pytest.approx(stats.mad(samples))
-    assert row.derived.mean == pytest.approx(samples.mean())
+    assert (row.samples, row.derived.times.min, row.derived.times.max) == (
+        21,
+        samples.min(),
+        samples.max(),
+    )
+    assert row.derived.times.mad == pytest.approx(stats.mad(samples))
+    assert row.derived.times.mean == pytest.approx(samples.mean())
     assert row.derived.algbw == pytest.approx(case().size / row.median)
 
 
@@ -93,7 +97,7 @@ def test_the_clock_of_the_samples_has_their_median(clock: str, other: str) -> No
     beside = {f"{other}_ns": [500_000] * 3}
     row = only(*(cycle(c, 1e6 + c, clock=clock, **beside) for c in range(3))).derived
     assert row is not None
-    assert (getattr(row, clock), getattr(row, other)) == (row.median, 500_000)
+    assert (getattr(row, clock), getattr(row, other)) == (row.times.median, 500_000)
 
 
 def test_cycles_that_agree_bound_the_median_better_than_one() -> None:
@@ -101,8 +105,8 @@ def test_cycles_that_agree_bound_the_median_better_than_one() -> None:
     made = [cycle(c, times_ns=rng.normal(1e6, 1e4, 40).astype(int).tolist()) for c in range(4)]
     one, four = only(made[0]).derived, only(*made).derived
     assert one is not None and four is not None
-    assert four.n_eff > 2 * one.n_eff
-    assert four.hi - four.lo < one.hi - one.lo
+    assert four.times.n_eff > 2 * one.times.n_eff
+    assert four.times.hi - four.times.lo < one.times.hi - one.times.lo
 
 
 def test_cycles_that_lie_apart_are_covered() -> None:
@@ -111,8 +115,8 @@ def test_cycles_that_lie_apart_are_covered() -> None:
     made = [cycle(c, times_ns=[10**6 + 10**5 * c + i for i in spread]) for c in range(3)]
     row = only(*made).derived
     assert row is not None
-    assert row.n_eff < 6
-    assert row.lo <= 10**6 + 40 and row.hi >= 1.2e6
+    assert row.times.n_eff < 6
+    assert row.times.lo <= 10**6 + 40 and row.times.hi >= 1.2e6
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,8 @@ def test_a_case_takes_the_median_of_its_fit_launches() -> None:
     found = rows.case_time([*table, *worse])
     assert (found.median, found.launches, found.samples) == (2e6, 3, 21)
     assert (found.lo, found.hi) == (
-        min(row.derived.lo for row in table if row.derived),
-        max(row.derived.hi for row in table if row.derived),
+        min(row.derived.times.lo for row in table if row.derived),
+        max(row.derived.times.hi for row in table if row.derived),
     )
     with pytest.raises(ValueError, match="no launch"):
         rows.case_time(worse)

@@ -9,6 +9,7 @@ import math
 from datetime import datetime
 from pathlib import Path
 
+import factories
 import msgspec
 import pytest
 
@@ -96,28 +97,12 @@ def a_run(**changes) -> Run:
 
 def a_row(case: Case, median: float) -> Derived:
     algbw = case.moved / median
-    return Derived(
-        samples=1,
-        n_eff=1,
-        median=median,
+    return factories.derived(
+        median,
         lo=0.99 * median,
         hi=1.01 * median,
-        min=median,
-        mean=median,
-        max=median,
-        mad=0,
-        p95=None,
-        p99=None,
-        t_glob=None,
-        skew=None,
-        overhead=0,
         algbw=algbw,
         busbw=None if case.n == 1 else algbw * case.row.busbw(case.n),
-        severe_outliers=0,
-        late_rank=None,
-        modes=None,
-        flags=(),
-        gateable=True,
     )
 
 
@@ -716,7 +701,7 @@ def test_json_tells_wrong_failed_and_one_rank() -> None:
 
 def test_json_is_valid_whatever_the_numbers(tmp_path: Path) -> None:
     record, row = measured(a_case())
-    broken = msgspec.structs.replace(row, median=0.0, algbw=math.inf, busbw=math.nan)
+    broken = factories.replace_derived(row, median=0.0, algbw=math.inf, busbw=math.nan)
     made = a_document(outcomes=[(record, broken)], options=Options(cpu_time=True))
     nccl_json.write(path := tmp_path / "o.json", made)
     content = path.read_text()
@@ -766,7 +751,7 @@ def test_another_suffix_is_refused_before_anything_runs(name: str) -> None:
 def flagged(case: Case, *flags: str, **changes) -> tuple[Record, Derived]:
     record, row = measured(case, **changes)
     modes = (250_000.0, 3_700_000.0) if "bimodal" in flags else None
-    return record, msgspec.structs.replace(row, flags=flags, modes=modes)
+    return record, factories.replace_derived(row, flags=flags, modes=modes)
 
 
 def test_doubts_stand_below_their_line_with_both_intervals_and_are_explained_once() -> None:
@@ -791,7 +776,7 @@ def test_doubts_stand_below_their_line_with_both_intervals_and_are_explained_onc
 
 def test_a_wide_interval_stands_below_its_line() -> None:
     record, row = measured(a_case(nbytes=8))
-    wide = record, msgspec.structs.replace(row, hi=1.2 * row.median)
+    wide = record, factories.replace_derived(row, hi=1.2 * row.times.median)
     text = written([wide, measured(a_case(nbytes=8, in_place=True)), measured(a_case(nbytes=16))])
     assert comments(text, "# 8 B") == ["# 8 B: out ±20% · in ±1.0%"]
     assert comments(text, "# 16 B") == []

@@ -138,7 +138,7 @@ def test_the_time_by_the_other_clock_has_a_column_where_there_is_one(
     assert row and {"host": row.host, "device": row.device}.get(other) == (
         {"host": 5e6, "device": 2e6}.get(other)
     )
-    assert not clocks or row.median in (row.host, row.device)
+    assert not clocks or row.times.median in (row.host, row.device)
     out = io.StringIO()
     told(Markdown(out), timed)
     heads, _, line = [

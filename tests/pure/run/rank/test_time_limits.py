@@ -18,7 +18,7 @@ from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import Guard, Streak
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Sync, nothing
-from collbench.run.rank.outcome import nothing_valid
+from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from tests.helpers.steps import without_pause
@@ -258,7 +258,7 @@ def test_after_two_cases_without_a_valid_sample_one_block_tells(clock: Clock) ->
         tried.append((seconds > 2, list(found.hopeless)))
     assert tried == [(True, []), (True, []), (False, [0]), (False, [0])]
     assert seconds < 1
-    note = nothing_valid(found.invalid, "", found.hopeless)["note"]
+    note = fail_without_samples(found.invalid, "", found.hopeless).reason
     assert note == (
         "no valid sample (10 x throttled); only one block was tried: the 2 cases before had no"
         " valid sample either, as GPUs of rank 0 were held back;"
@@ -336,6 +336,6 @@ def test_a_step_with_some_late_rounds_has_enough_of_others(clock: Clock) -> None
 def test_a_case_without_a_valid_sample_names_the_gpu_that_was_held_back() -> None:
     calm = GpuState(index=3, name="x", throttle=("sw_power_cap",))
     hot = GpuState(index=5, name="x", throttle=("hw_thermal_slowdown",))
-    note = nothing_valid({"throttled": 5}, "", gpus={0: calm, 1: hot})["note"]
+    note = fail_without_samples({"throttled": 5}, "", gpus={0: calm, 1: hot}).reason
     assert "rank 1: GPU 5 was held back (hw_thermal_slowdown)" in note
     assert "rank 0" not in note
