@@ -64,11 +64,16 @@ Show = Annotated[bool, Option("--show", help="Count operations, bytes, memory; s
 OnLink = Annotated[
     str, Option("--link", help="Predict on links between hosts, as `predict` writes them.")
 ]
-Inside = Annotated[str, Option("--inside", help="The links within a host of several ranks.")]
+Inside = Annotated[
+    str,
+    Option("--inside", help="For --link: links within a host of several ranks. Default nvlink."),
+]
 Source = Annotated[
     str, Option("--from", help="Take the link from this recorded run, as `fit` does.")
 ]
-Node = Annotated[int, Option("--node-ranks", min=1, help="Ranks a host, which share --inside.")]
+Node = Annotated[
+    int | None, Option("--node-ranks", min=1, help="For --link: ranks a host. Default 1.")
+]
 Env = Annotated[list[str] | None, option("envs")]
 Rounds = Annotated[int | None, Option("-n", "--iters", min=1, help="Rounds of its parts.")]
 Warmup = Annotated[
@@ -100,9 +105,9 @@ def step(
     tflops: Tflops = 0.0,
     show: Show = False,
     link: OnLink = "",
-    inside: Inside = "nvlink",
+    inside: Inside = "",
     source: Source = "",
-    node: Node = 1,
+    node: Node = None,
     backend: Annotated[str, option("backends")] = "",
     algo: Annotated[str, option("algorithms")] = "",
     env: Env = None,
@@ -123,6 +128,8 @@ def step(
     debug: bool = False,
 ) -> None:
     """Run the step that is ``wanted``, or count and predict it, for each command of steps."""
+    if not (link or source):
+        _refuse_without_link(inside, node, tflops * show)
     wanted = _shaped(wanted, scale, group, compute, tflops)
     if show or link or source:
         return _counted(
@@ -166,6 +173,17 @@ def _check(printed: str, folder: Path | None) -> None:
         raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
 
 
+def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
+    """Raises UsageError for an option that has an effect on predictions alone, and was given
+    without a link to predict on."""
+    given = {"--inside": inside, "--node-ranks": node, "--show --tflops": tflops}
+    for name, value in given.items():
+        if value:
+            raise UsageError(
+                f"{name} has no effect without a link", f"add --link ib200, or leave {name} out"
+            )
+
+
 def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float) -> Wanted:
     from msgspec.structs import replace
 
@@ -179,7 +197,7 @@ def _shaped(wanted: Wanted, scale: str, group: str, compute: Any, tflops: float)
 def _counted(
     wanted: Wanted,
     ngpus: int | None,
-    machine: tuple[str, str, str, int, float],
+    machine: tuple[str, str, str, int | None, float],
     to: tuple[str, Path | None],
 ) -> None:
     """Print a step as counted, and what it would take on a machine."""
@@ -235,7 +253,9 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
     return step, next(found, None)
 
 
-def _machine(link: str, inside: str, source: str, node: int, tflops: float) -> Machine | None:
+def _machine(
+    link: str, inside: str, source: str, node: int | None, tflops: float
+) -> Machine | None:
     """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
     from collbench.cli.predict import link_of
     from collbench.core import network
@@ -244,7 +264,8 @@ def _machine(link: str, inside: str, source: str, node: int, tflops: float) -> M
     if not (link or source):
         return None
     speed, _ = link_of(link, source)
-    return Machine(speed, network.parse_link(inside, "--inside"), node, 1e12 * tflops)
+    within = network.parse_link(inside or "nvlink", "--inside")
+    return Machine(speed, within, node or 1, 1e12 * tflops)
 
 
 def _policy(iters: int | None, max_time: str, **said: object) -> Policy:

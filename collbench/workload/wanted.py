@@ -52,6 +52,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def played(self, ranks: int, told: bool, backends: Sequence[str]) -> Step:
         """The step as it is run by these backends on so many ranks; where nobody has ``told`` how
         many and they do not suit it, on its own number."""
+        if self.tflops and self.compute not in reshape.LONG:
+            raise UsageError(
+                f"tflops={self.tflops:g} has no effect on compute={self.compute}, which computes",
+                "compute=sleep or spin takes as long as tflops says; else leave tflops out",
+            )
         made = reshape.computing(self._on(ranks, told), self.compute, self.tflops)
         without = [name for name in backends if not backend_info(name).averages]
         return reshape.summed(made, without[0]) if without else made

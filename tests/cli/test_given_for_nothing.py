@@ -135,3 +135,32 @@ def test_an_option_given_as_nothing_is_refused(bare, words, option: str) -> None
 
 def test_a_side_may_be_empty(bare) -> None:
     assert bare("ab", "--base", "", "--aa", "--suite", "pr", "--dry-run").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--node-ranks", "8"), "--node-ranks"),
+        (("--node-ranks", "1", "--show"), "--node-ranks"),
+        (("--inside", "nvlink"), "--inside"),
+        (("--show", "--tflops", "100"), "--show --tflops"),
+        (("--tflops", "100", "--dry-run"), "tflops=100"),
+        (("--tflops", "100", "--compute", "copy", "--dry-run"), "tflops=100"),
+    ],
+)
+def test_an_option_for_predictions_is_refused_where_a_step_is_run(bare, words, named: str) -> None:
+    """It is expected to make the step short, and would not."""
+    done = bare("workload", "ddp:toy", "-g", "2", *words)
+    assert done.returncode == 2
+    assert f"{named} has no effect" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--link", "ib200", "--inside", "nvlink", "--node-ranks", "2", "--tflops", "100"),
+        ("--compute", "sleep", "--tflops", "0.1", "--dry-run"),
+    ],
+)
+def test_what_has_an_effect_on_a_step_is_taken(bare, words) -> None:
+    assert bare("workload", "ddp:toy", "-g", "2", *words).returncode == 0

@@ -71,6 +71,7 @@ def test_a_file_may_hold_steps_alone_or_beside_collectives(tmp_path: Path) -> No
         (('"ddp:gpt2-124m"', '"ddp:gpt2"'), "[[workload]] 1", "gpt2-124m"),
         (('"own.csv"', '"none.csv"'), "none.csv", ""),
         (('"none"', '"sleep"'), "nothing says how long", "--tflops"),
+        (('"none"', '"gemm"\ntflops = 100'), "tflops=100 has no effect", "compute=sleep"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_table(
