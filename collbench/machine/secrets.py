@@ -40,10 +40,11 @@ SHAPES = re.compile(
 
 _QUOTED = r""""(?:\\.|[^"\\])*(?:"|$)|'[^']*(?:'|$)"""
 _WORD = rf"(?:{_QUOTED}|\S+)"
+_VALUE = r"(?:[^&,;]|[&,;](?!\s|$|[\w.-]+=))+"  # up to the next setting, or the end of a clause
 
 _IN_URL = re.compile(r"(?<=://)\S*@|[^\s/,;=:]+:(?!//)\S*@")
 _IN_SETTING = re.compile(
-    rf"""((?<![\w-])[\w-]{{0,64}}(?:{NAMES})\w*["']?\s*[=:]\s*)(?:{_QUOTED}|[^&,;]+)""",
+    rf"""((?<![\w-])[\w-]{{0,64}}(?:{NAMES})\w*["']?\s*[=:]\s*)(?:{_QUOTED}|{_VALUE})""",
     re.IGNORECASE,
 )
 _IN_HOOK = re.compile(r"(hooks\.slack\.com/\w+/|discord(?:app)?\.com/api/webhooks/)\S+")

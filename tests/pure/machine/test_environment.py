@@ -521,6 +521,9 @@ def test_what_only_begins_like_a_secret_is_told() -> None:
         "mysql -u root -pplanted db",
         "mysqldump -h x -p planted",
         "--pin planted",
+        "password=a,planted",
+        "password=a;planted&planted",
+        "token: a,planted;planted, b",
         "the password is planted",
         "auth planted",
         "Basic planted",
@@ -547,6 +550,18 @@ def test_no_secret_in_a_value_is_told(text: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert environment.mask(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("password=planted,size=8", "password=***,size=8"),
+        ("https://h/x?sig=planted&size=8", "https://h/x?sig=***&size=8"),
+        ("password=planted; then size 8", "password=***; then size 8"),
+    ],
+)
+def test_what_comes_after_a_secret_stays(text: str, kept: str) -> None:
+    assert environment.mask(text) == kept
 
 
 def test_identities_are_hashed(server: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
