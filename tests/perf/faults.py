@@ -119,7 +119,8 @@ class Cell(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What came of a trial; nothing is known of one whose fault came too late."""
+    """What came of a trial. One whose fault came too late ended by itself: only how is looked
+    at."""
 
     hit: bool
     code: int | None
@@ -178,6 +179,7 @@ class Trial:
         self._cell, self._random = cell, random.Random(seed)
         self._mark = f"{os.getpid()}-{seed}"
         self._rank = 0 if cell.fault in SIGNALS else self._random.randrange(cell.ranks)
+        self._harmed = False
 
     def run(self) -> Seen:
         with ExitStack() as stack:
@@ -203,7 +205,7 @@ class Trial:
             took = time.monotonic() - began
             code = self._process.poll()
             text = Path(said.name).read_text(errors="replace")
-            checks = self._checks(ended, code, text, shared) if hit else {}
+            checks = self._checks(ended, code, text, shared) if hit else self._unhit(ended, code)
             return Seen(hit, code, text, took, checks, sections.today())
 
     def _command(self) -> list[str]:
@@ -294,6 +296,7 @@ class Trial:
             self._harm(victim)
         except (psutil.Error, ProcessLookupError):
             return False
+        self._harmed = True
         return phase != "measuring" or self._lines("record") < len(SIZES)
 
     def _harm(self, victim: psutil.Process) -> None:
@@ -342,6 +345,12 @@ class Trial:
             self._whole(),
         )
         return dict(zip(CHECKS, found, strict=True))
+
+    def _unhit(self, ended: bool, code: int | None) -> dict[str, bool]:
+        """The checks of a run whose fault came too late or never, as its world did not come so
+        far: then it has to be ended, and well."""
+        found = ended, self._harmed or code == 0, self._all_gone(), self._no_file()
+        return dict(zip((*CHECKS[:2], *CHECKS[4:6]), found, strict=True))
 
     def _all_gone(self) -> bool:
         until = time.monotonic() + 3
@@ -399,15 +408,16 @@ def table(seen: dict[Cell, list[Seen]]) -> Iterator[str]:
         counts = [sum(trial.checks[name] for trial in hit) for name in CHECKS]
         shown = [str(c) if c == len(hit) else f"**{c}**" for c in counts]
         middle = f"{took[len(took) // 2]:.1f}" if took else "-"
-        late = len(trials) - len(hit)
+        unhit = [trial for trial in trials if not trial.hit]
+        late = f"**{len(unhit)}**" if any(trial.wrong for trial in unhit) else str(len(unhit))
         names = " | ".join(map(str, cell))
         yield f"| {names} | {len(trials)} | {late} | {middle} | {' | '.join(shown)} |"
 
 
 def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse.Namespace) -> str:
     days = sections.between(t.day or asked.date for trials in seen.values() for t in trials)
-    hit = [trial for trials in seen.values() for trial in trials if trial.hit]
-    well = sum(not trial.wrong for trial in hit)
+    every = [trial for trials in seen.values() for trial in trials]
+    well = sum(not trial.wrong for trial in every)
     tried = sum(map(bool, seen.values()))
     left = "; time was over before the rest" if tried < len(seen) else ""
     why = dict.fromkeys(f"- {c.fault}, {c.world}: {c.why_not()}." for c in left_out)
@@ -416,19 +426,20 @@ def text(seen: dict[Cell, list[Seen]], left_out: Sequence[Cell], asked: argparse
         [
             "# What becomes of a run when something breaks",
             "",
-            f"{well} of {len(hit)} trials were as documented, of {tried} of {len(seen)}"
+            f"{well} of {len(every)} trials were as documented, of {tried} of {len(seen)}"
             f" cells{left}. Made by `python tests/perf/faults.py --trials {asked.trials}"
             f" --seed {asked.seed} --at-once {asked.at_once}` on {os.cpu_count()} CPUs, Python"
             f" {platform.python_version()}, {days}; -T {TIMEOUT}.{shm}",
             "",
             "A number is of trials in which the fault came in time; bold where it is not all of"
-            " them. Median s: from the fault to the end of the command, which may take"
-            f" {LIMIT} s, and 30 s more of torchrun, which waits that long for a stopped rank that"
-            " has not reached the others. Where a rank needs no more memory, its limit does"
-            " nothing, and exit code 0 is right. Of a launcher's world any exit code but 0 is"
-            " right, the launcher may be who names the rank, and it is rank 0 that writes the run's"
-            " file: where that is stopped or a launcher ends it, its last line may be no end, which"
-            " --resume makes good. What a killed collbench leaves in"
+            " them. Where it came too late, a run that did not end well by itself, or left"
+            " something, makes the number of those bold. Median s: from the fault to the end of"
+            f" the command, which may take {LIMIT} s, and 30 s more of torchrun, which waits that"
+            " long for a stopped rank that has not reached the others. Where a rank needs no more"
+            " memory, its limit does nothing, and exit code 0 is right. Of a launcher's world any"
+            " exit code but 0 is right, the launcher may be who names the rank, and it is rank 0"
+            " that writes the run's file: where that is stopped or a launcher ends it, its last"
+            " line may be no end, which --resume makes good. What a killed collbench leaves in"
             " TMPDIR is to be gone after the next start; Open MPI's own segments in /dev/shm are"
             " not counted then.",
             "",
