@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from collbench.core.errors import CannotRun
-from collbench.records.types import Choice, GpuState
+from collbench.records.types import Choice, GpuState, Record
 from collbench.run.backends import Base, Call
 from collbench.run.launch.board import Board
 from collbench.run.plan import Job
@@ -24,6 +24,7 @@ from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import AHEAD, DeviceSampler, GraphSampler
 from collbench.run.rank.gpu import HELD_NS, Guard, Stream, assert_ordered
 from collbench.run.rank.measure import Measured, Protocol, Sampler, Sync, nothing
+from collbench.run.rank.outcome import AboutCase, record_of
 from collbench.run.rank.trial import Bench, Trial
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -319,7 +320,7 @@ def tried(
     case: Mapping[str, Any] = MappingProxyType({}),
     kind: type[FakeGpu] = FakeGpu,
     **policy: Any,
-) -> dict[str, Any]:
+) -> Record:
     op, nbytes = {"all_reduce": ("sum", 64), "barrier": ("none", 0)}[collective]
     axes = {"nbytes": nbytes, "op": op, "mode": mode, "env": env, **case}
     wanted = Case(collective=collective, n=1, **{"backend": "fake", **axes})
@@ -327,52 +328,52 @@ def tried(
     backend: Any = kind(stream)
     backend.takes = takes
     bench = Bench(0, [0], backend, ALONE, Board.create(1)[0], settled, "barrier", None, watch)
-    (fields,) = without_pause(Trial(bench, Job(wanted, 3, "cold")).run())
-    return fields
+    (outcome,) = without_pause(Trial(bench, Job(wanted, 3, "cold")).run())
+    return record_of(wanted, outcome, AboutCase(0, ""))
 
 
 def test_a_case_by_the_clock_of_its_mode(stream: FakeStream) -> None:
-    fields = tried(stream, "all_reduce", "isolated")
-    assert (fields["status"], fields["clock"], fields["sync"], fields["inner"]) == (
+    record = tried(stream, "all_reduce", "isolated")
+    assert (record.status, record.clock, record.sync, record.inner) == (
         "ok",
         "device",
         "device",
         1,
     )
-    assert fields["times_ns"] == [60_000] * 4
-    assert fields["host_ns"] == [60_000 + LAUNCH] * 20
-    assert fields.keys().isdisjoint({"starts_ns", "glob_ns", "skew_ns", "device_ns"})
+    assert record.times_ns == [60_000] * 4
+    assert record.host_ns == [60_000 + LAUNCH] * 20
+    assert not any((record.starts_ns, record.glob_ns, record.skew_ns, record.device_ns))
 
-    fields = tried(stream, "all_reduce", "graph", **UNTIL_KNOWN)
-    assert (fields["clock"], fields["sync"], fields["inner"]) == ("device", "device", 3)
-    assert set(fields["times_ns"]) == {180_000} and len(fields["host_ns"]) == 20
+    record = tried(stream, "all_reduce", "graph", **UNTIL_KNOWN)
+    assert (record.clock, record.sync, record.inner) == ("device", "device", 3)
+    assert set(record.times_ns) == {180_000} and len(record.host_ns) == 20
 
-    fields = tried(stream, "all_reduce", "streaming", **UNTIL_KNOWN)
-    assert (fields["clock"], fields["sync"], fields["inner"], fields["host_ns"]) == (
+    record = tried(stream, "all_reduce", "streaming", **UNTIL_KNOWN)
+    assert (record.clock, record.sync, record.inner, record.host_ns) == (
         "host",
         "barrier",
         5,
         [],
     )
-    assert fields["device_ns"] == fields["times_ns"]
-    assert set(fields["times_ns"]) == {LAUNCH + 300_000}
-    assert fields["waited"] == pytest.approx((300_000 - 5 * LAUNCH) / (LAUNCH + 300_000))
+    assert record.device_ns == record.times_ns
+    assert set(record.times_ns) == {LAUNCH + 300_000}
+    assert record.waited == pytest.approx((300_000 - 5 * LAUNCH) / (LAUNCH + 300_000))
 
-    fields = tried(stream, "all_reduce", "host")
-    assert (fields["clock"], fields["sync"], fields["times_ns"]) == (
+    record = tried(stream, "all_reduce", "host")
+    assert (record.clock, record.sync, record.times_ns) == (
         "host",
         "none",
         [60_000 + LAUNCH] * 4,
     )
-    assert "device_ns" not in fields and fields["host_ns"] == []
+    assert record.device_ns == record.host_ns == []
 
 
 def test_a_graph_that_does_nothing_is_caught(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "capture", lambda action: lambda: stream.issue("replay", 9000))
-    fields = tried(stream, "all_reduce", "graph", iters=None, max_iters=30, min_seconds=0.0)
-    assert (fields["status"], fields["first_wrong"].when) == (
+    record = tried(stream, "all_reduce", "graph", iters=None, max_iters=30, min_seconds=0.0)
+    assert (record.status, record.first_wrong.when) == (
         "wrong",
         "after timing, on fresh buffers",
     )
@@ -381,11 +382,11 @@ def test_a_graph_that_does_nothing_is_caught(
 def test_calls_that_wait_for_the_device_are_left_to_the_hosts_clock(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried(stream, "barrier", "isolated")["clock"] == "host"
+    assert tried(stream, "barrier", "isolated").clock == "host"
     stream.log.clear()
     monkeypatch.setattr(ALONE, "barrier", lambda: stream.log.append("barrier"))
-    fields = tried(stream, "all_reduce", "isolated", blocking=1)
-    assert (fields["clock"], fields["times_ns"]) == ("host", [60_000 + LAUNCH] * 4)
+    record = tried(stream, "all_reduce", "isolated", blocking=1)
+    assert (record.clock, record.times_ns) == ("host", [60_000 + LAUNCH] * 4)
     log = " ".join(stream.log)
     assert (
         "call drain barrier" in log and "call barrier" not in log
@@ -393,10 +394,10 @@ def test_calls_that_wait_for_the_device_are_left_to_the_hosts_clock(
 
 
 def test_times_are_by_call_where_several_are_issued_together(stream: FakeStream) -> None:
-    fields = tried(stream, "all_reduce", "isolated", agg_iters=3)
-    assert (fields["inner"], set(fields["times_ns"])) == (3, {180_000})
-    assert "one after the other, as fake fuses no all_reduce" in fields["note"]
-    assert set(fields["host_ns"]) == {(180_000 + LAUNCH) // 3}
+    record = tried(stream, "all_reduce", "isolated", agg_iters=3)
+    assert (record.inner, set(record.times_ns)) == (3, {180_000})
+    assert "one after the other, as fake fuses no all_reduce" in record.note
+    assert set(record.host_ns) == {(180_000 + LAUNCH) // 3}
 
 
 @pytest.mark.parametrize(
@@ -410,14 +411,14 @@ def test_times_are_by_call_where_several_are_issued_together(stream: FakeStream)
 def test_calls_that_are_not_fused_are_noted(
     stream: FakeStream, case: dict[str, Any], words: str
 ) -> None:
-    fields = tried(stream, "all_reduce", "isolated", agg_iters=3, case=case)
-    assert fields["note"] == (
+    record = tried(stream, "all_reduce", "isolated", agg_iters=3, case=case)
+    assert record.note == (
         f"-m: calls are launched one after the other, {words} (nccl-tests has NCCL fuse them)"
     )
 
 
 def test_a_call_alone_leaves_nothing_to_fuse(stream: FakeStream) -> None:
-    assert tried(stream, "all_reduce", "isolated")["note"] == ""
+    assert tried(stream, "all_reduce", "isolated").note == ""
 
 
 class FusingGpu(FakeGpu):
@@ -441,8 +442,8 @@ class FusingGpu(FakeGpu):
 
 @pytest.mark.parametrize("mode", ["isolated", "streaming"])
 def test_calls_that_the_library_fuses_are_one_launch(stream: FakeStream, mode: str) -> None:
-    fields = tried(stream, "all_reduce", mode, kind=FusingGpu, agg_iters=3, **UNTIL_KNOWN)
-    assert (fields["status"], fields["wrong"], fields["note"]) == ("ok", 0, "")
+    record = tried(stream, "all_reduce", mode, kind=FusingGpu, agg_iters=3, **UNTIL_KNOWN)
+    assert (record.status, record.wrong, record.note) == ("ok", 0, "")
     timed = stream.log[stream.log.index("heard") :]
     assert "3 fused" in timed and "call" not in timed
 
@@ -458,16 +459,16 @@ def test_a_case_that_cannot_be_launched_ahead_fails_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = clocked(monkeypatch, FakeStream(launch=20_000_000))
-    fields = tried(slow, "all_reduce", "isolated")
-    assert fields["status"] == "failed"
-    assert fields["note"] == "no valid sample (12 x launch-limited); try --mode host"
+    record = tried(slow, "all_reduce", "isolated")
+    assert record.status == "failed"
+    assert record.note == "no valid sample (12 x launch-limited); try --mode host"
 
 
 def test_hosts_that_issue_more_slowly_than_the_device_works_do_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = clocked(monkeypatch, FakeStream(launch=70_000))
-    assert tried(slow, "all_reduce", "streaming", **UNTIL_KNOWN)["waited"] == 0
+    assert tried(slow, "all_reduce", "streaming", **UNTIL_KNOWN).waited == 0
 
 
 class Launches(TorchDispatchMode):
@@ -494,8 +495,8 @@ def test_inputs_are_put_back_by_one_launch_where_memory_has_room_for_copies(
     once."""
     stream.spare = spare
     with Launches(stream):
-        fields = tried(stream, "all_reduce", "isolated", case={"in_place": True}, iters=9)
-    assert fields["status"] == "ok" and len(fields["times_ns"]) == 9
+        record = tried(stream, "all_reduce", "isolated", case={"in_place": True}, iters=9)
+    assert record.status == "ok" and len(record.times_ns) == 9
     samples = " ".join(stream.log).split("hold align mark ")[3:11]
     between = {part.split(" mark ")[1].split("drain ")[-1].strip() for part in samples[:-1]}
     if launches:
@@ -542,12 +543,12 @@ def test_beside_a_stream_stands_what_the_device_takes_alone(
 ) -> None:
     """As mode isolated has it, however slowly the host issues calls."""
     slow = clocked(monkeypatch, FakeStream(launch=70_000))
-    fields = tried(slow, "all_reduce", "streaming", takes=takes, **UNTIL_KNOWN)
-    assert min(fields["times_ns"]) / fields["inner"] > 70_000
-    assert fields["control_inner"] == calls and set(fields["control_ns"]) == {calls * takes}
+    record = tried(slow, "all_reduce", "streaming", takes=takes, **UNTIL_KNOWN)
+    assert min(record.times_ns) / record.inner > 70_000
+    assert record.control_inner == calls and set(record.control_ns) == {calls * takes}
     alone = tried(slow, "all_reduce", "isolated", takes=takes, **UNTIL_KNOWN)
-    assert {ns / alone["inner"] for ns in alone["times_ns"]} == {takes}
-    assert len(fields["control_ns"]) >= 6  # what bounds a median
+    assert {ns / alone.inner for ns in alone.times_ns} == {takes}
+    assert len(record.control_ns) >= 6  # what bounds a median
 
 
 @pytest.mark.parametrize(
@@ -564,20 +565,20 @@ def test_beside_a_stream_stands_what_the_device_takes_alone(
 def test_nothing_stands_beside_what_is_long_or_no_stream(
     stream: FakeStream, collective: str, mode: str, settings: dict[str, Any]
 ) -> None:
-    fields = tried(stream, collective, mode, **UNTIL_KNOWN | settings)
-    assert fields["status"] == "ok" and not fields.get("control_ns")
+    record = tried(stream, collective, mode, **UNTIL_KNOWN | settings)
+    assert record.status == "ok" and not record.control_ns
 
 
 def test_calls_issued_together_stay_together_beside_their_stream(stream: FakeStream) -> None:
-    fields = tried(stream, "all_reduce", "streaming", agg_iters=3, **UNTIL_KNOWN)
-    assert (fields["inner"], fields["control_inner"]) == (15, 3)
-    assert set(fields["control_ns"]) == {180_000}
+    record = tried(stream, "all_reduce", "streaming", agg_iters=3, **UNTIL_KNOWN)
+    assert (record.inner, record.control_inner) == (15, 3)
+    assert set(record.control_ns) == {180_000}
 
 
 def test_inputs_are_put_back_before_what_stands_beside_a_stream(stream: FakeStream) -> None:
     """In place, where results are the next inputs."""
-    fields = tried(stream, "all_reduce", "streaming", case={"in_place": True}, **UNTIL_KNOWN)
-    assert fields["status"] == "ok" and set(fields["control_ns"]) == {60_000}
+    record = tried(stream, "all_reduce", "streaming", case={"in_place": True}, **UNTIL_KNOWN)
+    assert record.status == "ok" and set(record.control_ns) == {60_000}
 
 
 class Hot:
@@ -632,20 +633,20 @@ def test_a_case_of_a_gpu_that_is_always_held_back_fails_with_its_state(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu.time, "sleep", nothing_for)
-    fields = tried(stream, "all_reduce", "isolated", watch=Hot(*[True] * 4))
+    record = tried(stream, "all_reduce", "isolated", watch=Hot(*[True] * 4))
     assert (
-        fields["note"]
+        record.note
         == "no valid sample (12 x throttled); rank 0: GPU 0 was held back (hw_slowdown);"
         " nvidia-smi -q -d PERFORMANCE says what holds the GPU"
         " back"
     )
-    assert [state.throttle for state in fields["gpus"]] == [("hw_slowdown",)]
+    assert [state.throttle for state in record.gpus] == [("hw_slowdown",)]
 
 
 def test_the_state_of_gpus_is_recorded(stream: FakeStream) -> None:
-    fields = tried(stream, "all_reduce", "isolated", watch=Hot(*[False] * 2))
-    assert fields["status"] == "ok" and [state.name for state in fields["gpus"]] == ["Hot GPU"]
-    assert tried(stream, "all_reduce", "isolated")["gpus"] == []
+    record = tried(stream, "all_reduce", "isolated", watch=Hot(*[False] * 2))
+    assert record.status == "ok" and [state.name for state in record.gpus] == ["Hot GPU"]
+    assert tried(stream, "all_reduce", "isolated").gpus == []
 
 
 def test_what_ran_is_overheard_on_a_call_of_its_own(
@@ -658,10 +659,10 @@ def test_what_ran_is_overheard_on_a_call_of_its_own(
         return Choice(algorithm="Ring")
 
     monkeypatch.setattr(FakeGpu, "overheard", overheard)
-    fields = tried(stream, "all_reduce", "isolated", env=(("NCCL_ALGO", "Tree"),))
+    record = tried(stream, "all_reduce", "isolated", env=(("NCCL_ALGO", "Tree"),))
     assert (
-        fields["chose"] == Choice(algorithm="Ring")
-        and fields["note"] == "NCCL_ALGO=Tree asked, NCCL ran Ring"
+        record.chose == Choice(algorithm="Ring")
+        and record.note == "NCCL_ALGO=Tree asked, NCCL ran Ring"
     )
     log = " ".join(stream.log)
     assert (

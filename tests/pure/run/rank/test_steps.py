@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from collbench.run.rank import steps
+from collbench.run.rank.outcome import CaseOutcome, FailedCase, MeasuredCase, Timing
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *parts: dict[str, Any]) -> list[Any]:
-    """What is told when the rounds end, whose parts have these fields."""
+def told(monkeypatch: pytest.MonkeyPatch, *parts: CaseOutcome) -> list[Any]:
+    """What is told when the rounds end, whose parts come out like this."""
     heard: list[Any] = []
     trial = steps.StepTrial.__new__(steps.StepTrial)
     trial._tell, trial._seed, trial._rank = heard.append, 0, 0
@@ -26,7 +27,7 @@ def told(monkeypatch: pytest.MonkeyPatch, *parts: dict[str, Any]) -> list[Any]:
 
 
 def test_what_there_is_so_far_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = {"status": "ok", "stop": "cut"}
+    part = MeasuredCase(Timing(stop="cut"))
     assert told(monkeypatch, part, part) == [[part, part]]
 
 
@@ -34,4 +35,4 @@ def test_a_part_without_a_valid_sample_so_far_is_no_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would count as a case that has ended, and the end as another."""
-    assert told(monkeypatch, {"status": "ok"}, {"status": "failed", "note": "none"}) == []
+    assert told(monkeypatch, MeasuredCase(Timing()), FailedCase("none")) == []
