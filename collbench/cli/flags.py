@@ -395,7 +395,7 @@ OPTIONS: Mapping[str, Mapping[str, ParameterInfo]] = {
         "collective": Option("--collective", help="What was run, where the log does not say."),
         "ranks": Option("-g", "--ranks", min=1, help="Ranks, where a log does not say (OSU)."),
         "tag": Option("--tag", help="A name to find the runs by."),
-        "output": Option("--output", help="Save runs to this folder (one log: or file)."),
+        "output": Option("-o", "--output", help="Save runs to this folder (one log: or file)."),
         "host": Option("--host", help="Where it ran, where the log does not say."),
     },
     "runs": {

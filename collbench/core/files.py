@@ -19,6 +19,24 @@ DEEP = re.compile(  # a key of many parts, which takes the square of their numbe
     r"""(?<![\w"'-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){32}"""
 )
 
+# how files begin that are packed other than by gzip, what they are, and what unpacks them
+ARCHIVES = {
+    b"PK\3\4": ("a zip archive", "unzip"),
+    b"\xfd7zXZ\0": ("packed by xz", "unxz"),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "unzstd"),
+    b"BZh": ("packed by bzip2", "bunzip2"),
+    b"\x04\x22\x4d\x18": ("packed by lz4", "unlz4"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "7z x"),
+}
+
+
+def recognise_archive(start: bytes) -> tuple[str, str]:
+    """What a file is that begins so, "a zip archive", and the command that unpacks it; two empty
+    strings where it is neither an archive nor packed, or packed by gzip, which is read."""
+    if start[257:262] == b"ustar":
+        return "a tar archive", "tar -xf"
+    return next((what for magic, what in ARCHIVES.items() if start.startswith(magic)), ("", ""))
+
 
 def private(path: Path, how: int = 0) -> TextIO:
     """A text file to write that only its owner may read, as a run, whose description it may hold;

@@ -507,7 +507,8 @@ def read(text: str, asked: Asked, kind: str = "auto") -> Reading:
     text = "\n".join(parts.values())
     if other := next((name for name, mark in OTHERS.items() if mark.search(text)), ""):
         raise UsageError(
-            f"{asked.name} is a log of {other}, which is not read", "collbench help import: what is"
+            f"{asked.name} is a log of {other}, which is not read",
+            "collbench help import says which logs are",
         )
     if kind == "auto":
         kind = next((name for name, known in FORMATS.items() if known.mark.search(text)), "")

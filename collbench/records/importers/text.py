@@ -13,6 +13,7 @@ from functools import partial
 from typing import BinaryIO
 
 from collbench.core.errors import UsageError
+from collbench.core.files import recognise_archive
 
 MOST_BYTES = 16 << 20  # of a log, unpacked, without what the library says of itself
 
@@ -47,17 +48,6 @@ WRAPPED = re.compile(
 
 
 MOST_WRAPPED = 1 << 16  # bytes of such a line
-
-
-# how files begin that hold packed logs, what they are, and what unpacks them
-ARCHIVES = {
-    b"PK\3\4": ("a zip archive", "unzip"),
-    b"\xfd7zXZ\0": ("packed by xz", "unxz"),
-    b"\x28\xb5\x2f\xfd": ("packed by zstd", "unzstd"),
-    b"BZh": ("packed by bzip2", "bunzip2"),
-    b"\x04\x22\x4d\x18": ("packed by lz4", "unlz4"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "7z x"),
-}
 
 
 MOST_PACKED = 4 << 20  # bytes of what unpacks to that, lest there be a million parts
@@ -213,11 +203,9 @@ def decode(data: bytes, name: str) -> str:
 
 def _refuse_archive(data: bytes, name: str) -> None:
     """Raises UsageError for a file of files, or one packed other than by gzip."""
-    for start, (what, program) in ARCHIVES.items():
-        if data.startswith(start):
-            raise UsageError(f"{name} is {what}", f"unpack it first: {program} {name}")
-    if data[257:262] == b"ustar":
-        raise UsageError(f"{name} is a tar archive", f"unpack it first: tar -xf {name}")
+    what, unpack = recognise_archive(data)
+    if what:
+        raise UsageError(f"{name} is {what}", f"unpack it first: {unpack} {name}")
 
 
 def split_processes(text: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from collbench.core.errors import UsageError
+from collbench.core.files import recognise_archive
 from collbench.core.text import counted
 from collbench.workload.step import POINT_TO_POINT, WORLD
 from collbench.workload.traces import (
@@ -30,7 +31,7 @@ from collbench.workload.traces.types import RankTrace, Trace, Unread
 
 MOST_FILES = 1 << 16
 UNKNOWN = "unknown trace format"
-HOW = "collbench help traces: how one is made"
+HOW = "collbench help traces says how one is made"
 MOST_CALLS = 8_000_000  # of all ranks
 EPOCH_NS = 10**17  # less is no time of day
 Told = tuple[RankTrace, tuple[str, ...]]
@@ -135,27 +136,29 @@ PHASES = re.compile(rb"^\s*\[\[phase\]\]", re.MULTILINE)
 SIMAI = re.compile(rf"(?:{'|'.join(aicb.HEADERS)})\b[^\n]*\n\s*\d+\s*\n".encode())
 # in the order in which a file is held against them
 FORMS = {
-    "collbench": Form("collbench's own recording", _object("collbench_trace"), _never, _own),
-    "kineto": Form("Kineto's", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)),
+    "collbench": Form("collbench recording", _object("collbench_trace"), _never, _own),
+    "kineto": Form(
+        "Kineto trace", _object("traceEvents", "deviceProperties"), _streamed(kineto.read)
+    ),
     "flight": Form(
-        "PyTorch's flight recorder",
+        "PyTorch flight recorder dump",
         lambda start, path: _is_pickle(start, path) or FLIGHT_JSON(start, path),
         _flight,
     ),
     "et": Form(
-        "PyTorch's execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
+        "PyTorch execution trace", lambda start, path: bool(SCHEMA.match(start)), _execution
     ),
-    "param": Form("PARAM's", _list("comms", "compute"), _streamed(param.read)),
+    "param": Form("PARAM trace", _list("comms", "compute"), _streamed(param.read)),
     "aicb": Form(
-        "AICB's",
+        "AICB workload",
         lambda start, path: _has_columns(start, *map(str.encode, aicb.COLUMNS)),
         _streamed(aicb.read),
     ),
     "simai": Form(
-        "SimAI's", lambda start, path: bool(SIMAI.match(start)), _streamed(aicb.read_simai)
+        "SimAI workload", lambda start, path: bool(SIMAI.match(start)), _streamed(aicb.read_simai)
     ),
     "step": Form(
-        "a step of one's own",
+        "step file",
         lambda start, path: (
             _has_columns(start, b"ranks", b"op", b"bytes")
             or (path.suffix == ".toml" and bool(PHASES.search(start)))
@@ -163,7 +166,7 @@ FORMS = {
         _never,
         _step,
     ),
-    "chakra": Form("Chakra's", _is_chakra, _streamed(chakra.read)),
+    "chakra": Form("Chakra trace", _is_chakra, _streamed(chakra.read)),
 }
 
 
@@ -186,7 +189,7 @@ def read(
     forms = {name for _, name in found}
     if len(forms) > 1:
         first = {name: path for path, name in reversed(found)}
-        told = ", ".join(f"{path} is {FORMS[name].title}" for name, path in first.items())
+        told = ", ".join(f"{path} is a {FORMS[name].title}" for name, path in first.items())
         raise UsageError(f"these are of several formats: {told}", "--from chooses one")
     (form,) = forms
     named = [*files, *(Path(each.source) for each in unread)]
@@ -269,15 +272,6 @@ def _pattern(path: Path) -> str:
     return re.sub(r"\d+", "#", path.name.removesuffix(".gz"))
 
 
-PACKED = {
-    b"PK\x03\x04": ".zip",
-    b"\x28\xb5\x2f\xfd": ".zst",
-    b"\xfd7zXZ\x00": ".xz",
-    b"BZh": ".bz2",
-    b"7z\xbc\xaf": ".7z",
-}
-
-
 def _refuse_file(path: Path) -> str:
     """Why a file cannot be a trace, nothing where it may be one. Raises UsageError for none."""
     if not path.exists():
@@ -289,10 +283,8 @@ def _refuse_file(path: Path) -> str:
         return "the file is empty"
     if not start:
         return "it cannot be read: it is not yours to read, or a packed file that is cut"
-    packed = next((name for magic, name in PACKED.items() if start.startswith(magic)), "")
-    if start[257:262] == b"ustar":
-        packed = ".tar"
-    return f"it is packed ({packed}): unpack it first" if packed else ""
+    what, unpack = recognise_archive(start)
+    return f"it is {what}: unpack it first ({unpack})" if what else ""
 
 
 def _hint() -> str:

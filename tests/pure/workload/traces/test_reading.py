@@ -13,6 +13,7 @@ import pytest
 import traced
 
 from collbench.core.errors import UsageError
+from collbench.core.files import ARCHIVES
 from collbench.workload.traces import calls, pickled, reading
 from collbench.workload.traces.bounded import DEEP, Limits
 
@@ -70,6 +71,17 @@ def test_a_form_chooses_files_of_a_folder(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused(made: Any, why: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=why):
         reading.read([made(tmp_path)])
+
+
+@pytest.mark.parametrize(("start", "what"), ARCHIVES.items())
+def test_an_archive_is_named_with_what_unpacks_it(
+    start: bytes, what: tuple[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(start + b" more")
+    with pytest.raises(UsageError) as refused:
+        reading.read([path])
+    assert f"{what[0]}: unpack it first ({what[1]})" in refused.value.message
 
 
 def test_a_rank_that_is_not_told_is_taken_for_the_first(tmp_path: Path) -> None:
