@@ -158,7 +158,8 @@ Block = Cell | Table | Heading | Points
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """One heading of a report. Without figures and tables, ``words`` say why there is nothing to
     show; what figures and tables mean stands below them, in ``closing``. A ``folded`` section is
-    opened by whoever wants to see it."""
+    opened by whoever wants to see it; figures of one with ``beside`` stand to the right of its
+    tables where there is room."""
 
     name: str
     title: str
@@ -167,6 +168,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     tables: list[Table] = []
     closing: list[str] = []
     folded: bool = False
+    beside: bool = False
 
 
 class JunitCase(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from collbench.core.text import counted, duration, plain, size
 from collbench.judge.efficiency import Best, Point, best
 from collbench.records.flags import doubts
 from collbench.show.document import Cell, Line, Section, Table, toned
-from collbench.show.views.series import MOST, View, meta, plus_minus
+from collbench.show.views.measured import draw_best
+from collbench.show.views.series import MOST, View, meta, name_mode, plus_minus
 from collbench.show.words import AXES, along, axes, worded
 from collbench.suite.case import Case
 
@@ -33,14 +34,22 @@ def section(view: View) -> Section | None:
     shown = [
         msgspec.structs.replace(one, title=one.title.removeprefix(TITLE)) for one in tables(view)
     ]
-    return Section(name="best", title=TITLE.removesuffix(": "), words=words, tables=shown)
+    drawn = draw_best(view)
+    return Section(
+        name="best",
+        title=TITLE.removesuffix(": "),
+        words=words,
+        figures=drawn,
+        tables=shown,
+        beside=bool(drawn),
+    )
 
 
 def tables(view: View) -> list[Table]:
     """One for each mode, as modes measure different things."""
     by_mode: dict[str, list[Best]] = {}
     for one in best(view.points):
-        by_mode.setdefault(_mode(one.winner), []).append(one)
+        by_mode.setdefault(name_mode(one.winner), []).append(one)
     return [_table(mode, found, view.labels) for mode, found in by_mode.items()]
 
 
@@ -86,10 +95,6 @@ def _varying(cases: Sequence[Case]) -> list[str]:
         of.setdefault(case.collective, []).append(case)
     own = {name for members in of.values() for name in axes(members)[0]} - {"implementation"}
     return [name for name in axes(cases)[0] if name in own or name == "collective"]
-
-
-def _mode(point: Point) -> str:
-    return point.case.mode + (", predicted" if point.predicted else "")
 
 
 def _label(point: Point) -> str:

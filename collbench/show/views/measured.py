@@ -10,7 +10,7 @@ from functools import partial
 
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
-from collbench.judge.efficiency import Point
+from collbench.judge.efficiency import Point, best
 from collbench.records.columns import BOUNDING
 from collbench.records.flags import EXCLUDED, doubts
 from collbench.records.rows import MEASURED
@@ -24,6 +24,7 @@ from collbench.show.views.series import (
     chosen,
     groups,
     left_out,
+    name_mode,
     named,
     plus_minus,
     table,
@@ -52,34 +53,67 @@ HOLLOW = "A hollow marker is a case in doubt: its flags say why."
 PAIR = re.compile(r"\bpair (\d+)-(\d+)\b")
 
 
+def draw_best(view: View) -> list[Figure]:
+    """Time against size in each mode, to stand beside the table of what is best at each size there;
+    none where a mode takes several figures."""
+    modes = {name_mode(one.winner) for one in best(view.points)}
+    found = {
+        title: series for title, series in _swept(view).items() if title.partition(", ")[2] in modes
+    }
+    if len(found) != len(modes):
+        return []
+    drawn = [one for title, series in found.items() for one in _curves(title, series, CURVES)]
+    return [one for one in drawn if one.name.endswith("-time")]
+
+
+def _swept(view: View) -> dict[str, list[Series]]:
+    """Series of several sizes, by the title of the figures that they stand in."""
+    found = together(groups(one for one in view.series if not one.case.step))
+    return {
+        title: series
+        for title, series in found.items()
+        if len({point.size for one in series for point in one.points}) > 1
+    }
+
+
+def _curves(title: str, series: Sequence[Series], most: int) -> list[Figure]:
+    shown = chosen(series, most)
+    return figures.curves(named(title), title, _peaks(shown), shown)
+
+
 def bandwidths(view: View) -> Section:
     """busbw and time against size: a figure each for every collective and mode, or for all
-    collectives of a mode where there is one implementation. Steps, of one size, stand in the table
-    alone."""
-    found = together(groups(one for one in view.series if not one.case.step))
+    collectives of a mode where there is one implementation. What has one size, as steps have,
+    stands in the table alone."""
+    found = _swept(view)
     drawn: list[Figure] = []
     words = figures.dropped(view.series)
-    closing = [*_origins(view.points), BUSBW]
-    closing += [HOLLOW] * any(doubts(point) for one in view.series for point in one.points)
-    closing += [*summing.moved(view), *(f"{told}." for told in summing.modal(view))]
+    origins = _origins(view.points)
+    closing = [*summing.moved(view), *(f"{told}." for told in summing.modal(view))]
+    most = _each(CURVES, len(found))
+    beside = draw_best(view)
     for title, series in found.items():
-        shown = chosen(series, _each(CURVES, len(found)))
-        words += [f"{title}: {line}" for line in left_out(len(shown), len(series), "lines")]
-        drawn += figures.curves(named(title), title, _peaks(shown), shown)
-    if not drawn:
-        words, closing = _origins(view.points) or ["Nothing was measured."], []
+        words += [
+            f"{title}: {line}" for line in left_out(min(most, len(series)), len(series), "lines")
+        ]
+        drawn += [one for one in _curves(title, series, most) if one not in beside]
+    if drawn:
+        hollow = any(doubts(point) for one in view.series for point in one.points)
+        closing = [*origins, BUSBW, *[HOLLOW] * hollow, *closing]
+    else:
+        words = origins or ["Nothing was measured."]
     points = [(one, point) for one in view.series for point in one.points]
     return Section(
         name="bandwidth",
         title="Bandwidth and time",
         words=words,
         figures=drawn,
-        tables=[_times(points)] if points else [],
+        tables=[_times(points, folded=bool(drawn))] if points else [],
         closing=closing,
     )
 
 
-def _times(points: Sequence[tuple[Series, Point]]) -> Table:
+def _times(points: Sequence[tuple[Series, Point]], folded: bool) -> Table:
     told = [optional(point.first, point.case.mode) for _, point in points]
     names = [name for name in OPTIONAL if any(one[name] for one in told)]
     more = [f"{name}, GB/s" if name.endswith("bw") else name for name in names]
@@ -91,7 +125,7 @@ def _times(points: Sequence[tuple[Series, Point]]) -> Table:
         points,
         partial(_time_line, names),
         align="lllrrrrr" + "".join("l" if name == "ran" else "r" for name in names) + "l",
-        folded=True,
+        folded=folded,
         common=2,
     )
 
@@ -257,10 +291,10 @@ def pairs(view: View) -> Section | None:
             if record.status not in MEASURED or (row and EXCLUDED.keys() & row.flags):
                 continue
             if pair and row and row.busbw is not None:
-                best = grouped[run, case.collective, case.mode, case.backend]
-                best[pair] = max(best.get(pair, (-1, 0.0)), (case.size, row.busbw))
+                peaks = grouped[run, case.collective, case.mode, case.backend]
+                peaks[pair] = max(peaks.get(pair, (-1, 0.0)), (case.size, row.busbw))
                 if placed(case.groups) and not case.row.one_way:  # both directions at once
-                    best[pair[::-1]] = best[pair]
+                    peaks[pair[::-1]] = peaks[pair]
     if not grouped:
         return None
     shown = list(grouped.items())[:MATRICES]

@@ -118,13 +118,13 @@ def groups(series: Iterable[Series]) -> dict[str, list[Series]]:
     predicted them."""
     found: dict[str, list[Series]] = {}
     for one in series:
-        words = (
-            one.case.collective,
-            one.case.mode,
-            *(["predicted"] if one.points[0].predicted else []),
-        )
-        found.setdefault(", ".join(words), []).append(one)
+        found.setdefault(f"{one.case.collective}, {name_mode(one.points[0])}", []).append(one)
     return found
+
+
+def name_mode(point: Point) -> str:
+    """What titles call its mode: "host", or "isolated, predicted"."""
+    return point.case.mode + (", predicted" if point.predicted else "")
 
 
 def together(found: dict[str, list[Series]]) -> dict[str, list[Series]]:

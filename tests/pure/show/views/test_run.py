@@ -230,7 +230,8 @@ def test_wrong_data_is_told_and_its_time_is_not() -> None:
 
 def test_curves_show_what_was_measured() -> None:
     document = sections.document([run(*sweep(), *sweep(algorithm="ring"))])
-    busbw, time = section(document, "bandwidth").figures
+    (time,) = section(document, "best").figures  # beside the table of what is best
+    (busbw,) = section(document, "bandwidth").figures
     assert [f.name for f in (busbw, time)] == [
         f"all_reduce-isolated-{m}" for m in ("busbw", "time")
     ]
@@ -1036,8 +1037,23 @@ def test_a_case_in_doubt_is_a_hollow_marker() -> None:
     found = section(sections.document([run(*records)]), "bandwidth")
     (_, drawn) = found.figures[1].data
     assert drawn["marker"]["symbol"] == ["circle-open", "circle"]
-    certain = section(sections.document([run(records[1])]), "bandwidth")
+    certain = section(sections.document([run(ok(case(nbytes=64)), records[1])]), "bandwidth")
     assert certain.figures[0].data[-1]["marker"]["symbol"] == "circle"
+
+
+def test_one_size_has_no_curve_and_an_open_table() -> None:
+    rows = [ok(case(nbytes=1024), 800), ok(case(nbytes=1024, algorithm="ring"), 900)]
+    document = sections.document([run(*rows)])
+    found = section(document, "bandwidth")
+    assert not found.figures and not found.tables[0].folded
+    assert not section(document, "best").figures
+
+
+def test_curves_of_several_collectives_of_a_mode_stay_out_of_what_is_best() -> None:
+    other = [ok(case(collective="broadcast", root=0, op="none", nbytes=size)) for size in SIZES]
+    document = sections.document([run(*sweep(), *sweep(algorithm="ring"), *other)])
+    assert not section(document, "best").figures
+    assert len(section(document, "bandwidth").figures) == 4
 
 
 def test_the_first_screen_has_the_answers_and_the_curves() -> None:
