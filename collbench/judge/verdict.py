@@ -387,7 +387,7 @@ class Outcome(NamedTuple):
 
 
 def close(outcome: Outcome) -> tuple[Exit, str]:
-    """The exit code, and why in one sentence, which begins with how few rows were judged if those
+    """The exit code, and why in one sentence, which begins with how few rows were decided if those
     are fewer than half."""
     code, reason = _close(outcome)
     few = describe_few(outcome.decided, outcome.total) if code in (Exit.OK, Exit.BAD) else ""
@@ -395,10 +395,10 @@ def close(outcome: Outcome) -> tuple[Exit, str]:
 
 
 def describe_few(decided: int, total: int) -> str:
-    """How many rows were judged where those are fewer than half; else an empty string."""
+    """How many rows were decided where those are fewer than half; else an empty string."""
     was = "was" if decided == 1 else "were"
     return (
-        f"only {decided:,} of {counted(total, 'row')} {was} judged" if 2 * decided < total else ""
+        f"only {decided:,} of {counted(total, 'row')} {was} decided" if 2 * decided < total else ""
     )
 
 

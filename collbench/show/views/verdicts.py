@@ -269,7 +269,7 @@ def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
 
 def headline(view: Readable) -> str:
     """The verdict, and the first of the rows it is about by name, change and interval; before it,
-    how few rows were judged where those are fewer than half."""
+    how few rows were decided where those are fewer than half."""
     comparison = view.comparison
     if comparison.exit not in (Exit.OK, Exit.BAD):
         return short(comparison.reason, 500)

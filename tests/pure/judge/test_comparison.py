@@ -294,7 +294,7 @@ def test_rows_dropped_for_a_budget_are_neither_gone_nor_judged(sides_: tuple[str
     strict = compare(*experiment(BOTH, change=change), Rules(strict=True))
     assert strict.exit == Exit.NO_VERDICT
     three = compare(*experiment({**BOTH, case(4 << 20): NOISE}, change=change))
-    assert three.reason.startswith("only 1 of 3 rows was judged")
+    assert three.reason.startswith("only 1 of 3 rows was decided")
 
 
 def test_what_one_side_cannot_run_is_kept_with_the_reason() -> None:

@@ -408,7 +408,7 @@ def test_the_first_line_says_whether_to_look_and_at_what(
     )
 
 
-FEW = "only 2 of 5 rows were judged"
+FEW = "only 2 of 5 rows were decided"
 
 
 def few() -> Document:
