@@ -13,7 +13,7 @@ import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError
 from collbench.core.interrupts import interrupts
-from collbench.core.text import plain
+from collbench.core.text import clock, plain
 
 if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
@@ -265,7 +265,6 @@ def _describe_time(order: Order, expected: Forecast) -> str:
     """How long the experiment will take, as far as that is known before."""
     from collbench.core.text import counted
     from collbench.run.rounds import BUDGET
-    from collbench.show.words import clock
 
     first, _ = order.rounds
     budget = BUDGET if order.budget is None else order.budget

@@ -243,11 +243,11 @@ def _source(wanted: Wanted, ngpus: int | None) -> tuple[Step, Overlap | None]:
         hint = "leave out -g, --layout, --options, --layers, --scale, --slice and --compute"
         raise UsageError(f"{wanted.name}: a run has its step as it was measured", hint)
     file = store.read(store.find(wanted.name))
-    if len(file.run.suite.steps) != 1:
-        held = len(file.run.suite.steps)
+    if len(file.run.suite.subjects) != 1:
+        held = len(file.run.suite.subjects)
         raise UsageError(f"run {file.run.id}: it has {held} steps", "a run of one step is counted")
-    (step,) = file.run.suite.steps
-    found = (one for one in overlaps(counting(file)) if one.whole.case.step == step.title)
+    (step,) = file.run.suite.subjects
+    found = (one for one in overlaps(counting(file)) if one.whole.case.subject == step.title)
     for text in caveats(file.run, file.worlds):
         tell(text)
     return step, next(found, None)
@@ -314,7 +314,7 @@ def _suite(
     made = wanted.played(ranks, bool(member or ngpus), axes.backends)
     walk.refuse(made)
     axes = replace(axes, ranks=(made.world,))
-    return Suite(name="workload", axes=axes, policy=policy, steps=(made,))
+    return Suite(name="workload", axes=axes, policy=policy, subjects=(made,))
 
 
 def _run(

@@ -17,10 +17,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from collbench.core.errors import UsageError
+from collbench.core.feature import load_entries
 
 Values = Any  # a numpy array (of numbers or of any objects), or a list of blocks for all_to_allv
 
@@ -376,23 +378,45 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def _part(name: str, meaning: str, moves_data: bool = True) -> Collective:
-    """A part of a step of training, which stands where a collective does: its size is what the
-    busiest rank has to send."""
+def make_subject_row(name: str, meaning: str, moves_data: bool = True) -> Collective:
+    """A row of a kind of case that is no collective, of which it says how large it is at most: its
+    size is what the busiest rank has to send."""
     least = ("0", "1" if moves_data else "0", "0")
     counts = _same if moves_data else _nothing
     return Collective(name, meaning, _barrier, counts, "1", least, "?", moves_data=moves_data)
 
 
-STEP = "step"
-PARTS: dict[str, Collective] = {  # of a step, as they are measured in turns
-    row.name: row
-    for row in (
-        _part(STEP, "Communication and computation as the program of a step has them."),
-        _part("computation", "The same without its communication.", moves_data=False),
-        _part("communication", "The same without its computation."),
-    )
-}
+class RowTable(NamedTuple):
+    """The rows of one kind of case, by the names that stand in ``Case.collective``. ``together``:
+    one job measures all of them, in turns, each a case. ``noun`` is what a report counts."""
+
+    kind: str
+    rows: Mapping[str, Collective]
+    together: bool = False
+    noun: str = "case"
+
+    def find_row(self, name: str) -> Collective:
+        """The row of this name; one that knows nothing of its data where there is none."""
+        return self.rows.get(name) or make_subject_row(name, "", moves_data=False)
+
+
+COLLECTIVE = RowTable("collective", COLLECTIVES)
+UNKNOWN = RowTable("unknown", {})  # of files that a feature wrote which is not installed
+
+
+@cache
+def find_row_table(name: str) -> RowTable:
+    """The table, other than that of collectives, that has a row of this name."""
+    tables = load_entries("row_tables").values()
+    return next((table for table in tables if name in table.rows), UNKNOWN)
+
+
+@cache
+def reading_place(name: str) -> int:
+    """Where a row stands among all, those of collectives first."""
+    tables = (COLLECTIVE, *load_entries("row_tables").values())
+    names = [each for table in tables for each in table.rows]
+    return names.index(name) if name in names else len(names)
 
 
 def collective(name: str) -> Collective:

@@ -123,3 +123,11 @@ def near(word: Any, names: Iterable[str]) -> str:
 def counted(number: int, what: str) -> str:
     """1 row, 2 rows, 1,200 rows."""
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:00:00 from an hour up."""
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    )

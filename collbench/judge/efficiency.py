@@ -193,7 +193,7 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
 
 COMMON = (
     *("collective", "n", "dtype", "op", "root", "in_place", "mode", "arrival", "env", "splits"),
-    *("align", "background", "groups", "group", "of", "step"),
+    *("align", "background", "groups", "group", "of", "subject"),
 )
 
 

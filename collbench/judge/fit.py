@@ -183,7 +183,7 @@ def _redrawn(samples: Floats, rng: np.random.Generator) -> Floats:
 def _counts(case: Case, carried: float) -> tuple[tuple[float, float, float], str, str]:
     """A, B and G, what they are, and why there are none. Links ``carried`` so many times what the
     collective needs."""
-    if case.step:
+    if case.subject:
         return (0.0, 0.0, 0.0), "", "a training step has one size, and a line goes over several"
     if case.algorithm == "native":
         bound = COLLECTIVES[case.collective].bound(case.n)

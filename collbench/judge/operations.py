@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from collbench.core.collectives import PARTS
 from collbench.judge.sides import CaseRows, Pair, common
 from collbench.judge.verdict import CHANGED, FEWEST_UNPAIRED, UNTIMED, Compared, Judged
 from collbench.records import paired, stats
@@ -23,6 +22,7 @@ from collbench.records.steps import step_of, under_way
 from collbench.records.types import RunFile
 from collbench.run.steps import played
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 from collbench.workload.step import Step
 
 MOST = 20  # operations of a step that are compared, the longest ones
@@ -38,10 +38,10 @@ def told(
     moved = {
         replace(row.case, collective=whole)
         for row in rows
-        if row.case.step and row.verdict in (*CHANGED, "SUSPECT")
+        if row.case.subject and row.verdict in (*CHANGED, "SUSPECT")
     }
     found = list(rows)
-    steps = [at for at, row in enumerate(rows) if row.case.step and row.case.collective == whole]
+    steps = [at for at, row in enumerate(rows) if row.case.subject and row.case.collective == whole]
     for at in steps:
         row, pair = rows[at], pairs[at]
         step = _same(step_of(base, row.case), step_of(head, row.case))

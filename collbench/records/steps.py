@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.collectives import PARTS
 from collbench.records import stats
 from collbench.records.paired import Floats, Shift, shift
 from collbench.records.types import Operation, Record, RunFile
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 from collbench.workload.step import POINT_TO_POINT, Op, Program, Step
 from collbench.workload.walk import Walk
 
@@ -40,7 +40,7 @@ def overlaps(records: Iterable[Record]) -> list[Overlap]:
     those that were finished when a run ended."""
     found: dict[tuple[Case, int], dict[str, Record]] = {}
     for record in records:
-        if record.case.step and (record.status == "ok" or record.stop == "cut"):
+        if record.case.subject and (record.status == "ok" or record.stop == "cut"):
             like = msgspec.structs.replace(record.case, collective=next(iter(PARTS)))
             found.setdefault((like, record.world), {})[record.case.collective] = record
     complete = (parts for parts in found.values() if len(parts) == len(PARTS))
@@ -340,4 +340,5 @@ def common(some: Spans, others: Spans) -> int:
 
 def step_of(file: RunFile, case: Case) -> Step | None:
     """The step that a case of a run is of, as the run has it."""
-    return next((step for step in file.run.suite.steps if step.title == case.step), None)
+    found = file.run.suite.find_subject(case)
+    return found if isinstance(found, Step) else None

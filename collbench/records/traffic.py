@@ -102,7 +102,7 @@ def _shares(case: Case, sent: Sent) -> tuple[float, float]:
 def traffic(record: Record, world: World | None) -> Traffic:
     """What the counts of a record come to; where there are none, what is known of the library."""
     try:
-        found = _counted(record) if record.sent and not record.case.step else Traffic()
+        found = _counted(record) if record.sent and not record.case.subject else Traffic()
     except UsageError:
         found = Traffic()
     return found if found.wire is not None else _known(record.case, world, found)

@@ -28,13 +28,13 @@ from collbench.records import paired, store
 from collbench.records.derive import NO_TIME_LEFT
 from collbench.records.types import End, Pairing, Record, Run, RunFile, Together, World
 from collbench.run import matching, memory, plan, session
+from collbench.run.jobs import Plan
 from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
 from collbench.run.launch.local import FreshRanks, Launcher
 from collbench.run.launch.places import Places, SideRanks
 from collbench.run.launch.world import Hear, Listener
 from collbench.run.matching import SIDES, Row
-from collbench.run.plan import Plan
 from collbench.run.reporter import Step
 from collbench.run.rounds import AHEAD, BUDGET, FRESH, Judge, Judged, Ledger, budget_for
 from collbench.run.variants import Home, Name, Variant

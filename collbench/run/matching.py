@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
-from collbench.run import plan, refusal, session, steps
+from collbench.run import plan, refusal, session
+from collbench.run.jobs import Job
 from collbench.run.launch.places import Places
-from collbench.run.plan import Job, needs
+from collbench.run.plan import needs
+from collbench.run.runner import runner_of
 from collbench.run.variants import Name, Variant, applied
 from collbench.suite import sweep
 from collbench.suite.case import Case, Skip
@@ -96,20 +98,22 @@ def rows(
     differs = {field for variant in variants.values() for field in variant.differs}
     jobs: dict[Name, dict[str, Job]] = {}
     skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
-    policy, played = suite.policy, steps.titled(suite.steps)
+    policy = suite.policy
     for name in SIDES:
         mine = applied(cases, variants[name])
         own = variants[name].python or there  # whose torch nobody has asked
         place = refusal.Place() if own else refusal.here({case.backend for case in mine})
         reasons = {
-            case: _refuse(case, played)
+            case: _refuse(case, suite.find_subject(case))
             or refusal.refuse(case, policy, place)
             or (there.refuse(case) if there else "")
             for case in mine
         }
-        possible = [case for case in mine if not reasons[case] and not (case.step and case.place)]
+        possible = [case for case in mine if not reasons[case] and not case.is_part]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
-        fitting, no_room = session.fitted(possible, policy, there.room if there else None, played)
+        fitting, no_room = session.fitted(
+            possible, policy, there.room if there else None, suite.find_subject
+        )
         skips[name] += no_room
         jobs[name] = {stripped(job.case, differs): job for job in fitting}
         if len(jobs[name]) < len(fitting):
@@ -125,9 +129,11 @@ def rows(
     return [_alike(key, {name: jobs[name][key] for name in SIDES}, differs) for key in keys], skips
 
 
-def _refuse(case: Case, played: steps.Steps) -> str:
-    """Why a case means nothing, or its step cannot be run; else an empty string."""
-    return steps.refuse(played[case.step], case) if case.step else sweep.refuse(case)
+def _refuse(case: Case, subject: Any) -> str:
+    """Why a case means nothing, or what it is about cannot be run; else an empty string."""
+    if subject is None:
+        return sweep.refuse(case)
+    return runner_of(case).refuse(case, subject, lambda call: "")
 
 
 def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:

@@ -30,6 +30,9 @@ GPU_RANK_BYTES = (
 )  # a CUDA context and NCCL's own buffers, with all-to-all connections; a guess on the safe side
 
 
+PAGE = 4096
+
+
 L2_BYTES = 38  # CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
 
 

@@ -16,13 +16,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from collbench.core.collectives import PARTS
 from collbench.records import stats
 from collbench.records.derive import NO_SAMPLE
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import PER_RANK_SAMPLES, Record, World
-from collbench.run import plan
-from collbench.run.plan import Job, Plan
+from collbench.run.jobs import Job, Plan
+from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -67,7 +66,8 @@ class Passes:
         )
 
     def _begun(self, job: Job) -> Job:
-        if job.step or plan.fixed_seconds(job, self._policy) > AT_ONCE * self._most:
+        runner = runner_of(job.case)
+        if not runner.is_repeatable or runner.guess_fixed(job, self._policy) > AT_ONCE * self._most:
             return job
         job = msgspec.structs.replace(job, seconds=COARSE * self._most)
         self._jobs[job.case] = job
@@ -90,7 +90,7 @@ class Passes:
         wide = {
             case: r for case, r in self._coarse.items() if is_too_wide(r) or is_without_samples(r)
         }
-        leading = sorted((case for case in wide if case.place == 0), key=lambda c: -width(wide[c]))
+        leading = sorted((case for case in wide if case.is_leader), key=lambda c: -width(wide[c]))
         self._coarse = wide
         return [self._second(wide[case]) for case in leading]
 
@@ -121,7 +121,9 @@ def is_too_wide(record: Record) -> bool:
 def missed_second_pass(record: Record, policy: Policy) -> bool:
     """Whether a record of a run without an end is of the first pass, and a second was to come."""
     most = policy.resolved(False).max_seconds
-    if policy.iters or most is None or record.again or record.case.step:
+    if policy.iters or most is None or record.again:
+        return False
+    if not runner_of(record.case).is_repeatable:
         return False
     return is_too_wide(record) and record.seconds < (AT_ONCE + COARSE) * most
 
@@ -209,7 +211,7 @@ class Budget:
         self._corrections = dict.fromkeys((False, True), (0.0, 1.0, 1.0))  # for large cases: True
         self._start, self._ended = START_SECONDS, 0.0
         self._out: dict[Case, Job] = {}
-        self._parts: list[Record] = []  # of the step that is heard of
+        self._parts: list[Record] = []  # of the job that is heard of
 
     def first(self, current: Plan) -> Plan:
         """The plan without its jobs, which come one by one."""
@@ -227,9 +229,9 @@ class Budget:
         return self._ahead.pop(0)
 
     def heard(self, record: Record) -> Record:
-        """Learns what such cases take; a call of a step is one of each of its parts, whose records
-        come before that of the whole."""
-        if record.case.step and record.case.place:
+        """Learns what such cases take; a call of a job with parts is one of each, whose records
+        come before the leader's."""
+        if record.case.is_part:
             self._parts.append(record)
             return record
         job, parts = self._out.pop(record.case, None), [record, *self._parts]
@@ -255,7 +257,7 @@ class Budget:
             self._ended = now
             return []
         job = mine.pop(0)
-        most = self._most * (len(PARTS) if job.step else 1)
+        most = self._most * runner_of(job.case).parts
         seconds = min(most, FEWEST_SAMPLES * self._cost(job).call + share)
         job = msgspec.structs.replace(job, seconds=seconds, least=FEWEST_SAMPLES)
         self._out[job.case] = job
@@ -299,8 +301,9 @@ class Budget:
 
     def _guess(self, job: Job) -> Cost:
         if job.case not in self._guesses:
-            fixed = plan.fixed_seconds(job, self._policy)
-            self._guesses[job.case] = Cost(fixed, plan.call_seconds(job))
+            runner = runner_of(job.case)
+            fixed = runner.guess_fixed(job, self._policy)
+            self._guesses[job.case] = Cost(fixed, runner.guess_call(job))
         return self._guesses[job.case]
 
     def _correct(self) -> None:

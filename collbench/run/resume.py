@@ -15,7 +15,7 @@ from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED
 from collbench.records.types import SCHEMA, Record, Run, RunFile
 from collbench.run import pacing, plan
-from collbench.run.plan import Job, Plan
+from collbench.run.jobs import Job, Plan
 from collbench.suite.policy import Policy
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -31,8 +31,9 @@ from collbench.records import derive, store
 from collbench.records.derive import NO_TIME_LEFT, NOT_OPENED, NOT_VERIFIED
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import End, Record, Run, RunFile, World
-from collbench.run import memory, plan, refusal, resume, steps
+from collbench.run import memory, plan, refusal, resume
 from collbench.run.backends._model import Predicted
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch import environments, join
 from collbench.run.launch import world as worlds
 from collbench.run.launch.board import Phase
@@ -41,8 +42,8 @@ from collbench.run.launch.local import Launcher
 from collbench.run.launch.ray import Cluster, Where
 from collbench.run.launch.world import Listener
 from collbench.run.pacing import Budget, Passes, without_second_pass
-from collbench.run.plan import Job, Plan
 from collbench.run.reporter import PlanRow, Reporter
+from collbench.run.runner import runner_of
 from collbench.suite import faults
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
@@ -91,21 +92,21 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     place = refusal.Place() if elsewhere else refusal.here(suite.values("backends"))
     if order.ray:
         place = place._replace(launcher="Ray")
-    played = steps.titled(suite.steps)
 
     def find_refusal(case: Case) -> str:
-        in_step = steps.refuse(played[case.step], case) if case.step else ""
-        return in_step or refusal.refuse(case, suite.policy, place)
+        subject = suite.find_subject(case)
+        own = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
+        return own or refusal.refuse(case, suite.policy, place)
 
     never = {case: reason for case in every if (reason := find_refusal(case))}
     skips += [Skip(case, reason) for case, reason in never.items()]
     done = {record.case for record in resume.standing(order.resumed)}
-    leading = [case for case in every if case.place == 0]  # and stands for its siblings
+    leading = [case for case in every if case.is_leader]  # and stands for its siblings
     jobs, no_room = fitted(
         [case for case in leading if case not in never and case not in done],
         suite.policy,
         at,
-        played,
+        suite.find_subject,
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]
@@ -119,13 +120,15 @@ def fitted(
     cases: Sequence[Case],
     policy: Policy,
     at: memory.Rooms | None = None,
-    played: steps.Steps = steps.NONE,
+    find_subject: Callable[[Case], Any] = lambda case: None,
 ) -> tuple[list[Job], list[Skip]]:
     """Jobs for the cases that fit the memory of this host or its GPUs, in their order, and skips
     for the rest."""
     measured = [c for c in cases if not backend_info(c.backend).predicts]
     found = cache(lambda backend, n: (at or memory.room)(backend, n, policy))
-    jobs, no_room = plan.fit(measured, policy, lambda case: found(case.backend, case.world), played)
+    jobs, no_room = plan.fit(
+        measured, policy, lambda case: found(case.backend, case.world), find_subject
+    )
     fitting = {id(job.case): job for job in jobs}
     return [
         fitting.get(id(c)) or Job(c, 1, "")
@@ -141,9 +144,9 @@ def plan_rows(prepared: Prepared) -> list[PlanRow]:
         PlanRow(
             case=case,
             rotation=job.rotation,
-            seconds=0.0 if case.place else plan.seconds(job, policy),
-            most=0.0 if case.place else plan.seconds(job, policy, most=True),
-            bytes_per_rank=plan.memory_per_rank(job, policy),
+            seconds=plan.seconds(job, policy) if case.is_leader else 0.0,
+            most=plan.seconds(job, policy, most=True) if case.is_leader else 0.0,
+            bytes_per_rank=runner_of(case).measure_memory(job, policy),
             moved=round(job.case.row.busbw(job.case.n) * job.case.moved),
         )
         for job in prepared.jobs
@@ -389,8 +392,8 @@ class _Session:
                 kept = msgspec.structs.replace(record, note=f"cut short after {rounds}: {why}")
                 self._keep(kept)
                 self._tell(kept)
-            elif record.times_ns and record.case.place == 0:
-                tell(f"{record.case.step}: cut short after {rounds}, which are too few to keep")
+            elif record.times_ns and record.case.is_leader:
+                tell(f"{record.case.subject}: cut short after {rounds}, which are too few to keep")
 
     def _tell(self, line: World | Record) -> None:
         if isinstance(line, World):
@@ -416,7 +419,7 @@ class _Session:
         if self._pace:
             return self._pace.further()
         cases = self._order.further() if self._order.further else ()
-        return fitted([case for case in cases if case.place == 0], self._prepared.suite.policy)[0]
+        return fitted([case for case in cases if case.is_leader], self._prepared.suite.policy)[0]
 
     def _unopened(self, current: Plan, error: CollbenchError) -> None:
         """Record all cases of a world that did not open: as skipped where it cannot be; as failed

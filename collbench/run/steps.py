@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from collbench.core import splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import COLLECTIVES, DTYPES, PARTS
+from collbench.core.collectives import COLLECTIVES, DTYPES
 from collbench.core.text import size
 from collbench.run import refusal
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.workload.parts import PARTS
 from collbench.workload.reshape import LONG
 from collbench.workload.step import POINT_TO_POINT, Op, Step
 
@@ -196,17 +197,17 @@ def most_rounds(policy: Policy, seconds: float) -> int:
     return few if few < LEAST else min(policy.max_iters, max(LEAST, math.ceil(within - 0.5)))
 
 
-class Foreseen(NamedTuple):
-    """What measuring a step takes once it is warm: ``rounds`` of its parts at most, and seconds,
+class Rounds(NamedTuple):
+    """What measuring a step takes once it is warm: ``number`` of rounds at most, and seconds,
     ``least`` where its times hardly scatter, ``most`` where they do."""
 
-    rounds: int
+    number: int
     least: float
     most: float
 
 
-def foreseen(policy: Policy, parts: Sequence[float]) -> Foreseen:
-    """What is to be told by a resolved policy, and by the seconds that each of PARTS takes."""
+def forecast_rounds(policy: Policy, parts: Sequence[float]) -> Rounds:
+    """What a resolved policy comes to where each of PARTS takes so many seconds."""
     step, _, communication = parts
     each = sum(parts)
     rounds = most_rounds(policy, each)
@@ -218,7 +219,7 @@ def foreseen(policy: Policy, parts: Sequence[float]) -> Foreseen:
         return number * each + alone + beside
 
     fewest = rounds if policy.iters is not None else min(rounds, LEAST)
-    return Foreseen(rounds, seconds(fewest), seconds(rounds))
+    return Rounds(rounds, seconds(fewest), seconds(rounds))
 
 
 def computing(step: Step, flops: float, copied: float) -> float:
@@ -231,11 +232,3 @@ def computing(step: Step, flops: float, copied: float) -> float:
         return {"none": 0.0, "gemm": products, "copy": copies}.get(step.compute, products + copies)
 
     return max((sum(map(seconds, program.ops)) for program in step.programs), default=0.0)
-
-
-Steps = Mapping[str, Step]  # by title
-NONE: Steps = {}
-
-
-def titled(steps: Sequence[Step]) -> Steps:
-    return {step.title: step for step in steps}

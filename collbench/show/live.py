@@ -37,18 +37,17 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from collbench.core.text import counted, duration, plain, size, tell
+from collbench.core.text import clock, plain, size, tell
 from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
-from collbench.run.steps import FEWEST, LEAST, Foreseen, foreseen
+from collbench.run.runner import runner_of
 from collbench.show import terminal
 from collbench.show.document import toned
 from collbench.show.views import cases as views
-from collbench.show.words import axes, by_mode, caveats, clock
+from collbench.show.words import axes, by_mode, caveats
 from collbench.suite.case import Case, Skip
-from collbench.suite.policy import Policy
 
 LONG = 20.0  # seconds: of a step that takes longer it is said beforehand
 SPARE, TALL = 3, 30  # lines of a taller terminal that are left for those that get broken
@@ -140,8 +139,8 @@ class Status(Gathered):
         self._earlier: int | None = (
             None  # records that a resumed run had before anything was measured
         )
-        self._warm: dict[Case, float] = {}  # seconds of each part of a step while it warmed up
-        self._foretold: set[str] = set()  # steps of which it is said how long they will take
+        self._warm: dict[Case, Record] = {}  # of jobs that warm up
+        self._foretold: set[str] = set()  # cases of which it is said how long they will take
         self._until: float | None = None  # when all will be measured, where that can be told
 
     def begin(self, run: Run, cases: Sequence[Case], skips: Sequence[Skip]) -> None:
@@ -172,23 +171,25 @@ class Status(Gathered):
             self._earlier = len(self.arrived)
 
     def so_far(self, record: Record) -> None:
-        """Says once of a step how long measuring it takes, where that is long."""
+        """Says once of a job how long measuring it takes, where that is long."""
         case, key = record.case, record.case.key
         if record.times_ns or key in self._foretold:
             return
-        self._warm[case] = record.setup_ns / 1e9
-        if case.place:  # the whole is told of last
+        self._warm[case] = record
+        if not case.is_leader:  # which is told of last
             return
         self._foretold.add(key)
-        parts = [self._warm[each] for each in case.siblings[::-1]]
+        warm = [self._warm[each] for each in case.siblings[::-1]]
         launches = sum(one.key == key and one not in self._known for one in self.cases)
         policy = self.run.policy.resolved(self.worlds[record.world].cramped)
-        seen = foreseen(policy, parts)
-        if launches * seen.most > LONG:
-            told, hint = _beforehand(record, seen, policy, launches)
-            tell(f"{case.step}: {told}" if len(self.run.suite.steps) > 1 else told, hint)
+        seen = runner_of(case).forecast(warm, policy, launches)
+        if seen is None:
+            return
+        if seen.most > LONG:
+            several = len(self.run.suite.subjects) > 1
+            tell(f"{case.subject}: {seen.words}" if several else seen.words, seen.hint)
         if len(self.cases) == launches * len(case.siblings):
-            self._until = time.monotonic() + launches * (seen.least + seen.most) / 2
+            self._until = time.monotonic() + (seen.least + seen.most) / 2
 
     def record(self, record: Record, row: Derived | None) -> None:
         super().record(record, row)
@@ -285,23 +286,6 @@ class LiveTable(Status):
 def _warn(text: str) -> None:
     if text:
         tell(text)
-
-
-def _beforehand(record: Record, seen: Foreseen, policy: Policy, launches: int) -> tuple[str, str]:
-    """How long it takes to measure a step, and what takes less."""
-    least, most = (clock(round(launches * end, -1)) for end in (seen.least, seen.most))
-    some = "up to " * (policy.iters is None and seen.rounds >= LEAST)
-    parts = [f"{some}{counted(seen.rounds, 'round')} of its 3 parts"]
-    parts += ["rounds without an operation"] * policy.blame
-    of = " min" * (launches * seen.most < 3600)
-    of += f" in {counted(launches, 'launch')}" if launches > 1 else ""
-    less = "without --blame" if policy.blame else "with a smaller --scale"
-    less += f" or -n {FEWEST}" * (seen.rounds > FEWEST)
-    return (
-        f"a step takes {duration(record.setup_ns)}: {', '.join(parts)} and each operation by itself"
-        f" take {f'{least} to {most}' if least != most else f'about {most}'}{of}",
-        f"{less} it takes less",
-    )
 
 
 def progress(

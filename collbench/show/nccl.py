@@ -206,7 +206,7 @@ def block(case: Case) -> str:
 
 def program(case: Case) -> str:
     """The name of nccl-tests' program for a collective; a training step has none."""
-    return "workload" if case.step else PROGRAMS.get(case.collective, case.collective) + "_perf"
+    return "workload" if case.subject else PROGRAMS.get(case.collective, case.collective) + "_perf"
 
 
 class Text(Reporter):

@@ -17,7 +17,7 @@ from collbench.records.traffic import silent
 from collbench.records.types import Record, Run, World
 from collbench.run.reporter import Outcome
 from collbench.show.flags import named
-from collbench.suite.case import MODES, Case, Skip
+from collbench.suite.case import KEYS, MODES, Case, Skip
 from collbench.suite.faults import planted
 
 AXES = (
@@ -71,7 +71,7 @@ DERIVED = (  # fields of Derived, its TimeSummary and its Modes
 
 
 COLUMNS = (
-    *Case.__struct_fields__,
+    *KEYS,
     "implementation",
     "count",
     "size",
@@ -131,9 +131,7 @@ def flat(record: Record, row: Derived | None, order: int | None = None) -> dict[
     unknown = [
         name for name, value in derived.items() if isinstance(value, float) and math.isnan(value)
     ]
-    values = (
-        dict.fromkeys(COLUMNS) | msgspec.structs.asdict(case) | derived | dict.fromkeys(unknown)
-    )
+    values = dict.fromkeys(COLUMNS) | case.values_by_key | derived | dict.fromkeys(unknown)
     own = {name: getattr(record, name) for name in OWN}
     named = {"implementation": case.label, "count": case.count, "size": case.size}
     return values | own | named | {"order": order}
@@ -195,7 +193,7 @@ def worded(case: Case) -> dict[str, str]:
     """Values of ``along`` in words that name their axis; none for the cycle."""
     root = f"root {case.root}" if case.root >= 0 else ""
     words = {"ranks": counted(case.n, "rank"), "root": root, "cycle": ""}
-    words |= {} if case.step else {"place": PLACES["in" if case.in_place else "out"]}
+    words |= {} if case.subject else {"place": PLACES["in" if case.in_place else "out"]}
     if case.groups:
         words |= {
             "groups": f"{counted(case.of, 'group')} by {case.groups}",
@@ -208,20 +206,20 @@ def along(case: Case) -> dict[str, str]:
     """Where ``case`` stands on each of AXES."""
     return {
         "collective": case.collective,
-        "workload": case.step,
+        "workload": case.subject,
         "ranks": str(case.n),
         "groups": case.groups,
         "group": str(case.group) if case.groups else "",
         "env": settings(case.env),
         "implementation": case.label,
-        "type": "" if case.step else case.dtype,
+        "type": "" if case.subject else case.dtype,
         "op": "" if case.op == "none" else case.op,
         "root": "" if case.root < 0 else str(case.root),
         "splits": case.splits,
         "background": case.background,
         "arrival": case.arrival,
         "cycle": str(case.cycle + 1),
-        "place": "" if case.step else "in" if case.in_place else "out",
+        "place": "" if case.subject else "in" if case.in_place else "out",
     }
 
 
@@ -348,14 +346,6 @@ def tail(row: Derived) -> str:
     }
     return next(
         (f"{name} {duration(value)}" for name, value in named.items() if value is not None), "-"
-    )
-
-
-def clock(seconds: float) -> str:
-    """1:05, or 2:00:00 from an hour up."""
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
     )
 
 

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from collbench.core import groups, splits
-from collbench.core.collectives import COLLECTIVES, DTYPES, OPS, PARTS, Collective, DType
+from collbench.core.collectives import (
+    COLLECTIVE,
+    COLLECTIVES,
+    DTYPES,
+    OPS,
+    UNKNOWN,
+    Collective,
+    DType,
+    RowTable,
+    find_row_table,
+    reading_place,
+)
 from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,9 +54,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``op`` is "none" where nothing is reduced and ``root`` -1 where there is no root, as nccl-tests
     prints them. ``n`` ranks are group ``group`` of the ``of`` that ``groups`` (groups.py) makes of
     a world, with ranks and roots of their own. All groups are measured at once, each a case.
-    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py). A case of a
-    ``step`` of training, which it names, is one of PARTS in place of a collective; ``nbytes`` is
-    what the busiest rank has to send. All parts are measured in turns, each a case.
+    ``arrival`` says how ranks come apart that the mode has aligned (arrivals.py). A case of another
+    kind names its ``subject``, as a step of training ("step" in files), and in place of a
+    collective a row of its kind's table; ``nbytes`` is then what the busiest rank has to send.
     ``background`` is what ranks do meanwhile, besides (backgrounds.py)."""
 
     collective: str
@@ -66,12 +77,12 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     group: Whole = 0
     of: Ranks = 1
     arrival: str = ""
-    step: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    subject: Annotated[str, msgspec.Meta(max_length=200)] = msgspec.field(name="step", default="")
     background: Annotated[str, msgspec.Meta(max_length=80)] = ""
 
     def __post_init__(self) -> None:
         if (
-            self.collective not in (PARTS if self.step else COLLECTIVES)
+            not self._has_row
             or self.dtype not in DTYPES
             or (self.op != "none" and self.op not in OPS)
         ):
@@ -88,8 +99,25 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             )
 
     @property
+    def _has_row(self) -> bool:
+        if not self.subject:
+            return self.collective in COLLECTIVES
+        return self.table is not UNKNOWN or self.collective.isidentifier()
+
+    @property
     def row(self) -> Collective:
-        return (PARTS if self.step else COLLECTIVES)[self.collective]
+        if not self.subject:
+            return COLLECTIVES[self.collective]
+        return self.table.find_row(self.collective)
+
+    @property
+    def table(self) -> RowTable:
+        """The rows of its kind."""
+        return find_row_table(self.collective) if self.subject else COLLECTIVE
+
+    @property
+    def kind(self) -> str:
+        return self.table.kind
 
     @property
     def type(self) -> DType:
@@ -153,17 +181,27 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def siblings(self) -> list[Case]:
-        """The cases that one job measures, by their ``place``: of all groups, or of all parts of a
-        step. The first, which stands for them, is last."""
+        """The cases that one job measures, by their ``index``: of all groups, or of all rows of a
+        table that is measured together. The leader, which stands for them, is last."""
         varying: list[dict[str, Any]] = [{"group": group} for group in range(self.of)]
-        if self.step:
-            varying = [{"collective": part} for part in PARTS]
+        if self.table.together:
+            varying = [{"collective": row} for row in self.table.rows]
         return [msgspec.structs.replace(self, **each) for each in reversed(varying)]
 
     @property
-    def place(self) -> int:
-        """Where it is among its siblings, 0 for the one that stands for them."""
-        return [*PARTS].index(self.collective) if self.step else self.group
+    def index(self) -> int:
+        """Where it is among its siblings, 0 for the leader."""
+        return [*self.table.rows].index(self.collective) if self.table.together else self.group
+
+    @property
+    def is_leader(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of several rows of a table that is measured together, and not the
+        leader."""
+        return self.table.together and self.index > 0
 
     @property
     def key(self) -> str:
@@ -171,7 +209,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         came out."""
         parts = [
             self.collective,
-            self.step,
+            self.subject,
             self.label,
             f"n{self.n}",
             str(self.nbytes),
@@ -190,11 +228,25 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return "/".join(p for p in parts if p)
 
     @property
+    def values_by_key(self) -> dict[str, Any]:
+        """Its fields, as files and tables for programs call them."""
+        return dict(zip(KEYS, msgspec.structs.astuple(self), strict=True))
+
+    @property
     def reading_order(self) -> tuple[Any, ...]:
         """What tables for programs are sorted by: the collective, who ran it and how, the size."""
         return (
-            [*COLLECTIVES, *PARTS].index(self.collective),
-            *(self.step, self.place, self.label, self.n, self.mode, self.env, self.dtype, self.op),
+            reading_place(self.collective),
+            *(
+                self.subject,
+                self.index,
+                self.label,
+                self.n,
+                self.mode,
+                self.env,
+                self.dtype,
+                self.op,
+            ),
             *(self.root, self.splits, self.groups, self.group, self.background, self.arrival),
             *(self.nbytes, self.in_place, self.cycle),
         )
@@ -204,6 +256,9 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Implementation: ``gloo`` for a library's own choice, ``ring@gloo`` for a reference
         algorithm."""
         return self.backend if self.algorithm == "native" else f"{self.algorithm}@{self.backend}"
+
+
+KEYS = tuple(field.encode_name for field in msgspec.structs.fields(Case))
 
 
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

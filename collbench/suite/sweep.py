@@ -13,18 +13,14 @@ import msgspec
 
 from collbench.core import algorithms, groups, splits
 from collbench.core.backend_info import backend_info
-from collbench.core.collectives import OPS, STEP, Collective, collective, dtype, reduction
+from collbench.core.collectives import OPS, Collective, collective, dtype, reduction
 from collbench.core.errors import UsageError
 from collbench.core.groups import Groups
 from collbench.machine import environment
-from collbench.suite import arrivals, backgrounds, fields
+from collbench.suite import arrivals, backgrounds, fields, measurable
 from collbench.suite.case import MOST_RANKS, Case, Limit, Mode, Setting, Skip
+from collbench.suite.measurable import Subject
 from collbench.suite.policy import Policy
-from collbench.workload import walk
-from collbench.workload.count import count
-from collbench.workload.step import Step
-from collbench.workload.step import refuse as refuse_step
-from collbench.workload.wanted import Wanted
 
 MOST_CASES = 50_000  # of a suite
 
@@ -157,10 +153,10 @@ class Axes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A named sweep: axes and policy. ``includes`` are further sweeps; ``overrides`` change some of
     the first one's cases, a later one in spite of an earlier, and ``excludes`` leave cases of any
-    out, the first that matches. ``steps`` of training are further cases, along the first sweep's
-    backends, algorithms, settings and cycles; ``workloads`` are those that are yet to be laid out
-    on its ranks. Raises ValueError where these tables are too many or
-    too long to ask every case.
+    out, the first that matches. ``subjects`` are what further cases are about, along the first
+    sweep's backends, algorithms, settings and cycles ("steps" in files); ``requests`` ask for
+    subjects that are yet to be laid out on its ranks ("workloads"). Raises ValueError where these
+    tables are too many or too long to ask every case.
     """
 
     name: str
@@ -172,10 +168,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     overrides: tuple[Override, ...] = ()
     excludes: tuple[Exclude, ...] = ()
     thresholds: tuple[Threshold, ...] = ()
-    steps: tuple[Step, ...] = ()
-    workloads: tuple[Wanted, ...] = ()
+    subjects: tuple[Any, ...] = msgspec.field(name="steps", default=())  # Subject
+    requests: tuple[Any, ...] = msgspec.field(name="workloads", default=())
 
     def __post_init__(self) -> None:
+        subjects = tuple(map(measurable.decode_subject, self.subjects))
+        msgspec.structs.force_setattr(self, "subjects", subjects)
         parts = [one.axes for one in self.overrides] + [
             table.match
             for each in (self.overrides, self.excludes, self.thresholds)
@@ -198,15 +196,21 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """The suite with all that it leaves to the machine filled in, as Axes.settled."""
         includes = tuple(further.settled() for further in self.includes)
         axes, told = self.axes.settled(), bool(self.axes.ranks)
-        steps = [
-            wanted.played(n, told, axes.backends) for n in axes.ranks for wanted in self.workloads
+        resolved = [
+            measurable.find_requested_kind(request).resolve(request, n, told, axes.backends)
+            for n in axes.ranks
+            for request in self.requests
         ]
-        for step in steps:
-            walk.refuse(step)
-        every = {step.title: step for step in (*self.steps, *steps)}
+        every = {subject.title: subject for subject in (*self.subjects, *resolved)}
         return msgspec.structs.replace(
-            self, axes=axes, includes=includes, steps=tuple(every.values()), workloads=()
+            self, axes=axes, includes=includes, subjects=tuple(every.values()), requests=()
         )
+
+    def find_subject(self, case: Case) -> Subject | None:
+        """What the case is about; None for one of a collective, or of a feature that is not
+        installed."""
+        known = (one for one in self.subjects if case.subject and one.title == case.subject)
+        return next(known, None)
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
@@ -233,7 +237,7 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             raise _too_many(most, tables)
         for case in sorted(dict.fromkeys(every), key=lambda case: case.cycle):
             excludes = [exclude for exclude in self.excludes if case in exclude.match]
-            reason = excludes[0].reason if excludes else "" if case.step else refuse(case)
+            reason = excludes[0].reason if excludes else "" if case.subject else refuse(case)
             if reason:
                 skips.append(Skip(case, reason))
             elif not excludes:
@@ -281,28 +285,27 @@ def _swept(suite: Suite) -> Iterator[Case]:
         yield from _instead(suite.axes, case, changes) if changes else (case,)
     for further in suite.includes:
         yield from _product(further)
-    yield from _stepped(suite)
+    for subject in suite.subjects:
+        yield from _expanded(subject, suite.axes)
 
 
-def _stepped(suite: Suite) -> Iterator[Case]:
-    """The cases of steps. Raises UsageError for one that cannot be."""
-    for step in suite.steps:
-        refuse_step(step)
-        axes, moved = suite.axes, count(step)
-        ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
-        for cycle, env, backend, algorithm in ways:
-            case = Case(
-                collective=STEP,
-                step=step.title,
-                backend=backend,
-                n=step.world,
-                nbytes=round(moved.sent),
-                algorithm=algorithm,
-                dtype="uint8",
-                env=env,
-                cycle=cycle,
-            )
-            yield from case.siblings[::-1]
+def _expanded(subject: Subject, axes: Axes) -> Iterator[Case]:
+    """The cases of a subject. Raises UsageError for one that cannot be."""
+    row, nbytes = measurable.find_kind(subject).measure(subject)
+    ways = itertools.product(range(axes.cycles), axes.envs, axes.backends, axes.algorithms)
+    for cycle, env, backend, algorithm in ways:
+        case = Case(
+            collective=row,
+            subject=subject.title,
+            backend=backend,
+            n=subject.world,
+            nbytes=nbytes,
+            algorithm=algorithm,
+            dtype="uint8",
+            env=env,
+            cycle=cycle,
+        )
+        yield from case.siblings[::-1]
 
 
 def _instead(axes: Axes, case: Case, changes: dict[str, tuple[Any, ...]]) -> Iterator[Case]:

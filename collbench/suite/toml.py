@@ -30,11 +30,9 @@ from collbench.suite.grammar import (
     parse_size,
     sweep,
 )
+from collbench.suite.measurable import find_measurables
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Exclude, Override, Part, Suite, Threshold, spelled
-from collbench.workload.lines import convert
-from collbench.workload.step import Step
-from collbench.workload.wanted import Wanted
 
 MOST = 1 << 31
 
@@ -92,11 +90,16 @@ def _read(path: Path) -> Suite:
         _, document = files.toml(path, MOST_BYTES)
     except (ValueError, RecursionError, OSError) as e:
         raise UsageError(f"{path}: {first_line(e)}", HINT) from e
-    said = _values(document, TOP, str(path))
-    steps = [_workload(table, where, path) for table, where in _each(said, "workload", path)]
-    if "axes" not in said and not steps:
+    kinds = {kind.table: kind for kind in find_measurables()}
+    said = _values(document, TOP | {name: _tables(name) for name in kinds}, str(path))
+    requests = [
+        kind.parse(table, where, path)
+        for name, kind in kinds.items()
+        for table, where in _each(said, name, path)
+    ]
+    if "axes" not in said and not requests:
         raise UsageError(f"{path}: there is no [axes], which says what to measure", HINT)
-    bare = {} if "collectives" in said.get("axes", {}) or not steps else NO_COLLECTIVES
+    bare = {} if "collectives" in said.get("axes", {}) or not requests else NO_COLLECTIVES
     said["axes"] = said.get("axes", {})
     policy = _policy(said.get("policy", {}), f"{path}: [policy]")
     axes = _sweep(said["axes"], f"{path}: [axes]", bare)
@@ -116,7 +119,7 @@ def _read(path: Path) -> Suite:
             description=said.get("description", ""),
             tags=said.get("tags", ()),
             includes=tuple(further),
-            workloads=tuple(steps),
+            requests=tuple(requests),
             **{name: tuple(found) for name, found in tables.items()},
         )
     except ValueError as e:
@@ -146,7 +149,7 @@ NO_COLLECTIVES: dict[str, Any] = {"collectives": (), "sizes": ()}
 
 
 def _sweep(table: Mapping[str, Any], where: str, bare: Mapping[str, Any] | None = None) -> Axes:
-    """The sweep of a table; one of steps alone is ``bare`` of collectives and sizes."""
+    """The sweep of a table; one of other kinds alone is ``bare`` of collectives and sizes."""
     needed = dict.fromkeys(() if bare else NO_COLLECTIVES, HINT)
     said = _values(table, AXES, where, needed)
     axes = Axes(**{"ranks": (), "backends": (), **(bare or {}), **said})
@@ -160,41 +163,6 @@ def _check_algorithms(axes: Axes, where: str) -> None:
             spelled(axes, name)
     except UsageError as e:
         raise UsageError(f"{where}, algorithms: {e.message}", e.hint) from e
-
-
-def _workload(table: Mapping[str, Any], where: str, path: Path) -> Wanted:
-    """A step of training, whose file or trace, if it is one's own, lies beside the suite's."""
-    said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
-    keys = [each for each in Wanted.__struct_fields__ if each not in ("group", "step")] + ["slice"]
-    try:
-        if "step" in said:
-            raise UsageError("step: there is no such key", f"keys are {', '.join(keys)}, trace")
-        step = _replayed(said, where, path) if "trace" in said else None
-        said |= {"name": step.name} if step else {}
-        wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
-        if Path(wanted.name).suffix in (".toml", ".csv") and not step:
-            wanted = msgspec.structs.replace(wanted, name=str(path.parent / wanted.name))
-        wanted = msgspec.structs.replace(wanted, step=step)
-        wanted.made()
-    except UsageError as e:
-        raise UsageError(f"{where}: {e.message}", e.hint) from e
-    return wanted
-
-
-def _replayed(said: dict[str, Any], where: str, path: Path) -> Step:
-    """The step of a trace, by the keys that are about it, which are taken from ``said``."""
-    from collbench.workload.traces.program import Asked, replayed  # which most suites do without
-
-    if odd := [key for key in ("name", "layout", "options", "layers") if key in said]:
-        raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
-    given = said.pop("trace")
-    files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
-    keys = Asked.__struct_fields__
-    mine = {key: said.pop(key) for key in keys if key in said}
-    return replayed([path.parent / each for each in files], convert(mine, Asked, where, keys))
-
-
-KEPT = {"slice": "group"}
 
 
 def _override(table: Mapping[str, Any], axes: Axes, where: str) -> Override:
@@ -431,6 +399,10 @@ RANGE: dict[str, Read] = {
 }
 
 
+def _tables(name: str) -> Read:
+    return Kind(list[dict[str, Any]], f"tables, each under [[{name}]]").read
+
+
 def _keys(rows: Iterable[Field]) -> dict[str, Read]:
     """Keys of a table, each of which says a field."""
     return {KEYS.get(field.name, field.name): partial(_field, field) for field in rows}
@@ -459,8 +431,5 @@ TOP: dict[str, Read] = {
     "tags": partial(_field, Field("axes", "tags", "name", many=True)),
     "axes": TABLE.read,
     "policy": TABLE.read,
-    **{
-        name: Kind(list[dict[str, Any]], f"tables, each under [[{name}]]").read
-        for name in ("include", "override", "exclude", "threshold", "workload")
-    },
+    **{name: _tables(name) for name in ("include", "override", "exclude", "threshold")},
 }

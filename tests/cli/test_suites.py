@@ -17,7 +17,7 @@ from collbench.core.errors import UsageError
 from collbench.records import store
 from collbench.records.types import Record
 from collbench.run import resume
-from collbench.run.plan import Job
+from collbench.run.jobs import Job
 
 MODEL = ("--backend", "model", "-g", "4")
 SUITE = """

@@ -24,8 +24,8 @@ from collbench.records.steps import phases
 from collbench.records.types import Record, World
 from collbench.run.backends import _cuda
 from collbench.run.backends._torch_kernels import WAYS
+from collbench.run.jobs import Job
 from collbench.run.launch.local import Launcher
-from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite, expand

@@ -21,8 +21,8 @@ from collbench.core.collectives import COLLECTIVES, DTYPES, OPS
 from collbench.records.types import Record
 from collbench.run.backends import _instructions, _symm
 from collbench.run.backends._reducers import arithmetic, fold
+from collbench.run.jobs import Job
 from collbench.run.launch.local import Launcher
-from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand

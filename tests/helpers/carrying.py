@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collbench.records.types import Record, World
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
 from collbench.suite.policy import Policy
 
 WORLDS = 3  # at most, until every case has had a valid sample

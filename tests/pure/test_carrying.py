@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from factories import case, record, world
 
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
 from collbench.suite.policy import Policy
 from tests.helpers.carrying import WORLDS, carry_out
 

@@ -10,9 +10,9 @@ import pytest
 from paths import before
 
 from collbench.records.types import Record, World
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite

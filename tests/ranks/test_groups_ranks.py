@@ -18,9 +18,9 @@ from collbench.core.errors import Exit
 from collbench.records import derive, store
 from collbench.records.types import Record, World
 from collbench.run import plan
+from collbench.run.jobs import Job
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand

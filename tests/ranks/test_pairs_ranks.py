@@ -15,9 +15,9 @@ import pytest
 from collbench.core.errors import Exit
 from collbench.records import store
 from collbench.records.types import Record, World
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, expand

@@ -118,8 +118,8 @@ def test_buffers_take_turns_and_calls_follow_each_other(measure) -> None:
 
 
 def test_the_world_says_that_kernels_were_interpreted(launcher, measure) -> None:
+    from collbench.run.jobs import Job, Plan
     from collbench.run.launch.world import Listener
-    from collbench.run.plan import Job, Plan
     from collbench.suite.policy import Policy
 
     case, *_ = cases("all_reduce", ("ring",), ranks=(2,), sizes=(64,))

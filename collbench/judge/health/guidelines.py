@@ -194,7 +194,7 @@ def link(night: Night) -> list[Claim]:
 
 def _native(night: Night) -> list[Timing]:
     """Rows of a library's own choice that can tell; a training step is made of many collectives."""
-    return [t for t in night.fit if t.case.algorithm == "native" and not t.case.step]
+    return [t for t in night.fit if t.case.algorithm == "native" and not t.case.subject]
 
 
 def _series(night: Night) -> Iterator[list[Timing]]:

@@ -189,7 +189,7 @@ def _shifted(whole: Outlook) -> list[Finding]:
                 )
                 for row in shift.stands
             ]
-            kind = "part" if shift.stands[0].case.step else "size"
+            kind = "part" if shift.stands[0].case.table.together else "size"
             more = f" and {counted(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
             cases = named(shift.stands[0].case) + more
             found.append(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import PARTS
 from collbench.judge.history.levels import TAU, Change, changes
 from collbench.judge.history.nights import Series
 from collbench.records import stats
@@ -80,13 +79,14 @@ def shifts(series: Sequence[Series], tau: float = TAU) -> list[Shift]:
 
 def _sizeless(case: Case) -> Case:
     """The same for all rows of a line."""
-    of = case.siblings[-1] if case.step else case
+    of = case.siblings[-1] if case.table.together else case
     return msgspec.structs.replace(of, nbytes=0, align=1)
 
 
 def _order(one: Series) -> tuple[int, int]:
-    """By size; of the parts of a step, the whole is between the others."""
-    return (one.case.place + 1) % len(PARTS) if one.case.step else 0, one.case.nbytes
+    """By size; of rows that are measured together, the leader is between the others."""
+    case = one.case
+    return (case.index + 1) % len(case.table.rows) if case.table.together else 0, case.nbytes
 
 
 def turns(series: Series, days: Sequence[str], tau: float) -> Iterator[Turn]:

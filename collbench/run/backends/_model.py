@@ -17,8 +17,8 @@ from collbench.core.network import Link, Network
 from collbench.machine.load import Load
 from collbench.records import types
 from collbench.records.types import RankInfo, Record
+from collbench.run.jobs import Plan
 from collbench.run.launch.world import Hear, Listener, World
-from collbench.run.plan import Plan
 from collbench.suite.case import Case
 
 TEN_GIGABIT = Link(alpha=20e-6, beta=1 / 1.18e9, gamma=1 / 8e9)

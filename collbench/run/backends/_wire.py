@@ -20,7 +20,7 @@ from collbench.core.program import Action, Bank, Step, Term
 from collbench.run.backends import Call
 from collbench.run.backends._compiled import Compiled, Spot
 from collbench.run.backends._reducers import Operation, arithmetic, fold, mean
-from collbench.run.plan import PAGE
+from collbench.run.memory import PAGE
 from collbench.suite.case import Case
 
 HALFWAY = 40e3  # alpha / beta in bytes, of Gloo between processes of one machine

@@ -18,10 +18,11 @@ import numpy as np
 
 from collbench.core.errors import CollbenchError, RunBroken
 from collbench.records.types import Record, World
-from collbench.run import memory, plan
+from collbench.run import memory
+from collbench.run.jobs import Plan
 from collbench.run.launch.local import TICK, FreshRanks
 from collbench.run.launch.world import Listener, RankWatch
-from collbench.run.plan import Plan
+from collbench.run.runner import runner_of
 
 
 class Player(NamedTuple):
@@ -63,7 +64,9 @@ def fit(plans: Iterable[Plan], there: memory.Rooms, shared: bool = False) -> boo
     needed, available, base = 0, math.inf, 0
     for current in plans:
         room = there(current.backend, current.n, current.policy)
-        largest = max(plan.memory_per_rank(job, current.policy) for job in current.jobs)
+        largest = max(
+            runner_of(job.case).measure_memory(job, current.policy) for job in current.jobs
+        )
         base = room.sharers * room.base + (0 if shared else base)
         needed += room.sharers * (largest - memory.RANK_BYTES)
         available = min(available, room.available)

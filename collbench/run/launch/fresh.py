@@ -12,10 +12,10 @@ import msgspec
 
 from collbench.core.errors import CollbenchError, RunBroken, first_line
 from collbench.machine import environment
+from collbench.run.jobs import Plan
 from collbench.run.launch import join
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.world import Channel, Failure, Listener, Said
-from collbench.run.plan import Plan
 
 MEET_SECONDS = 120.0  # every rank loads torch, from a cold or remote disk
 

@@ -42,7 +42,7 @@ from collbench.run.launch.meeting import listener, who
 from collbench.run.launch.world import Hear, Listener, StallWatch, World
 
 if TYPE_CHECKING:
-    from collbench.run.plan import Plan
+    from collbench.run.jobs import Plan
     from collbench.run.rank.control import Control
     from collbench.run.rank.worker import Place
 
@@ -293,7 +293,7 @@ class Joined(World):
         """Raises RunBroken when a rank fails, this or another; ``listener.lost`` is told before.
         Ranks that agree that a world does not open go on with the next."""
         divert_stdout()
-        from collbench.run.plan import Plan
+        from collbench.run.jobs import Plan
         from collbench.run.rank import worker
         from collbench.run.rank.control import Store
 

@@ -25,6 +25,7 @@ from collbench.core.interrupts import interrupts
 from collbench.core.text import tell
 from collbench.machine import environment
 from collbench.run.backends import _model
+from collbench.run.jobs import Plan
 from collbench.run.launch import folders
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase, doing
 from collbench.run.launch.children import bound, module
@@ -42,7 +43,6 @@ from collbench.run.launch.world import (
     World,
     tell_late,
 )
-from collbench.run.plan import Plan
 
 TICK = 0.25
 

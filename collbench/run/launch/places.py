@@ -33,13 +33,13 @@ from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records.types import Record
 from collbench.run import memory
+from collbench.run.jobs import Plan
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
 from collbench.run.launch.keeper import Answer, Question
 from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
-from collbench.run.plan import Plan
 from collbench.run.variants import Home, Name
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

@@ -32,8 +32,8 @@ from collbench.machine import environment
 from collbench.machine.load import Load, look
 from collbench.records import types
 from collbench.run import memory
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import LEAVE_SECONDS, Board, Phase
-from collbench.run.plan import Job, Plan
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from collbench.run.backends import Backend, Call
-from collbench.run.plan import PAGE
+from collbench.run.memory import PAGE
 from collbench.run.rank import payload
 from collbench.run.rank.control import Control
 from collbench.run.rank.measure import clock, nothing

@@ -17,8 +17,8 @@ import numpy as np
 
 from collbench.records import stats
 from collbench.records.types import Calibration, Scheme, Stop
+from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
-from collbench.run.plan import Job
 from collbench.run.rank.calibration import Blocks, Calibrator
 from collbench.run.rank.clocks import WINDOW_NS, GlobalClock
 from collbench.run.rank.control import Control

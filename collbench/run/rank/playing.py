@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collbench.core.collectives import PARTS
 from collbench.run.backends import Call
 from collbench.run.rank.gpu import Stream
 from collbench.run.rank.measure import Action, clock
+from collbench.workload.parts import COMMUNICATION, COMPUTATION, PARTS, STEP
 from collbench.workload.step import POINT_TO_POINT, Compute, Op, Program
 
-STEP, COMPUTATION, COMMUNICATION = PARTS
 SIDE = {"cpu": 256, "cuda": 2048}  # of the square matrices that are multiplied, by device
 CHUNK, STORE = 4 << 20, 64 << 20  # bytes that are copied at a time, and that these go through
 SLICE_NS = 1_000_000_000  # of sleep, between signs of life

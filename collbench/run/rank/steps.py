@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from collbench.core.collectives import DTYPES, PARTS
+from collbench.core.collectives import DTYPES
 from collbench.records import stats
 from collbench.records.steps import bounded, operations
 from collbench.records.types import FirstWrong, Operation, Scheme, Sent, Stop
 from collbench.run.backends import Backend, Call
+from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
-from collbench.run.plan import Job
 from collbench.run.rank import counted
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import Buffers, allocate
@@ -48,7 +48,7 @@ from collbench.run.rank.outcome import (
     select_timing,
 )
 from collbench.run.rank.payload import show
-from collbench.run.rank.playing import COMMUNICATION, STEP, Computation, Player
+from collbench.run.rank.playing import Computation, Player
 from collbench.run.steps import (
     ALONE,
     ALONE_SHARE,
@@ -65,6 +65,7 @@ from collbench.run.steps import (
 )
 from collbench.suite.policy import Policy
 from collbench.workload.count import count
+from collbench.workload.parts import COMMUNICATION, PARTS, STEP
 from collbench.workload.step import POINT_TO_POINT, Step
 
 EVERY = 100  # rounds after each of which is asked whether they suffice, and after a quarter more
@@ -103,11 +104,10 @@ class StepTrial:
     def __init__(
         self, bench: Bench, job: Job, sites: Sites, tell: Callable[[Sequence[CaseOutcome]], object]
     ) -> None:
-        assert job.step is not None, "a job of a step has it"
         self._tell = tell
-        self._bench, self._job, self._step = bench, job, job.step
+        self._bench, self._job, self._step = bench, job, job.subject
         self._control, self._policy, self._rank = bench.control, bench.policy, bench.rank
-        self._seed = self._policy.seed + zlib.crc32(job.case.step.encode())
+        self._seed = self._policy.seed + zlib.crc32(job.case.subject.encode())
         self._beat = partial(bench.board.beat, bench.rank)
         self._sites: dict[tuple[str, str], Backend] = {}
         for name, lane in _used(self._step):

@@ -19,8 +19,8 @@ from collbench.core.collectives import OPS
 from collbench.records.choice import without_effect
 from collbench.records.types import Background, Choice, GpuState, Scheme, Sent
 from collbench.run.backends import Call
+from collbench.run.jobs import Job
 from collbench.run.launch.board import Phase
-from collbench.run.plan import Job
 from collbench.run.rank import check, counted
 from collbench.run.rank.aside import Aside, Cadence
 from collbench.run.rank.background import Behind

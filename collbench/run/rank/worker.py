@@ -29,13 +29,12 @@ from collbench.machine import environment, topology
 from collbench.machine.load import Others
 from collbench.records.derive import NOT_VERIFIED
 from collbench.records.types import GpuState, RankInfo, Record, Scheme, World
-from collbench.run import backends, refusal, steps
+from collbench.run import backends, refusal
 from collbench.run.backends import Backend
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.world import Asked, Channel, Failure, Said
-from collbench.run.plan import Job, Plan
 from collbench.run.rank import gpu
-from collbench.run.rank.background import background
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calibration import Calibrator
 from collbench.run.rank.calls import allocate, prepare
@@ -52,8 +51,7 @@ from collbench.run.rank.outcome import (
     SkippedCase,
     record_of,
 )
-from collbench.run.rank.steps import StepTrial
-from collbench.run.rank.trial import Trial
+from collbench.run.runner import runner_of
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
 
@@ -397,13 +395,10 @@ class Worker:
         tried = about._replace(
             rotation=job.rotation,
             cache=job.cache,
-            copies_first=not case.step and self._backend.copies_first(case),
+            copies_first=not case.subject and self._backend.copies_first(case),
         )
-        trial: StepTrial | Trial
-        if job.step:
-            trial = StepTrial(bench, job, self._sites, partial(self._so_far, case, about))
-        else:
-            trial = Trial(bench, job, background(bench, case, self._sites))
+        emit = partial(self._so_far, case, about)
+        trial = runner_of(case).make_trial(bench, job, self._sites, emit)
         outcomes = yield from trial.run()
         return self._records(case, outcomes, tried)
 
@@ -413,7 +408,7 @@ class Worker:
         """A record of each sibling by its outcome, at rank 0."""
         if self.place.rank:
             return []
-        return [record_of(each, outcomes[each.place], about) for each in case.siblings]
+        return [record_of(each, outcomes[each.index], about) for each in case.siblings]
 
     def _so_far(self, case: Case, about: AboutCase, outcomes: Sequence[CaseOutcome]) -> None:
         """Hand over what there is of a case that is still measured."""
@@ -427,26 +422,18 @@ class Worker:
         def refuse(single: Case) -> str:
             return refusal.refuse_anywhere(single) or self._backend.refuse(single)
 
-        if job.step is None:
-            reason = refuse(case) or self._probe(case, bench.held)
-            if not reason and (other := backgrounds.beside(case)):
-                other = msgspec.structs.replace(other, n=case.n)  # as the backend here has
-                reason = refuse(other) or self._probe(other, bench.held)
+        runner = runner_of(case)
+        if reason := runner.refuse(case, job.subject, refuse):
             return reason
-        reason = steps.refuse(job.step, case, self._backend.refuse)
-        if not reason:
-            for each in steps.kinds(job.step, case):
-                reason = reason or self._probe(each, bench.held)
-        return reason
+        tried = (self._probe(each, bench.held) for each in runner.list_probes(job))
+        return next(filter(None, tried), "")
 
     def _why_unverified(self, job: Job) -> str:
         """Why no result of the job could be verified, as a rank's check has missed an error that
         was made on purpose, once for each element type; else an empty string."""
         if not self._policy.check:
             return ""
-        case = job.case
-        moves_data = case.size or backgrounds.beside(case)
-        dtypes = steps.dtypes(job.step) if job.step else [case.dtype] * bool(moves_data)
+        dtypes = runner_of(job.case).list_dtypes(job)
         for dtype in dtypes:
             if dtype not in self._blind:
                 mine = why_blind(dtype, self._backend.device)

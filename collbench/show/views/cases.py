@@ -13,7 +13,7 @@ from typing import Any
 from collbench.core import algorithm_files
 from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
-from collbench.core.text import bandwidth, counted, duration, plain, size
+from collbench.core.text import bandwidth, clock, counted, duration, plain, size
 from collbench.core.version import __version__
 from collbench.judge.busy import sentence
 from collbench.records import store
@@ -56,7 +56,6 @@ from collbench.show.words import (
     by_mode,
     caveats,
     cells,
-    clock,
     columns,
     interval,
     movements,
@@ -439,7 +438,7 @@ def _best(told: Gathered, outcomes: Sequence[Outcome]) -> Iterable[Words]:
     good = [
         (record.case, row)
         for record, row in outcomes
-        if row and record.status in ("ok", "predicted") and not record.case.step
+        if row and record.status in ("ok", "predicted") and not record.case.subject
     ]
     for mode, name in dict.fromkeys((case.mode, case.collective) for case, _ in good):
         mine = [(case, row) for case, row in good if (case.mode, case.collective) == (mode, name)]

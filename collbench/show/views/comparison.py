@@ -407,7 +407,7 @@ def _flat(view: Readable) -> list[dict[str, Any]]:
     for row in view.comparison.rows:
         fields = {
             "label": names[row.key],
-            **msgspec.structs.asdict(row.case),
+            **row.case.values_by_key,
             **msgspec.structs.asdict(row),
         }
         for side in ("base", "head"):

@@ -92,7 +92,7 @@ def efficiency(view: View) -> Section | None:
     series = [
         one
         for one in view.series
-        if one.case.collective != PROBE and one.case.n > 1 and not one.case.step
+        if one.case.collective != PROBE and one.case.n > 1 and not one.case.subject
     ]
     if not series:
         return None

@@ -70,7 +70,7 @@ def told(shift: Shift) -> str:
     sizes."""
     low, high = min(shift.sizes), max(shift.sizes)
     sizes = size(low) if low == high else f"{size(low)} to {size(high)}"
-    if shift.rows[0].case.step:
+    if shift.rows[0].case.table.together:
         sizes = " and ".join(row.case.collective for row in shift.rows) if shift.agreed else ""
     what = ", ".join(
         filter(None, [axes([row.case for row in shift.rows])[1], sizes if high else ""])

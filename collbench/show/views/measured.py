@@ -68,7 +68,7 @@ def draw_best(view: View) -> list[Figure]:
 
 def _swept(view: View) -> dict[str, list[Series]]:
     """Series of several sizes, by the title of the figures that they stand in."""
-    found = together(groups(one for one in view.series if not one.case.step))
+    found = together(groups(one for one in view.series if not one.case.subject))
     return {
         title: series
         for title, series in found.items()

@@ -256,7 +256,7 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
             "notice",
         )
     verified = not any(
-        record.status == "ok" and not record.checked and record.case.size and not record.case.place
+        record.status == "ok" and not record.checked and record.case.size and record.case.is_leader
         for file in view.files
         for record in file.records
     )
@@ -276,13 +276,14 @@ def _fit_for_claims(view: View, counts: Counter[str]) -> tuple[str, Weight]:
 def _points(view: View) -> str:
     points = _counted(view)
     predicted = sum(point.predicted for point in points)
-    what = "step" if all(point.case.step for point in points) else "case"
+    nouns = {point.case.table.noun for point in points}
+    what = nouns.pop() if len(nouns) == 1 else "case"
     return _made(len(points) - predicted, predicted, what)
 
 
 def _counted(view: View) -> list[Point]:
     """Points as a verdict counts them: a step is one, of which parts are measured besides."""
-    return [point for point in view.points if not (point.case.step and point.case.place)]
+    return [point for point in view.points if not point.case.is_part]
 
 
 def _made(measured: int, predicted: int, what: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collbench.core.collectives import COLLECTIVES, PARTS
+from collbench.core.collectives import reading_place
 from collbench.core.text import plain
 from collbench.judge.efficiency import Point, over_launches
 from collbench.records.derive import Derived
@@ -204,7 +204,7 @@ def _place(run: int, case: Case) -> tuple[Any, ...]:
     whose = case.algorithm != "native", case.label
     what = case.dtype, case.op, case.root, case.splits, case.in_place
     return (
-        [*COLLECTIVES, *PARTS].index(case.collective),
+        reading_place(case.collective),
         MODES.index(case.mode),
         run,
         case.n,

@@ -105,7 +105,7 @@ def _cut(one: Overlap) -> str:
 
 def named(case: Case) -> str:
     """A step's name without the digest that sets steps of the same name apart."""
-    return case.step.rpartition(" #")[0]
+    return case.subject.rpartition(" #")[0]
 
 
 def sentences(one: Overlap) -> list[str]:
@@ -304,7 +304,7 @@ def values(one: Overlap) -> dict[str, Any]:
         f"{record.case.collective}_ns": median(record.times_ns)
         for record in (one.whole, one.computation, one.communication)
     }
-    about = {"workload": case.step, "implementation": case.label, "ranks": case.n}
+    about = {"workload": case.subject, "implementation": case.label, "ranks": case.n}
     return {**about, "rounds": len(one.whole.times_ns), **parts, **bounds}
 
 

@@ -34,7 +34,7 @@ def floors(view: View) -> list[Line]:
     """For each collective and mode the least time at the smallest size, and the largest busbw."""
     lines = []
     for title, series in groups(view.series).items():
-        if series[0].case.step:
+        if series[0].case.subject:
             continue  # of one size, and no latency or bandwidth to be proud of
         collective, mode = title.split(", ", 1)
         points = [(point, one) for one in series for point in one.points]

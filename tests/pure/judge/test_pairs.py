@@ -30,7 +30,7 @@ from collbench.judge.health.night import Night
 from collbench.machine import topology
 from collbench.records.types import End, Record, RunFile
 from collbench.run import plan, refusal
-from collbench.run.plan import Job
+from collbench.run.jobs import Job
 from collbench.show import terminal
 from collbench.show.views import pairs as matrices
 from collbench.suite.case import Case

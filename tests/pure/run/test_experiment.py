@@ -11,8 +11,8 @@ from factories import case
 
 from collbench.run import memory, plan
 from collbench.run.experiment import Experiment
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch import duet
-from collbench.run.plan import Job, Plan
 from collbench.run.reporter import Step
 from collbench.suite.policy import Policy
 

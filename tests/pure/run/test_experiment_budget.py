@@ -17,7 +17,7 @@ from helpers.experiments import sides, small
 from collbench.cli.ab import ab
 from collbench.core.errors import CannotRun, Exit
 from collbench.run import forecast, plan
-from collbench.run.plan import Job
+from collbench.run.jobs import Job
 from collbench.run.rounds import Ledger, budget_for
 from collbench.suite import grammar
 

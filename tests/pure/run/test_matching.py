@@ -7,8 +7,8 @@ import pytest
 from factories import case
 
 from collbench.run import plan
+from collbench.run.jobs import Job
 from collbench.run.matching import SIDES, Row, by_world
-from collbench.run.plan import Job
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

@@ -13,8 +13,8 @@ from factories import case, record, world
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import GpuState, Record
 from collbench.run import pacing, plan
+from collbench.run.jobs import Job, Plan
 from collbench.run.pacing import Budget, Passes
-from collbench.run.plan import Job, Plan
 from collbench.run.rank.steps import most_seconds
 from collbench.run.steps import ALONE_SHARE
 from collbench.suite.case import Case

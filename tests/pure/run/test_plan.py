@@ -6,7 +6,8 @@ import factories
 import pytest
 
 from collbench.run import plan
-from collbench.run.plan import GUESS_LOAD, GUESS_WORLD, Job
+from collbench.run.jobs import Job
+from collbench.run.plan import GUESS_LOAD, GUESS_WORLD
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 

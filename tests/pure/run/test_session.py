@@ -18,9 +18,9 @@ from collbench.records.derive import NOT_VERIFIED
 from collbench.records.steps import overlaps
 from collbench.records.types import End, Record, Run, World
 from collbench.run import session
+from collbench.run.jobs import Plan
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Plan
 from collbench.run.reporter import Reporter
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

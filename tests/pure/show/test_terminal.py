@@ -35,7 +35,7 @@ from collbench.show.document import Document, Line, Table
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
-from collbench.show.words import clock
+from collbench.core.text import clock
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 

@@ -14,12 +14,12 @@ from factories import case, record, run, world
 from collbench.core.errors import Exit
 from collbench.machine import environment
 from collbench.records.types import HostInfo, RunFile, World
+from collbench.run.jobs import Plan
 from collbench.run.launch import join
 from collbench.run.launch.board import Board
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.meeting import Hello
 from collbench.run.launch.world import Listener
-from collbench.run.plan import Plan
 from collbench.show.document import Section
 from collbench.show.views import run as sections
 from collbench.suite.policy import Policy

@@ -15,12 +15,12 @@ import pytest
 
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.run.backends import _memory
+from collbench.run.jobs import Plan
 from collbench.run.launch import local
 from collbench.run.launch.board import Board, Phase
 from collbench.run.launch.forkserver import Note, Parent
 from collbench.run.launch.local import Watch
 from collbench.run.launch.world import Death, Failure, Listener
-from collbench.run.plan import Plan
 from collbench.suite.policy import Policy
 
 FORESEEN = Failure("no such thing here", "take another")

@@ -13,6 +13,7 @@ import pytest
 from collbench.core.errors import CannotRun, CollbenchError, RunBroken
 from collbench.records.types import Record, World
 from collbench.run import variants
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
@@ -21,7 +22,6 @@ from collbench.run.launch.places import Node, Places, Seat, Watch, instructions
 from collbench.run.launch.ray import PASSED_ON
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
-from collbench.run.plan import Job, Plan
 from collbench.run.variants import Home
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy

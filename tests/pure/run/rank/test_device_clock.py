@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from collbench.core.errors import CannotRun
 from collbench.records.types import Choice, GpuState, Record
 from collbench.run.backends import Base, Call
+from collbench.run.jobs import Job
 from collbench.run.launch.board import Board
-from collbench.run.plan import Job
 from collbench.run.rank import device_clock, gpu, measure
 from collbench.run.rank.calls import Buffers, copied
 from collbench.run.rank.control import Control

@@ -12,7 +12,7 @@ import pytest
 
 from collbench.core.collectives import PARTS
 from collbench.records.types import GpuState
-from collbench.run.plan import Job
+from collbench.run.jobs import Job
 from collbench.run.rank import device_clock, measure, steps
 from collbench.run.rank.control import Control
 from collbench.run.rank.device_clock import DeviceSampler, GraphSampler

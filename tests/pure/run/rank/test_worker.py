@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from collbench.records.types import GpuState
-from collbench.run.plan import Job, Plan
+from collbench.run.jobs import Job, Plan
 from collbench.run.rank import worker
 from collbench.run.rank.control import Control
 from collbench.run.rank.worker import Place, Worker

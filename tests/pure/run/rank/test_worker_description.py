@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from collbench.records.types import World
+from collbench.run.jobs import Plan
 from collbench.run.launch.board import Board
-from collbench.run.plan import Plan
 from collbench.run.rank.control import Control
 from collbench.run.rank.cores import Cores
 from collbench.run.rank.worker import Place, Worker

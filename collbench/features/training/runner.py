@@ -1,0 +1,134 @@
+"""Steps as ranks run them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from collbench.core.text import clock, counted, duration
+from collbench.records.types import Record
+from collbench.run import collectives, steps
+from collbench.run.collectives import buffer_bytes, measure_crowding, scratch_bytes
+from collbench.run.jobs import Job
+from collbench.run.memory import RANK_BYTES, Room
+from collbench.run.runner import Forecast
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+from collbench.workload import reshape
+from collbench.workload.parts import PARTS
+from collbench.workload.step import Step
+
+if TYPE_CHECKING:
+    from collbench.run.rank.bench import Bench, Sites
+    from collbench.run.rank.steps import StepTrial
+
+# rounds of a step's parts that what is done beside its rounds takes as long as: checks, warm-up,
+# steps that are watched, operations by themselves; and steps without the operations to blame
+GUESS_STEP, GUESS_BLAME = 11, 60
+
+
+GUESS_FLOPS, GUESS_COPY = 50e9, 5e9  # a second, of one core
+
+
+COMPUTING = 160 << 20  # bytes of a rank for what stands for a step's computation
+
+
+MOST_SCALED = 40  # as a power of two: what is still too large at that part of it never fits
+
+
+class _StepRunner:
+    """A run.runner.Runner."""
+
+    parts = len(PARTS)
+    is_repeatable = False
+
+    def refuse(self, case: Case, subject: Step, refuse_call: Callable[[Case], str]) -> str:
+        return steps.refuse(subject, case, refuse_call)
+
+    def list_probes(self, job: Job) -> list[Case]:
+        return steps.kinds(job.subject, job.case)
+
+    def list_dtypes(self, job: Job) -> list[str]:
+        return steps.dtypes(job.subject)
+
+    def fit(self, case: Case, policy: Policy, room: Room, subject: Step) -> Job | Skip:
+        """A step as a job if it fits, every operation with a buffer of its own."""
+
+        def bytes_of(part: Step) -> tuple[int, int]:
+            """A rank's, and those of all ranks that share the room."""
+            own = self.measure_memory(Job(case, 1, "", subject=part), policy) - RANK_BYTES
+            each = room.base + own
+            return each, math.ceil(room.sharers * part.world / subject.world) * each
+
+        each, needed = bytes_of(subject)
+        if needed <= room.available:
+            return Job(case, 1, "", subject=subject)
+        fitting = _find_fitting(subject, lambda part: bytes_of(part)[1] / room.available)
+        return Skip(
+            case,
+            f"{subject.name}: a rank needs {each >> 20:,} MiB for itself and a buffer for each"
+            f" operation, {counted(room.sharers, 'rank')} {needed >> 20:,} MiB {room.where}, where"
+            f" {room.available >> 20:,} MiB are available; {fitting}",
+        )
+
+    def measure_memory(self, job: Job, policy: Policy) -> int:
+        calls = steps.calls(job.subject, job.case)
+        own = max((scratch_bytes(each) for each in calls), default=0)
+        needs = steps.buffers(job.subject, job.case, lambda each: buffer_bytes(each, policy))
+        return RANK_BYTES + own + needs + COMPUTING
+
+    def guess_call(self, job: Job) -> float:
+        calls = steps.calls(job.subject, job.case)
+        once = sum(collectives.guess_call(each) for each in calls)
+        once += steps.computing(job.subject, GUESS_FLOPS, GUESS_COPY)
+        return 2 * once * measure_crowding(job.case)  # the whole, and its two parts
+
+    def guess_fixed(self, job: Job, policy: Policy) -> float:
+        calls = steps.calls(job.subject, job.case)
+        nbytes = sum(buffer_bytes(each, policy) for each in calls)
+        rounds = GUESS_STEP + GUESS_BLAME * policy.blame
+        filled = collectives.guess_filling(job.case, nbytes, policy)
+        return collectives.GUESS_CASE + rounds * self.guess_call(job) + filled
+
+    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> Forecast:
+        seen = steps.forecast_rounds(policy, [record.setup_ns / 1e9 for record in warm])
+        least, most = (clock(round(launches * end, -1)) for end in (seen.least, seen.most))
+        some = "up to " * (policy.iters is None and seen.number >= steps.LEAST)
+        parts = [f"{some}{counted(seen.number, 'round')} of its {self.parts} parts"]
+        parts += ["rounds without an operation"] * policy.blame
+        of = " min" * (launches * seen.most < 3600)
+        of += f" in {counted(launches, 'launch')}" if launches > 1 else ""
+        less = "without --blame" if policy.blame else "with a smaller --scale"
+        less += f" or -n {steps.FEWEST}" * (seen.number > steps.FEWEST)
+        takes = f"{least} to {most}" if least != most else f"about {most}"
+        return Forecast(
+            launches * seen.least,
+            launches * seen.most,
+            f"a step takes {duration(warm[0].setup_ns)}: {', '.join(parts)} and each operation by"
+            f" itself take {takes}{of}",
+            f"{less} it takes less",
+        )
+
+    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> StepTrial:
+        from collbench.run.rank.steps import StepTrial
+
+        return StepTrial(bench, job, sites, emit)
+
+
+def _find_fitting(step: Step, share: Callable[[Step], float]) -> str:
+    """Which parts of a step would fit, of what takes that share of the room."""
+    found = []
+    for power in range(max(1, math.ceil(math.log2(share(step)))), MOST_SCALED):
+        if share(reshape.scaled(step, Fraction(1, 1 << power))) <= 1:
+            found.append(f"--scale 1/{1 << power}")
+            break
+    slices = {name: reshape.sliced(step, name) for name in step.groups}
+    fits = [name for name, part in slices.items() if share(part) <= 1]
+    if fits:
+        found.append(f"--slice {max(fits, key=lambda name: slices[name].world)}")
+    return f"{' or '.join(found)} would fit" if found else "fewer ranks may fit"
+
+
+RUNNER = _StepRunner()

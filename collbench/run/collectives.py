@@ -1,0 +1,185 @@
+"""Cases of collectives as ranks run them: their buffers, and what they take."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from collbench.core import algorithms
+from collbench.core.backend_info import backend_info
+from collbench.core.schedule import fan_in
+from collbench.core.text import counted, size
+from collbench.machine import environment
+from collbench.records.types import Cache, Record
+from collbench.run.jobs import Job
+from collbench.run.memory import PAGE, RANK_BYTES, Room
+from collbench.suite import backgrounds
+from collbench.suite.case import Case, Skip
+from collbench.suite.policy import Policy
+
+if TYPE_CHECKING:
+    from collbench.run.rank.bench import Bench, Sites
+    from collbench.run.rank.trial import Trial
+
+MAX_ROTATION = 64
+
+
+STAYS = 1 << 20  # bytes that a core's own cache holds, whatever else passes through it
+
+
+# for estimates shown before anything is measured: seconds a message, and bytes a second and rank
+GUESS_ALPHA = 60e-6
+
+
+GUESS_RATE = 0.7e9
+
+
+# and seconds that are spent on each case beside warming up and samples (buffers, checks, counted
+# bytes, the other cadence), as seen on two cores of a server's CPU with torch 2.13 and Gloo
+GUESS_CASE = 0.1
+
+
+GUESS_ALONE = 0.25  # that a case's background is timed by itself
+
+
+def buffer_bytes(case: Case, policy: Policy) -> int:
+    """Bytes of one buffer pair on one rank; in place, one buffer is both."""
+    send, recv = case.counts
+    elements = max(send, recv) if case.in_place else send + recv
+    return (elements + 2 * policy.unalign) * case.type.size + 2 * PAGE
+
+
+def scratch_bytes(case: Case) -> int:
+    """What the library allocates for itself on a rank, by peak resident size seen on torch 2.13
+    with Gloo.
+
+    all_gather, gather and reduce_scatter assemble the whole in a copy, all_reduce keeps two
+    segments. Reference algorithms keep up to two rows of scratch, and land what arrives to be
+    combined.
+    """
+    if case.algorithm == "native" and backend_info(case.backend).gpu:
+        return 8 << 20  # NCCL's own buffers do not grow with the size (room.GPU_RANK_BYTES)
+    if case.algorithm != "native":
+        cells, landing = _landed(case.collective, case.algorithm, case.n)
+        block = case.size // (case.n if case.row.total else 1)
+        return 2 * case.size + block * landing // cells + (8 << 20)
+    copies = {"all_gather": 1.0, "gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 0.04}.get(
+        case.collective, 0.0
+    )
+    return int(copies * case.size) + (8 << 20)
+
+
+@functools.lru_cache(maxsize=256)
+def _landed(collective: str, algorithm: str, n: int) -> tuple[int, int]:
+    """Cells of a block, and the most that land at once."""
+    schedule = algorithms.find(collective, algorithm).schedule(n)
+    return schedule.cells, fan_in(schedule)
+
+
+def wanted_rotation(case: Case, policy: Policy, cache_bytes: int) -> int:
+    """Pairs needed so that a buffer has left the cache before its next turn, at most MAX_ROTATION.
+    One where by its own end nothing of its beginning is left; 2 where MAX_ROTATION would never
+    leave it: they would only drive out what calls themselves need, half a microsecond each.
+
+    Calls issued together (-m) never share a buffer.
+    """
+    if policy.cache == "hot" or not case.row.moves_data:
+        return policy.agg_iters
+    pair = buffer_bytes(case, policy)
+    turns = math.ceil(3 * cache_bytes / pair)
+    wanted = 2 if MAX_ROTATION * pair <= STAYS else min(MAX_ROTATION, max(1, turns))
+    return math.ceil(wanted / policy.agg_iters) * policy.agg_iters
+
+
+def measure_crowding(case: Case) -> float:
+    """Ranks on a core of this host, at least one."""
+    return max(1.0, case.world / max(1, environment.core_count()))
+
+
+def guess_call(case: Case) -> float:
+    """A rough guess of what a call takes where each rank has a core, s."""
+    bound = case.row.bound(case.n)
+    return bound.alpha * GUESS_ALPHA + bound.beta * case.moved / GUESS_RATE
+
+
+def guess_filling(case: Case, nbytes: int, policy: Policy) -> float:
+    """A rough guess of the seconds that a rank fills and checks so many bytes of buffers for."""
+    return 4 * nbytes / 2e9 * measure_crowding(case) if policy.check else 0.0
+
+
+class CollectiveRunner:
+    """A run.runner.Runner."""
+
+    parts = 1
+    is_repeatable = True
+
+    def refuse(self, case: Case, subject: None, refuse_call: Callable[[Case], str]) -> str:
+        reason = refuse_call(case)
+        other = self._find_other(case)
+        return reason or (refuse_call(other) if other else "")
+
+    def list_probes(self, job: Job) -> list[Case]:
+        other = self._find_other(job.case)
+        return [job.case, *([other] if other else [])]
+
+    def _find_other(self, case: Case) -> Case | None:
+        """The collective that runs in the background, on the case's ranks as the backend has
+        them."""
+        other = backgrounds.beside(case)
+        return msgspec.structs.replace(other, n=case.n) if other else None
+
+    def list_dtypes(self, job: Job) -> list[str]:
+        moves_data = job.case.size or backgrounds.beside(job.case)
+        return [job.case.dtype] if moves_data else []
+
+    def fit(self, case: Case, policy: Policy, room: Room, subject: None) -> Job | Skip:
+        pair = buffer_bytes(case, policy)
+        where, available, cache_bytes, sharers, base = room
+        fixed = sharers * (base + scratch_bytes(case))
+        wanted = wanted_rotation(case, policy, cache_bytes)
+        possible = (available - fixed) // (sharers * pair) // policy.agg_iters * policy.agg_iters
+        if possible < 1:
+            need = fixed + sharers * pair * policy.agg_iters
+            return Skip(
+                case,
+                f"{size(case.size)} on {counted(sharers, 'rank')} needs {need >> 20:,} MiB"
+                f" {where}, {available >> 20:,} MiB are available",
+            )
+        rotation = min(wanted, possible)
+        if policy.cache == "hot":
+            cache: Cache = "hot"
+        elif rotation < wanted:
+            cache = "shrunk"
+        else:
+            cache = "cold" if rotation * pair >= 3 * cache_bytes else "small"
+        return Job(case, rotation, cache)
+
+    def measure_memory(self, job: Job, policy: Policy) -> int:
+        other = backgrounds.beside(job.case)
+        more = scratch_bytes(other) + buffer_bytes(other, policy) if other else 0
+        mine = scratch_bytes(job.case) + job.rotation * buffer_bytes(job.case, policy)
+        return RANK_BYTES + mine + more
+
+    def guess_call(self, job: Job) -> float:
+        return guess_call(job.case) * measure_crowding(job.case)
+
+    def guess_fixed(self, job: Job, policy: Policy) -> float:
+        alone = GUESS_ALONE if job.case.background else 0.0
+        filled = guess_filling(job.case, job.rotation * buffer_bytes(job.case, policy), policy)
+        return GUESS_CASE + alone + self.guess_call(job) + filled
+
+    def forecast(self, warm: Sequence[Record], policy: Policy, launches: int) -> None:
+        return None
+
+    def make_trial(self, bench: Bench, job: Job, sites: Sites, emit: Any) -> Trial:
+        from collbench.run.rank.background import background
+        from collbench.run.rank.trial import Trial
+
+        return Trial(bench, job, background(bench, job.case, sites))
+
+
+RUNNER = CollectiveRunner()

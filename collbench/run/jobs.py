@@ -1,0 +1,72 @@
+"""What ranks are told to do: jobs, a case each, and the plan of a world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from collbench.records.types import Cache
+from collbench.suite.case import Case
+from collbench.suite.measurable import decode_subject
+from collbench.suite.policy import Policy
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A case with the buffers it gets: ``rotation`` pairs; ``cache`` as in Record.
+
+    ``samples``, ``warmup`` and ``inner`` (calls to a sample), where given, are fixed in spite of
+    the policy and of what calls take: paired launches need that. ``seconds`` is the longest time
+    spent on its samples, where that is not the policy's; ``least`` of them are taken however long
+    they take. ``control``: with a few in the other cadence. ``beside`` is another job that is done
+    by the same ranks at the same time, block by block, which goes first drawn by lot each time.
+    ``subject`` is what a case of another kind is about.
+    """
+
+    case: Case
+    rotation: int
+    cache: Cache
+    samples: int | None = None
+    warmup: int | None = None
+    inner: int | None = None
+    seconds: float | None = None
+    least: int = 1
+    control: bool = True
+    beside: Job | None = None
+    subject: Any = None  # suite.measurable.Subject
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "subject", decode_subject(self.subject))
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All a world of ``n`` ranks needs to know; travels as JSON. Where it is divided into
+    ``groups``, a job stands for the same in all of them. An ``open`` one grows: once all is done,
+    rank 0 asks what to go on with. ``in_turns``: a world that waits for its turn before each case
+    and each block of samples, while another one has the machine.
+    """
+
+    index: int
+    backend: str
+    n: int
+    env: tuple[tuple[str, str], ...]
+    policy: Policy
+    jobs: list[Job]
+    timeout: float
+    groups: str = ""
+    open: bool = False
+    in_turns: bool = False
+
+    @property
+    def processes(self) -> int:
+        """How many hold the ranks: one each, or one for all virtual ranks."""
+        return 1 if self.policy.virtual else self.n
+
+    def doing(self, phase: str, job: int | None) -> str:
+        """The phase and the case that it is of, in words."""
+        if job is None:
+            return phase
+        case = self.jobs[job].case
+        placement = "in place" if case.in_place else "out of place"
+        what = f"{case.collective} {case.nbytes} B {case.dtype} {placement} on {case.label}"
+        return f"{phase} {what} (case {job + 1} of {len(self.jobs)})"
