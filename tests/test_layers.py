@@ -26,6 +26,7 @@ LAYERS = (
     "judge",  # what it means
     "show",  # how it is told
     "cli",  # how it is asked for
+    "features",  # what a job measures besides collectives; found by name alone
 )
 HOME = {  # where alone each package of others may be imported
     "torch": {"run", "cli.doctor"},

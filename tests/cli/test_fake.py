@@ -125,7 +125,7 @@ def test_a_step_of_a_run_is_counted_and_its_times_on_a_fake_gpu_stand_beside_no_
     suite = Suite(
         name="",
         axes=Axes(collectives=(), sizes=(), ranks=(2,)),
-        steps=(Step("x", 2, (Program((0, 1), ops),)),),
+        subjects=(Step("x", 2, (Program((0, 1), ops),)),),
     )
     records = [
         record(each, 1e6, world=0, times_ns=[ns * 10**6] * 8)

@@ -142,9 +142,9 @@ def test_a_training_step_is_right_and_its_operations_are_seen_by_the_device(kind
     made = presets.find("ddp:gpt2-124m", "dp=2", "", None, 2)
     step = reshape.computing(reshape.scaled(made, Fraction(1, 64)), kind, 0)
     axes = Axes(collectives=(), sizes=(), ranks=(2,), backends=("nccl",), algorithms=("native",))
-    cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
+    cases, _ = Suite(name="", axes=axes, subjects=(step,)).expand()
     try:
-        _, found = carried_out([Job(cases[0], 1, "", step=step)], share_gpu=GPUS < 2)
+        _, found = carried_out([Job(cases[0], 1, "", subject=step)], share_gpu=GPUS < 2)
     except CannotRun as e:
         pytest.skip(f"{e.message}; {e.hint}")
     assert {record.status for record in found} == {"ok"}

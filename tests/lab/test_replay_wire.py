@@ -35,7 +35,7 @@ def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path)
     sent = json.loads(told[0].splitlines()[-1])[name]["sent"]
     file = store.read(path)
     (record,) = [each for each in file.records if each.sent]
-    (step,) = file.run.suite.steps
+    (step,) = file.run.suite.subjects
     found = traffic.of_step(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
     assert found.counted == pytest.approx(sent, rel=0.01)

@@ -143,7 +143,7 @@ def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Pat
     assert process.returncode == 0, err + out
     file = store.read(path)
     (record,) = [each for each in file.records if each.sent]
-    (step,) = file.run.suite.steps
+    (step,) = file.run.suite.subjects
     found = traffic.of_step(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
     assert found.counted == pytest.approx(found.known, rel=0.01)

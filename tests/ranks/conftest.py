@@ -86,8 +86,8 @@ def play(launcher: Launcher, fault: Path) -> Play:
             backends=(backend,),
             algorithms=(algorithm,),
         )
-        cases, _ = Suite(name="", axes=axes, steps=(step,)).expand()
-        jobs = [Job(cases[0], 1, "", step=step)]
+        cases, _ = Suite(name="", axes=axes, subjects=(step,)).expand()
+        jobs = [Job(cases[0], 1, "", subject=step)]
         limit = settings.timeout or 60.0
         plan = Plan(0, backend, step.world, (), settings, jobs, limit)
         lines: list[World | Record] = []

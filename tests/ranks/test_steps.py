@@ -216,8 +216,8 @@ def test_a_step_under_a_launcher_and_its_file(tmp_path: Path) -> None:
     assert "exposed communication" in done.stdout
     run = store.read(path)
     assert [record.status for record in run.records] == ["ok"] * 3
-    (step,) = run.run.suite.steps
-    assert step.title == run.records[0].case.step
+    (step,) = run.run.suite.subjects
+    assert step.title == run.records[0].case.subject
     assert msgspec.json.decode(msgspec.json.encode(step), type=Step) == step
 
 

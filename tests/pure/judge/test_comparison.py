@@ -28,7 +28,6 @@ from factories import (
     world,
 )
 
-from collbench.core.collectives import PARTS
 from collbench.core.errors import Exit, UsageError
 from collbench.judge import comparison as comparing
 from collbench.judge import sides
@@ -47,6 +46,7 @@ from collbench.records.types import (
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Threshold
+from collbench.workload.parts import PARTS
 
 ROW, OTHER = case(), case(2 << 20)
 
@@ -1180,7 +1180,7 @@ def stepped(change: float, hidden: bool = False, seed: int = 1) -> Comparison:
     """An experiment on a training step of which one bucket of ten takes ``change`` longer; of what
     its communication gains, half is exposed, or nothing."""
     step, computation, communication = (
-        case(64 << 20, part, step="ddp:x #1", op="none", dtype="uint8") for part in PARTS
+        case(64 << 20, part, subject="ddp:x #1", op="none", dtype="uint8") for part in PARTS
     )
     share = change / 10
     rows = {

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from factories import Rounds, case, experiment, noisy, suite
 
-from collbench.core.collectives import PARTS
 from collbench.judge.comparison import Comparison, Rules, compare
 from collbench.judge.verdict import Compared
 from collbench.records.types import Operation, Record, RunFile, World
 from collbench.show.views import verdicts
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 from collbench.workload.step import Step, Writer
 
 BUCKETS, BUCKET_NS, OVERHEAD_NS = 10, 1e6, 50_000
@@ -74,7 +74,7 @@ def watched(
         return msgspec.structs.replace(made, operations=seen(times, late * (side == "head")))
 
     suites = {
-        side: {"suite": msgspec.structs.replace(suite(), steps=(step,))}
+        side: {"suite": msgspec.structs.replace(suite(), subjects=(step,))}
         for side, step in zip(("base", "head"), steps, strict=True)
     }
     return experiment(rounds, again, change=operations, sides=suites)

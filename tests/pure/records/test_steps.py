@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from collbench.core.collectives import PARTS
 from collbench.records.steps import as_alone, blamed, bounded, operations, overlaps, phases
 from collbench.records.types import Operation, Record
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 from collbench.workload.step import Op, Program, Step
 
 MS = 1_000_000

@@ -12,10 +12,11 @@ from factories import case, record, world
 
 from collbench.records.flags import FEWEST_SAMPLES
 from collbench.records.types import GpuState, Record
-from collbench.run import pacing, plan
+from collbench.run import pacing
 from collbench.run.jobs import Job, Plan
 from collbench.run.pacing import Budget, Passes
 from collbench.run.rank.steps import most_seconds
+from collbench.run.runner import runner_of
 from collbench.run.steps import ALONE_SHARE
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
@@ -210,9 +211,9 @@ def spent(
         while jobs := budget.further():
             (job,) = jobs
             assert job.seconds is not None and job.seconds <= 2.0 and job.least == FEWEST_SAMPLES
-            call = slow * plan.call_seconds(job)
+            call = slow * runner_of(job.case).guess_call(job)
             count = max(job.least, int(job.seconds / call))
-            took = slow * plan.fixed_seconds(job, POLICY) + count * call
+            took = slow * runner_of(job.case).guess_fixed(job, POLICY) + count * call
             clock.now += took
             done = record(job.case, times_ns=[round(call * 1e9)] * count, seconds=took)
             found.append(budget.heard(done))
@@ -254,9 +255,9 @@ def test_a_budget_is_kept_with_steps(
     """A step's rounds are of three parts, and beside them it is checked, warmed up, watched, and
     its operations are measured by themselves."""
     budget = Budget(seconds, POLICY, lambda job: None)
-    whole = case(32 << 20, "step", step=STEPPED.title, op="none", dtype="uint8")
+    whole = case(32 << 20, "step", subject=STEPPED.title, op="none", dtype="uint8")
     worlds = [
-        Plan(at, "gloo", 4, (), POLICY, [Job(each, 1, "hot", step=STEPPED)], 30.0)
+        Plan(at, "gloo", 4, (), POLICY, [Job(each, 1, "hot", subject=STEPPED)], 30.0)
         for at in range(cycles)
         for each in [msgspec.structs.replace(whole, cycle=at)]
     ]
@@ -265,7 +266,7 @@ def test_a_budget_is_kept_with_steps(
         clock.now += 1.0
         while jobs := budget.further():
             (job,) = jobs
-            each = np.array([0.5, 0.2, 0.3]) * slow * plan.call_seconds(job)
+            each = np.array([0.5, 0.2, 0.3]) * slow * runner_of(job.case).guess_call(job)
             rounds = FEWEST_SAMPLES
             while rounds * sum(each) < most_seconds(job, POLICY, rounds):
                 rounds += 1
@@ -281,9 +282,9 @@ def test_a_budget_is_kept_with_steps(
 
 def test_a_call_of_a_step_is_one_of_each_of_its_parts(clock: Clock) -> None:
     budget = Budget(1000.0, POLICY, lambda job: None)
-    whole = case(32 << 20, "step", step=STEPPED.title, op="none", dtype="uint8")
+    whole = case(32 << 20, "step", subject=STEPPED.title, op="none", dtype="uint8")
     jobs = [
-        Job(msgspec.structs.replace(whole, cycle=at), 1, "hot", step=STEPPED) for at in range(2)
+        Job(msgspec.structs.replace(whole, cycle=at), 1, "hot", subject=STEPPED) for at in range(2)
     ]
     budget.first(Plan(0, "gloo", 4, (), POLICY, jobs, 30.0))
     (job,) = budget.further()

@@ -8,6 +8,7 @@ import pytest
 from collbench.run import plan
 from collbench.run.jobs import Job
 from collbench.run.plan import GUESS_LOAD, GUESS_WORLD
+from collbench.run.runner import runner_of
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -54,7 +55,7 @@ def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) 
 def test_a_guess_lies_between_what_is_fixed_and_all_the_time_allowed() -> None:
     (job, *_), policy = jobs(CYCLES), Policy(max_seconds=2.0)
     guess, most = plan.seconds(job, policy), plan.seconds(job, policy, most=True)
-    assert plan.fixed_seconds(job, policy) < guess < most
+    assert runner_of(job.case).guess_fixed(job, policy) < guess < most
 
 
 def test_what_is_predicted_takes_no_time() -> None:

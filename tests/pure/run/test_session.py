@@ -76,7 +76,7 @@ def test_a_whole_run_has_the_end_of_its_verdict(tmp_path: Path) -> None:
 STEPS = Suite(
     name="steps",
     axes=Axes(collectives=(), sizes=(), ranks=(2,), backends=("gloo",)),
-    steps=(presets.find("toy:ddp", world=2),),
+    subjects=(presets.find("toy:ddp", world=2),),
 )
 
 

@@ -8,7 +8,9 @@ from fractions import Fraction
 
 import pytest
 
+from collbench.features.training.runner import RUNNER
 from collbench.run import plan, steps
+from collbench.run.jobs import Job
 from collbench.run.memory import Room
 from collbench.run.rank.steps import most_seconds
 from collbench.suite.case import Case
@@ -22,7 +24,7 @@ CALL = {"nbytes": 4096, "dtype": "float", "op": "sum"}
 
 def cases_of(step: Step, **axes: object) -> list[Case]:
     given = {"collectives": (), "sizes": (), "ranks": (step.world,), **axes}
-    return Suite(name="", axes=Axes(**given), steps=(step,)).expand()[0]  # type: ignore[arg-type]
+    return Suite(name="", axes=Axes(**given), subjects=(step,)).expand()[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_parts_of_a_step_are_cases_of_which_the_whole_stands_for_all() -> None:
     step = presets.find("toy:ddp")
     whole, *others = found = cases_of(step)
     assert [case.collective for case in found] == ["step", "computation", "communication"]
-    assert [case.place for case in found] == [0, 1, 2]
+    assert [case.index for case in found] == [0, 1, 2]
     assert whole.siblings[-1] == whole
     assert {*others} < {*whole.siblings}
     assert (whole.size, others[0].size) == (660, 0)
@@ -102,13 +104,13 @@ def test_a_step_that_does_not_fit_says_which_part_would() -> None:
     step = presets.find("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
     room = Room("on this host", 1 << 30, 1 << 20, 2, 256 << 20)
-    jobs, (skip,) = plan.fit([case], Policy(), lambda case: room, steps.titled([step]))
+    jobs, (skip,) = plan.fit([case], Policy(), lambda case: room, lambda case: step)
     assert not jobs
     needs = "a rank needs 905 MiB for itself and a buffer for each operation, 2 ranks 1,811 MiB"
     assert needs in skip.reason
     assert "1,024 MiB are available; --scale 1/" in skip.reason
     jobs, skips = plan.fit(
-        [case], Policy(), lambda case: room._replace(available=8 << 30), steps.titled([step])
+        [case], Policy(), lambda case: room._replace(available=8 << 30), lambda case: step
     )
     assert (len(jobs), skips) == (1, [])
     assert jobs[0].step == step
@@ -121,7 +123,7 @@ def test_what_is_said_to_fit_fits_and_twice_as_much_does_not(available: int) -> 
 
     def reason(step: Step) -> str:
         room = Room("on this host", available, 1 << 20, step.world, 256 << 20)
-        _, skips = plan.fit([case], Policy(), lambda _: room, {case.step: step})
+        _, skips = plan.fit([case], Policy(), lambda _: room, lambda case: step)
         return skips[0].reason if skips else ""
 
     told = reason(whole)
@@ -138,29 +140,29 @@ def test_what_never_fits_is_told_no_part() -> None:
     step = presets.find("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
     room = Room("on this host", 100 << 20, 1 << 20, 2, 256 << 20)
-    _, (skip,) = plan.fit([case], Policy(), lambda case: room, steps.titled([step]))
+    _, (skip,) = plan.fit([case], Policy(), lambda case: room, lambda case: step)
     assert "100 MiB are available; fewer ranks may fit" in skip.reason
 
 
 def test_estimates_count_the_operations_and_the_computation() -> None:
     step = presets.find("ddp:gpt2-124m", world=2)
     (case, *_) = cases_of(step)
-    job = plan.Job(case, 1, "", step=step)
-    bare = plan.Job(case, 1, "", step=Step("x", 2, (Program((0, 1), ()),)))
-    assert plan.call_seconds(job) > plan.call_seconds(bare) >= 0
-    assert plan.memory_per_rank(job, Policy()) > 475 << 20
+    job = Job(case, 1, "", subject=step)
+    bare = Job(case, 1, "", subject=Step("x", 2, (Program((0, 1), ()),)))
+    assert RUNNER.guess_call(job) > RUNNER.guess_call(bare) >= 0
+    assert RUNNER.measure_memory(job, Policy()) > 475 << 20
     assert plan.seconds(job, Policy()) > plan.seconds(bare, Policy())
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.3, 0.61, 1.7, 1.9, 2.5, 12.0])
 @pytest.mark.parametrize("given", [{}, {"max_seconds": 9.0}, {"max_iters": 12}, {"iters": 3}])
-def test_rounds_that_are_foreseen_are_those_that_are_taken_where_times_scatter(
+def test_rounds_that_are_forecast_are_those_that_are_taken_where_times_scatter(
     seconds: float, given: dict[str, float]
 ) -> None:
     policy = Policy(**given).resolved(False)  # type: ignore[arg-type]
     step = presets.find("toy:ddp")
     (job,), _ = plan.fit(
-        cases_of(step)[:1], policy, lambda case: Room("", 1 << 40, 0, 1, 0), steps.titled([step])
+        cases_of(step)[:1], policy, lambda case: Room("", 1 << 40, 0, 1, 0), lambda case: step
     )
     taken = 1
     while not (
@@ -175,32 +177,34 @@ def test_rounds_that_are_foreseen_are_those_that_are_taken_where_times_scatter(
     assert steps.most_rounds(policy, seconds) == taken
 
 
-def test_what_a_step_of_six_seconds_takes_is_foreseen() -> None:
+def test_what_a_step_of_six_seconds_takes_is_forecast() -> None:
     """As one took that hardly communicated: 125 s from its beginning, of which it was warm after
     18."""
-    rounds, least, most = steps.foreseen(Policy().resolved(True), (5.85, 6.0, 0.03))
+    rounds, least, most = steps.forecast_rounds(Policy().resolved(True), (5.85, 6.0, 0.03))
     assert rounds == steps.FEWEST
     assert least == most == pytest.approx(125 - 18, rel=0.05)
 
 
 def test_each_operation_by_itself_takes_its_share_at_most() -> None:
     alone = [
-        steps.foreseen(Policy(iters=6).resolved(True), (4.0, 0.0, talks)).most - 6 * (4.0 + talks)
+        steps.forecast_rounds(Policy(iters=6).resolved(True), (4.0, 0.0, talks)).most
+        - 6 * (4.0 + talks)
         for talks in (0.0, 0.5, 4.0)
     ]
     assert alone == [24.0, 24.0 + 5 * 1.0, 24.0 + 2 * 4.0 + 24.0]
 
 
-def test_a_step_that_may_settle_early_is_foreseen_to_take_less_or_more() -> None:
+def test_a_step_that_may_settle_early_is_forecast_to_take_less_or_more() -> None:
     patient = Policy(max_seconds=60.0).resolved(False)
-    rounds, least, most = steps.foreseen(patient, (1.0, 0.5, 0.5))
+    rounds, least, most = steps.forecast_rounds(patient, (1.0, 0.5, 0.5))
     assert rounds == 90 and least < 40 and most > 180
-    fixed = steps.foreseen(Policy(iters=90).resolved(False), (1.0, 0.5, 0.5))
+    fixed = steps.forecast_rounds(Policy(iters=90).resolved(False), (1.0, 0.5, 0.5))
     assert fixed.least > 180
 
 
 def test_operations_to_blame_take_steps_of_their_own() -> None:
     plain, blamed = (
-        steps.foreseen(Policy(blame=b).resolved(False), (2.0, 1.0, 1.0)) for b in (False, True)
+        steps.forecast_rounds(Policy(blame=b).resolved(False), (2.0, 1.0, 1.0))
+        for b in (False, True)
     )
     assert blamed.least - plain.least == 2.0 * 20 * 6

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from collbench.core import text as text_
-from collbench.core.collectives import PARTS
+from collbench.core.text import clock
 from collbench.machine.load import Load
 from collbench.records.derive import Derived
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
@@ -35,9 +35,9 @@ from collbench.show.document import Document, Line, Table
 from collbench.show.live import LiveTable, Status
 from collbench.show.programs import Csv, Json, Markdown
 from collbench.show.views import cases as cases_
-from collbench.core.text import clock
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
+from collbench.workload.parts import PARTS
 
 EVIL = "[red]x[/] |`*_\x1b[31m\n# y"
 
@@ -1122,7 +1122,7 @@ def foretold(
     """A run of a step that takes so long and hides nothing, and what is said of it before any
     sample."""
     cases = [
-        a_case(collective=part, step="ddp #12ab", cycle=cycle)
+        a_case(collective=part, subject="ddp #12ab", cycle=cycle)
         for cycle in range(launches)
         for part in PARTS
     ]
@@ -1131,7 +1131,7 @@ def foretold(
     status.world(a_world())
     for times in ([], [5]):  # at first without a sample
         for case in cases[0].siblings:
-            ns = round(seconds * 1e9 / (2 if case.place else 1))
+            ns = round(seconds * 1e9 / (1 if case.is_leader else 2))
             status.so_far(Record(case=case, status="ok", world=0, setup_ns=ns, times_ns=times))
     return status, capsys.readouterr().err
 

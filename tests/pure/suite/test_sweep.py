@@ -13,7 +13,7 @@ import pytest
 from collbench.core import splits
 from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
-from collbench.run import plan
+from collbench.run import collectives, plan
 from collbench.run.memory import RANK_BYTES, Room
 from collbench.suite import toml
 from collbench.suite.case import Case
@@ -201,8 +201,8 @@ def room(available: int, cache: int) -> Callable[[Case], Room]:
 def test_rotation_shrinks_before_a_size_is_given_up() -> None:
     policy, mib = Policy(), 1 << 20
     one = case(nbytes=64 * mib, n=2)
-    needs = 2 * (RANK_BYTES + plan.scratch_bytes(one))
-    pair = 2 * plan.buffer_bytes(one, policy)
+    needs = 2 * (RANK_BYTES + collectives.scratch_bytes(one))
+    pair = 2 * collectives.buffer_bytes(one, policy)
     cache = 64 * mib
 
     def fitted(available: int) -> tuple[list[tuple[int, str]], list[str]]:

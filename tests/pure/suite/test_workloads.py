@@ -38,7 +38,7 @@ def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
     cases, skips = read.expand()
     assert not skips
     assert [case.collective for case in cases[:3]] == ["step", "computation", "communication"]
-    names = {case.step.partition(" #")[0] for case in cases}
+    names = {case.subject.partition(" #")[0] for case in cases}
     assert names == {"ddp:gpt2-124m scale=1/64 compute=none", "own"}
     assert {case.backend for case in cases} == {"gloo", "mpi"}
     assert len(cases) == 2 * 2 * 3
@@ -46,9 +46,11 @@ def test_steps_are_cases_of_every_backend(tmp_path: Path) -> None:
 
 def test_what_a_run_keeps_of_them_is_what_was_run(tmp_path: Path) -> None:
     settled = toml.load(str(suite(tmp_path))).settled()
-    assert not settled.workloads
+    assert not settled.requests
     assert settled.settled() == settled
-    assert {step.title for step in settled.steps} == {case.step for case in settled.expand()[0]}
+    assert {step.title for step in settled.subjects} == {
+        case.subject for case in settled.expand()[0]
+    }
 
 
 def test_a_file_may_hold_steps_alone_or_beside_collectives(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_an_experiment_has_a_row_for_each_step(tmp_path: Path) -> None:
     rows, _ = matching.rows(read, sides)  # type: ignore[arg-type]
     assert len(rows) == 2
     for row in rows:
-        assert all(job.step and job.case.place == 0 for job in row.jobs.values())
+        assert all(job.subject and job.case.is_leader for job in row.jobs.values())
 
 
 def test_a_step_is_prepared_once_for_all_its_parts(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def traced(tmp_path: Path, text: str = TRACED) -> Path:
 
 def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
     read = toml.load(str(traced(tmp_path)))
-    (step,) = read.settled().steps
+    (step,) = read.settled().subjects
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
     rows, _ = matching.rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]

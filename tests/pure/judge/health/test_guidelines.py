@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from factories import case, expected, hosted, night, nightly, timings
 
-from collbench.core.collectives import PARTS
 from collbench.judge.health import checks, guidelines
 from collbench.judge.health.findings import Finding
 from collbench.judge.health.guidelines import ALPHA, GROSS, missed
 from collbench.judge.health.night import Night
 from collbench.records.types import RankInfo, Record, RunFile
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 
 CLAIMS = (guidelines.monotony, guidelines.split, guidelines.composition, guidelines.link)
 
@@ -260,7 +260,7 @@ def test_links_are_judged_by_what_they_carried() -> None:
 def test_a_training_step_is_held_to_no_guideline_of_collectives() -> None:
     parts = [
         msgspec.structs.replace(
-            case(), collective=part, step="x layers=2 #1", op="none", dtype="uint8", nbytes=8
+            case(), collective=part, subject="x layers=2 #1", op="none", dtype="uint8", nbytes=8
         )
         for part in PARTS
     ]

@@ -25,7 +25,6 @@ from factories import (
 )
 from scipy import stats as reference
 
-from collbench.core.collectives import PARTS
 from collbench.core.errors import CannotRun, UsageError
 from collbench.judge.history import baselines
 from collbench.judge.history import nights as history
@@ -38,6 +37,7 @@ from collbench.records.types import HostInfo, Pairing, RunFile
 from collbench.show import html
 from collbench.show.views import history as trends
 from collbench.suite.case import Case
+from collbench.workload.parts import PARTS
 
 CASE = case()
 
@@ -252,7 +252,8 @@ def test_a_row_alone_agrees_with_nobody_and_neighbours_must_agree_in_time_and_di
 def parts(name: str) -> list[Case]:
     """The rows of a training step."""
     return [
-        case(64 << 20, part, step=f"{name} #1", op="none", root=-1, dtype="uint8") for part in PARTS
+        case(64 << 20, part, subject=f"{name} #1", op="none", root=-1, dtype="uint8")
+        for part in PARTS
     ]
 
 
@@ -270,7 +271,7 @@ def test_a_step_that_gets_slower_on_a_night_is_named_by_the_part_that_does(slowe
     (shift,) = found.changed
     assert abs(found.days.index(shift.day) - 40) <= 3 and shift.standing
     assert {row.case.collective for row in shift.rows} == {"step", slower}
-    assert {row.case.step for row in shift.rows} == {"ddp:gpt2-124m #1"}
+    assert {row.case.subject for row in shift.rows} == {"ddp:gpt2-124m #1"}
     told = trends.told(shift)
     for words in ("ddp:gpt2-124m", "step", slower, f"slower since {shift.day}"):
         assert words in told

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from collbench.core.collectives import PARTS
 from collbench.records.types import GpuState
 from collbench.run.jobs import Job
 from collbench.run.rank import device_clock, measure, steps
@@ -21,6 +20,7 @@ from collbench.run.rank.measure import Measured, Protocol, Sampler, Samples, Syn
 from collbench.run.rank.outcome import fail_without_samples
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.workload.parts import PARTS
 from tests.helpers.steps import without_pause
 
 ALONE = Control(0, 1)

@@ -17,7 +17,6 @@ import pytest
 
 import collbench
 from collbench.core import algorithms
-from collbench.core.collectives import PARTS
 from collbench.core.errors import Exit
 from collbench.judge.comparison import Comparison, Rules
 from collbench.machine.load import Load
@@ -32,6 +31,7 @@ from collbench.show.views.measured import pair_of
 from collbench.show.views.verdicts import readable
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
+from collbench.workload.parts import PARTS
 
 ALWAYS = {"summary", "bandwidth", "environment", "data"}  # the others: where they say something
 NAMES = [
@@ -748,7 +748,7 @@ def table_of(document: Document, where: str, name: str) -> list[tuple[str, ...]]
 
 def test_a_step_is_one_to_a_verdict_whatever_parts_are_measured_besides() -> None:
     steps = [
-        ok(case(part, 8, op="none", dtype="uint8", step=name), 1000)
+        ok(case(part, 8, op="none", dtype="uint8", subject=name), 1000)
         for name in ("x #1", "y #2")
         for part in PARTS
     ]

@@ -9,13 +9,13 @@ import pytest
 from factories import run_file, world
 from msgspec.structs import replace
 
-from collbench.core.collectives import PARTS
 from collbench.records.steps import Overlap, Phase, overlaps
 from collbench.records.types import Record
 from collbench.show.document import toned
 from collbench.show.views import steps
 from collbench.suite.case import Case
 from collbench.suite.sweep import Axes, Suite
+from collbench.workload.parts import PARTS
 from collbench.workload.step import Op, Program, Recorded, Step
 
 MS = 1_000_000
@@ -26,7 +26,12 @@ def overlap(step: Sequence[float], computation: float, communication: float) -> 
     records = [
         Record(
             case=Case(
-                collective=part, backend="gloo", n=2, nbytes=8, dtype="uint8", step="x layers=2 #1"
+                collective=part,
+                backend="gloo",
+                n=2,
+                nbytes=8,
+                dtype="uint8",
+                subject="x layers=2 #1",
             ),
             status="ok",
             times_ns=[round(each * MS) for each in of],
@@ -103,7 +108,7 @@ def ran(cramped: bool = False, compute: str = "gemm", stop: str = "fixed") -> st
     """What is told of a step in whose world ranks may be cramped."""
     ops = (Op(kind="compute", flops=1e9), Op(kind="all_reduce", nbytes=8, dtype="float", op="sum"))
     step = Step("x", 2, (Program((0, 1), ops),), compute=compute)  # type: ignore[arg-type]
-    suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), steps=(step,))
+    suite = Suite(name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), subjects=(step,))
     records = [
         Record(case=each, status="ok", world=0, times_ns=[ns * MS] * 8, stop=stop)  # type: ignore[arg-type]
         for each, ns in zip(suite.settled().expand()[0], (12, 10, 4), strict=True)
