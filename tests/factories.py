@@ -285,7 +285,7 @@ def trace(*programs: Sequence[Call] | None, form: str = "made up", **fields: Any
 
 def expected(what: Case) -> float:
     """Nanoseconds a call of a healthy night: ``alpha + beta n``; 50 ms for a step's parts."""
-    if what.step:
+    if what.subject:
         return STEP
     rounds, share = ROUNDS[what.collective]
     return rounds * ALPHA + share * what.row.bound(what.n).beta * what.moved * BETA

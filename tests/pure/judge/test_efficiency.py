@@ -194,10 +194,10 @@ def test_best_ties_and_gain() -> None:
 
 @pytest.mark.parametrize(
     "places",
-    [[{"groups": "div:2", "of": 2, "group": g} for g in (0, 1)], [{"step": s} for s in "xy"]],
+    [[{"groups": "div:2", "of": 2, "group": g} for g in (0, 1)], [{"subject": s} for s in "xy"]],
 )
 def test_groups_and_steps_are_no_choice(places: list[dict[str, Any]]) -> None:
-    name, more = ("step", {"dtype": "uint8"}) if "step" in places[0] else ("all_gather", {})
+    name, more = ("step", {"dtype": "uint8"}) if "subject" in places[0] else ("all_gather", {})
     cases = [
         Case(collective=name, backend="gloo", n=2, nbytes=1024, **more, **place) for place in places
     ]

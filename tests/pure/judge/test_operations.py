@@ -34,7 +34,7 @@ def ddp(buckets: int = BUCKETS) -> Step:
 
 
 def parts(step: Step) -> list[Case]:
-    about = {"step": step.title, "op": "none", "dtype": "uint8", "n": 2}
+    about = {"subject": step.title, "op": "none", "dtype": "uint8", "n": 2}
     return [case(64 << 20, part, **about) for part in PARTS]
 
 

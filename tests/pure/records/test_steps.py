@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 def case(part: str, **more: object) -> Case:
-    given = {"backend": "gloo", "n": 2, "nbytes": 1024, "step": "x #1", "dtype": "uint8", **more}
+    given = {"backend": "gloo", "n": 2, "nbytes": 1024, "subject": "x #1", "dtype": "uint8", **more}
     return Case(collective=part, **given)  # type: ignore[arg-type]
 
 

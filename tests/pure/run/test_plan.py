@@ -5,7 +5,7 @@ from __future__ import annotations
 import factories
 import pytest
 
-from collbench.run import plan
+from collbench.run import collectives, plan
 from collbench.run.jobs import Job
 from collbench.run.plan import GUESS_LOAD, GUESS_WORLD
 from collbench.run.runner import runner_of
@@ -38,14 +38,14 @@ def test_each_launch_loads_torch_and_each_world_meets(
     worlds: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plan.environment, "core_count", lambda: 2)
+    monkeypatch.setattr(collectives.environment, "core_count", lambda: 2)
     policy = Policy(fresh=fresh)
     assert plan.loading(jobs(cases), policy) == pytest.approx(loads * GUESS_LOAD)
     assert plan.meeting(jobs(cases), policy) == pytest.approx(worlds * GUESS_WORLD)
 
 
 def test_ranks_of_mpirun_load_torch_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan.environment, "core_count", lambda: 1)
+    monkeypatch.setattr(collectives.environment, "core_count", lambda: 1)
     policy = Policy(fresh=True)
     assert plan.loading(jobs(BY_MPIRUN), policy) == 0.0
     both = GUESS_WORLD + GUESS_LOAD

@@ -113,7 +113,7 @@ def test_a_step_that_does_not_fit_says_which_part_would() -> None:
         [case], Policy(), lambda case: room._replace(available=8 << 30), lambda case: step
     )
     assert (len(jobs), skips) == (1, [])
-    assert jobs[0].step == step
+    assert jobs[0].subject == step
 
 
 @pytest.mark.parametrize("available", [4 << 30, 8 << 30, 40 << 30])

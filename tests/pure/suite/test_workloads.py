@@ -129,7 +129,7 @@ def test_a_trace_is_a_step_of_a_suite(tmp_path: Path) -> None:
     assert (step.name, step.world) == ("replay:job gaps=none scale=1/2", 2)
     assert [op.nbytes for op in step.programs[0].ops] == [128]
     rows, _ = matching.rows(read, {side: Variant(text=side) for side in ("base", "head")})  # type: ignore[arg-type]
-    assert [job.step for job in rows[0].jobs.values()] == [step, step]
+    assert [job.subject for job in rows[0].jobs.values()] == [step, step]
 
 
 @pytest.mark.parametrize(

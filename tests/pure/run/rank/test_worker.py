@@ -84,7 +84,8 @@ def test_a_check_is_tried_once_for_each_element_type(monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_is_verified_in_all_its_element_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [Job(RIGHT, 1, "cold", subject=STEP)]
+    of_step = replace(RIGHT, collective="step", subject=STEP.title, op="none", dtype="uint8")
+    jobs = [Job(of_step, 1, "cold", subject=STEP)]
     assert asked(monkeypatch, jobs) == ([BLIND], ["float", "half"])
 
 
