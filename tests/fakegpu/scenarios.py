@@ -19,7 +19,10 @@ TRACEBACK = "Traceback"
 FAKE = "(?i)fake"
 
 
-AB_SUITE = """printf '[axes]\\ncollectives=["all_reduce"]\\nsizes=["64K"]\\n' > ab.toml;"""
+AB_SUITE = (
+    """printf '[axes]\\ncollectives=["all_reduce"]\\nsizes=["64K"]\\n"""
+    """[policy]\\nsync="barrier"\\n' > ab.toml;"""
+)
 
 
 class Scenario(NamedTuple):
