@@ -116,6 +116,7 @@ class CollectiveRunner:
 
     parts = 1
     is_repeatable = True
+    remedy = "smaller sizes (-e) take less"
 
     def refuse(self, case: Case, subject: None, refuse_call: Callable[[Case], str]) -> str:
         reason = refuse_call(case)

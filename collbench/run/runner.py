@@ -44,11 +44,13 @@ class Trial(Protocol):
 
 class Runner(Protocol):
     """A kind of case. ``parts`` are the rows that are measured in turns, ``is_repeatable`` says
-    whether a second pass can add samples to a first. Only ``make_trial`` loads torch; a ``subject``
-    is the case's suite.measurable.Subject, None for a collective."""
+    whether a second pass can add samples to a first, and ``remedy`` what makes a call shorter. Only
+    ``make_trial`` loads torch; a ``subject`` is the case's suite.measurable.Subject, None for a
+    collective."""
 
     parts: int
     is_repeatable: bool
+    remedy: str
 
     def refuse(self, case: Case, subject: Any, refuse_call: Callable[[Case], str]) -> str:
         """Why the case cannot be run, ``refuse_call`` being asked of each call that it makes; else

@@ -24,7 +24,7 @@ from collbench.core.errors import (
     first_line,
 )
 from collbench.core.interrupts import interrupts
-from collbench.core.text import counted, tell
+from collbench.core.text import clock, counted, size, tell
 from collbench.machine import environment
 from collbench.machine.load import Load
 from collbench.records import derive, store
@@ -48,6 +48,8 @@ from collbench.suite import faults
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
+
+LONG_CALL = 60.0  # seconds of a call that is told of beforehand
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +186,32 @@ def execute(order: Order, make_reporter: Callable[[], Reporter]) -> Exit:
             resume.refuse_another_machine(resumed, world.environment(), prepared.jobs)
         else:
             refuse_nothing(prepared)
+        _tell_of_long_calls(prepared.jobs)
         return _Session(order, prepared, make_reporter(), world, before).run()
     finally:
         world.close()
+
+
+def _tell_of_long_calls(jobs: Sequence[Job]) -> None:
+    """Says before anything is measured how long the longest call takes, if that is long, as nothing
+    can be said while it runs."""
+    guesses = {
+        job.case: runner_of(job.case).guess_call(job)
+        for job in jobs
+        if not backend_info(job.case.backend).predicts
+    }
+    longest = max(guesses, key=guesses.__getitem__, default=None)
+    if longest is None or guesses[longest] < LONG_CALL:
+        return
+    runner, seconds = runner_of(longest), guesses[longest]
+    what = longest.subject or f"{longest.collective} of {size(longest.size)}"
+    took = clock(seconds) + " min" * (seconds < 3600)
+    parts = f" (its {runner.parts} parts, one after the other)" if runner.parts > 1 else ""
+    tell(
+        f"{what}: a call may take about {took} here{parts}, by a rough guess; nothing is said"
+        " before it has ended",
+        runner.remedy,
+    )
 
 
 def choose(order: Order, member: Membership | None) -> worlds.World:

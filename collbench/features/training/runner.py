@@ -43,6 +43,7 @@ class _StepRunner:
 
     parts = len(PARTS)
     is_repeatable = False
+    remedy = "a smaller --scale, fewer --layers or --compute sleep take less"
 
     def refuse(self, case: Case, subject: Step, refuse_call: Callable[[Case], str]) -> str:
         return steps.refuse(subject, case, refuse_call)

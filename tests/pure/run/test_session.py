@@ -18,7 +18,7 @@ from collbench.records.derive import NOT_VERIFIED
 from collbench.records.steps import overlaps
 from collbench.records.types import End, Record, Run, World
 from collbench.run import session
-from collbench.run.jobs import Plan
+from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world as worlds
 from collbench.run.launch.world import Listener
 from collbench.run.reporter import Reporter
@@ -26,6 +26,7 @@ from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Skip, Suite
 from collbench.workload import presets
+from collbench.workload.step import Op, Program
 
 SUITE = Suite(
     name="x",
@@ -338,3 +339,20 @@ def test_a_run_that_verified_all_of_its_data_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert measure_blindly(tmp_path / "run.jsonl", monkeypatch, "float") == Exit.OK
+
+
+@pytest.mark.parametrize(("ns", "told"), [(0, ""), (200e9, "toy")])
+def test_a_step_of_minutes_is_told_of_before_its_first_call(
+    ns: float, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = msgspec.structs.replace(
+        presets.find("toy:ddp", world=2),
+        compute="sleep",
+        programs=(Program((0, 1), (Op(kind="compute", compute_ns=round(ns)),)),),
+    )
+    (case, *_), _ = Suite(
+        name="", axes=Axes(collectives=(), sizes=(), ranks=(2,)), subjects=(step,)
+    ).expand()
+    session._tell_of_long_calls([Job(case, 1, "", subject=step)])
+    said = capsys.readouterr().err
+    assert (told in said and "--scale" in said and "rough guess" in said) if told else not said

@@ -27,6 +27,7 @@ class _PingPongRunner:
 
     parts = 1
     is_repeatable = True
+    remedy = "fewer bytes take less"
 
     def refuse(self, case: Case, subject: PingPong, refuse_call: Callable[[Case], str]) -> str:
         info = backend_info(case.backend)
