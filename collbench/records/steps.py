@@ -340,5 +340,5 @@ def common(some: Spans, others: Spans) -> int:
 
 def step_of(file: RunFile, case: Case) -> Step | None:
     """The step that a case of a run is of, as the run has it."""
-    found = file.run.suite.find_subject(case)
+    found = file.run.suite.subject_finder(case)
     return found if isinstance(found, Step) else None

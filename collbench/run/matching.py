@@ -98,13 +98,13 @@ def rows(
     differs = {field for variant in variants.values() for field in variant.differs}
     jobs: dict[Name, dict[str, Job]] = {}
     skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
-    policy = suite.policy
+    policy, find_subject = suite.policy, suite.subject_finder
     for name in SIDES:
         mine = applied(cases, variants[name])
         own = variants[name].python or there  # whose torch nobody has asked
         place = refusal.Place() if own else refusal.here({case.backend for case in mine})
         reasons = {
-            case: _refuse(case, suite.find_subject(case))
+            case: _refuse(case, find_subject(case))
             or refusal.refuse(case, policy, place)
             or (there.refuse(case) if there else "")
             for case in mine
@@ -112,7 +112,7 @@ def rows(
         possible = [case for case in mine if not reasons[case] and not case.is_part]
         skips[name] += [Skip(case, reason) for case, reason in reasons.items() if reason]
         fitting, no_room = session.fitted(
-            possible, policy, there.room if there else None, suite.find_subject
+            possible, policy, there.room if there else None, find_subject
         )
         skips[name] += no_room
         jobs[name] = {stripped(job.case, differs): job for job in fitting}

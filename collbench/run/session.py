@@ -94,9 +94,10 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
     place = refusal.Place() if elsewhere else refusal.here(suite.values("backends"))
     if order.ray:
         place = place._replace(launcher="Ray")
+    find_subject = suite.subject_finder
 
     def find_refusal(case: Case) -> str:
-        subject = suite.find_subject(case)
+        subject = find_subject(case)
         own = runner_of(case).refuse(case, subject, lambda call: "") if subject else ""
         return own or refusal.refuse(case, suite.policy, place)
 
@@ -108,7 +109,7 @@ def prepare(order: Order, at: memory.Rooms | None = None) -> Prepared:
         [case for case in leading if case not in never and case not in done],
         suite.policy,
         at,
-        suite.find_subject,
+        find_subject,
     )
     skips += [Skip(case, skip.reason) for skip in no_room for case in skip.case.siblings]
     left_out = [skip for skip in skips if skip.case not in done]

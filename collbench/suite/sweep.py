@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -206,11 +206,12 @@ class Suite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             self, axes=axes, includes=includes, subjects=tuple(every.values()), requests=()
         )
 
-    def find_subject(self, case: Case) -> Subject | None:
-        """What the case is about; None for one of a collective, or of a feature that is not
-        installed."""
-        known = (one for one in self.subjects if case.subject and one.title == case.subject)
-        return next(known, None)
+    @property
+    def subject_finder(self) -> Callable[[Case], Subject | None]:
+        """What finds the subject of a case; None for a case of a collective, or of a feature that
+        is not installed. Titles are digests, and so are made once."""
+        by_title = {subject.title: subject for subject in self.subjects if subject.title}
+        return lambda case: by_title.get(case.subject)
 
     def values(self, axis: str) -> tuple[Any, ...]:
         """All values along an axis, of the whole suite."""
