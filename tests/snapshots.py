@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from collbench.cli.main import COMMANDS, GROUPS
+from collbench.cli.main import list_commands
 from collbench.core.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +55,7 @@ def list_snapshots() -> list[Snapshot]:
 def list_help() -> Iterator[Snapshot]:
     yield Snapshot("help", ("--help",))
     yield Snapshot("list", ("list",))
-    for name in (*COMMANDS, *GROUPS, *COLLECTIVES, "locate"):
+    for name in (*list_commands(), *COLLECTIVES):
         yield Snapshot(f"help-{name}", (name, "--help"))
     for topic in PAGES:
         yield Snapshot(f"topic-{topic}", ("help", topic))

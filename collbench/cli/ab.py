@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collbench.judge.comparison import Rules
     from collbench.run.experiment import Order
     from collbench.run.forecast import Forecast
+    from collbench.run.launch.interpreter import SideName, Variant
     from collbench.run.launch.keeper import Sides
     from collbench.run.launch.places import Places
     from collbench.run.reporter import Step
-    from collbench.run.variants import Name, Variant
     from collbench.suite.sweep import Suite
 
 
@@ -126,7 +126,7 @@ def _suite(
     ranks: str,
     max_seconds: str,
     timeout: float | None,
-    sides: Mapping[Name, Variant],
+    sides: Mapping[SideName, Variant],
     launcher: str,
 ) -> Suite:
     """The suite with what the command line says in place of it. Raises UsageError where a side's
@@ -197,7 +197,7 @@ def _folder(output: Path) -> None:
         ) from e
 
 
-def _sides(base: str, head: str, aa: bool, suite: str) -> dict[Name, Variant]:
+def _sides(base: str, head: str, aa: bool, suite: str) -> dict[SideName, Variant]:
     from collbench.run import variants
     from collbench.suite import toml
 
@@ -208,7 +208,7 @@ def _sides(base: str, head: str, aa: bool, suite: str) -> dict[Name, Variant]:
             "--base and --head are the same",
             f"say by what they differ ({variants.EXAMPLE}), or --aa to compare a side with itself",
         )
-    sides: dict[Name, Variant] = {
+    sides: dict[SideName, Variant] = {
         "base": variants.parse(base, "--base"),
         "head": variants.parse(base if aa else head, "--head"),
     }

@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -98,32 +98,13 @@ def _both_sides(name: str) -> tuple[RunFile, RunFile]:
     from collbench.records import store
 
     path = store.find(name)
-    other = other_side(path)
+    other = store.find_companion(path)
     if other is None:
         raise UsageError(
             f"{name} is one run, not a side of an experiment", "compare needs two: BASE HEAD"
         )
     base, head = sorted(map(store.digest, (path, other)), key=lambda file: file.run.pairing.side)  # type: ignore[union-attr]
     return base, head
-
-
-def other_side(path: Path) -> Path | None:
-    """The other run of the experiment that the run in ``path`` is a side of; None where it is of
-    none. Raises UsageError where it is not beside it."""
-    from collbench.records import store
-
-    pairing = store.read_run(path).pairing
-    if pairing is None:
-        return None
-    name: Literal["base", "head"] = "head" if pairing.side == "base" else "base"
-    beside = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
-    there = store.read_run(beside).pairing if beside.is_file() else None
-    if there is None or (there.experiment, there.side) != (pairing.experiment, name):
-        raise UsageError(
-            f"{path} is the {pairing.side} of an experiment whose {name} is not at {beside}",
-            "name both runs: BASE HEAD",
-        )
-    return beside
 
 
 def check(output_format: str, out: Sequence[Path], marker: str = "compare") -> None:

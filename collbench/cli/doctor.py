@@ -23,7 +23,6 @@ import typer
 
 from collbench.core.errors import CannotRun, CollbenchError, Exit, first_line
 from collbench.core.text import counted, duration
-from collbench.judge import busy
 from collbench.machine import environment, load
 from collbench.machine.gpu import FAKE_MEANING, driver_cuda, is_fake, refuse_cuda
 from collbench.records import stats
@@ -32,6 +31,7 @@ from collbench.run import plan, session
 from collbench.run.launch import mpirun
 from collbench.run.launch.local import Launcher
 from collbench.run.launch.world import Listener
+from collbench.show import busy
 from collbench.show.views import machines
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Axes, Suite

@@ -22,20 +22,20 @@ def export(
     """Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra."""
     from collbench.core import algorithms, files
     from collbench.core import export as exports
+    from collbench.core.feature import load_entries
     from collbench.suite.grammar import parse_size
 
-    formats = (*exports.FORMATS, "chakra")
+    writers = load_entries("writers")
+    formats = (*exports.FORMATS, *writers)
     if to not in formats:
         raise UsageError(f"--to '{to}' is unknown", f"one of {', '.join(formats)}")
-    if to == "chakra" and output is None:
-        raise UsageError("--to chakra writes a file a rank", "-o FOLDER says where")
+    if to in writers and output is None:
+        raise UsageError(f"--to {to} writes a file a rank", "-o FOLDER says where")
     schedule = algorithms.find(collective, algorithm).schedule(n, root)
     size = parse_size(nbytes, "--bytes")
-    if to == "chakra" and output is not None:
-        from collbench.workload.traces import chakra_files, steps
-
-        trace = steps.of_schedule(schedule, size)
-        return typer.echo(chakra_files.write(output, algorithm.partition(":")[0], trace.ranks))
+    if to in writers and output is not None:
+        name = algorithm.partition(":")[0]
+        return typer.echo(writers[to].write_schedule(schedule, size, output, name))
     text = exports.FORMATS[to](schedule, size)
     if output is None:
         return typer.echo(text, nl=False)

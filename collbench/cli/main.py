@@ -12,9 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,110 +22,42 @@ from typer.core import TyperCommand, TyperGroup
 from collbench.cli import mistakes
 from collbench.core.collectives import COLLECTIVES, collective
 from collbench.core.errors import CannotRun, CollbenchError, Exit, UsageError, first_line
+from collbench.core.feature import Command, find_entries, load_entry
 from collbench.core.files import keep_traceback
 from collbench.core.interrupts import interrupts
 from collbench.core.streams import SPELLED
 from collbench.core.text import near, plain, tell
 
-MEASURE = "collbench.cli.measure:measure"  # the command of every collective
+# The commands beside those of collectives and of features; these are listed between them.
+BEGIN = (
+    Command("run", "run:run", "Run suites: sweeps kept in files.", starts_ranks=True),
+    Command("runs", "runs:runs", "List saved runs."),
+    Command("report", "report:report", "Make one offline page of runs: figures, tables, raw data."),
+)
+END = (
+    Command(
+        "doctor", "doctor:doctor", "Say what can run on this machine, and why the rest cannot."
+    ),
+    Command(
+        "list", "list_:list_", "List collectives, reductions, algorithms, backends and suites."
+    ),
+    Command("help", "help:help_", "Explain a topic in a page, or a command's options."),
+)
 
 
-# Where each command is, and what it does: the first paragraph of its docstring.
-COMMANDS = {
-    "run": ("collbench.cli.run:run", "Run suites: sweeps kept in files."),
-    "runs": ("collbench.cli.runs:runs", "List saved runs."),
-    "show": (
-        "collbench.cli.show:show",
-        "Draw an algorithm's steps, or write a page with a slider.",
-    ),
-    "prove": (
-        "collbench.cli.prove:prove",
-        "Prove algorithms right, by counting contributions of ranks.",
-    ),
-    "predict": (
-        "collbench.cli.predict:predict",
-        "Predict times on a model network, with crossovers and bounds.",
-    ),
-    "workload": (
-        "collbench.cli.workload:workload",
-        "Run, count or predict a training step's communication.",
-    ),
-    "trace": (
-        "collbench.cli.trace:trace",
-        "Say what is in a job's trace, who comes late, and who hung it.",
-    ),
-    "replay": (
-        "collbench.cli.replay:replay",
-        "Run one iteration of a recorded job again, from its trace.",
-    ),
-    "fit": (
-        "collbench.cli.fit:fit",
-        "Fit latency and bandwidth of the model to recorded runs.",
-    ),
-    "export": (
-        "collbench.cli.export:export",
-        "Write an algorithm's schedule as MSCCL XML, GOAL, DOT, JSON or Chakra.",
-    ),
-    "pairs": (
-        "collbench.cli.pairs:pairs",
-        "Measure every pair of ranks: which ranks, hosts, links are slow.",
-    ),
-    "overlap": (
-        "collbench.cli.overlap:overlap",
-        "Measure a collective beside something else on the same ranks: how much slower each is.",
-    ),
-    "locate": (
-        "collbench.cli.locate:locate",
-        "Find who makes a group slow, by halving slow groups.",
-    ),
-    "ab": (
-        "collbench.cli.ab:ab",
-        "Compare two libraries, settings or algorithms, in turns.",
-    ),
-    "compare": (
-        "collbench.cli.compare:compare",
-        "Judge a run against another: which rows are slower, beyond noise.",
-    ),
-    "health": (
-        "collbench.cli.health:health",
-        "Say if a cluster is healthy; if not: who, since when, what to do.",
-    ),
-    "report": (
-        "collbench.cli.report:report",
-        "Make one offline page of runs: figures, tables, raw data.",
-    ),
-    "import": (
-        "collbench.cli.import_:import_",
-        "Read logs of nccl-tests, rccl-tests, Inspector, OSU and IMB.",
-    ),
-    "doctor": (
-        "collbench.cli.doctor:doctor",
-        "Say what can run on this machine, and why the rest cannot.",
-    ),
-    "list": (
-        "collbench.cli.list_:list_",
-        "List collectives, reductions, algorithms, backends and suites.",
-    ),
-    "help": ("collbench.cli.help:help_", "Explain a topic in a page, or a command's options."),
-}
+@cache
+def list_commands() -> dict[str, Command]:
+    """All commands but those of collectives, by name, in the order of --help."""
+    features = {key: row for key, (_, row) in find_entries("commands").items()}
+    return {row.key: row for row in BEGIN} | features | {row.key: row for row in END}
 
 
-# Commands that have commands of their own: functions that make the group.
-GROUPS = {
-    "history": (
-        "collbench.cli.history:group",
-        "Keep nights of runs, show what changed since when, review levels.",
-    ),
-}
-
-
-# Commands that start no ranks: of processes that a launcher started, one does them.
-SOLITARY = {"runs", "show", "prove", "predict", "trace", "fit", "export", "compare"} | {
-    *("report", "import", "doctor", "list", "help", "history"),
-}
-
-
-TEXTS = {name: text for name, (_, text) in (COMMANDS | GROUPS).items()}
+def load_command(name: str) -> Callable[..., Any]:
+    """The function of a command, or the one that makes its group."""
+    if found := find_entries("commands").get(name):
+        return cast(Callable[..., Any], load_entry(found[0], found[1].target))
+    module, _, function = list_commands()[name].target.partition(":")
+    return cast(Callable[..., Any], getattr(import_module(f"collbench.cli.{module}"), function))
 
 
 DIFFERENCES = """
@@ -170,10 +102,11 @@ class _Names(TyperGroup):
     """The commands by name, as a shell completes them: without their modules."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COLLECTIVES, *COMMANDS, *GROUPS]
+        return [*COLLECTIVES, *list_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        text = COLLECTIVES[cmd_name].meaning if cmd_name in COLLECTIVES else TEXTS[cmd_name]
+        known = COLLECTIVES.get(cmd_name)
+        text = known.meaning if known else list_commands()[cmd_name].summary
         return TyperCommand(cmd_name, help=text)
 
 
@@ -182,13 +115,14 @@ class _Commands(TyperGroup):
     than its text."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COLLECTIVES, *COMMANDS, *GROUPS]
+        return [*COLLECTIVES, *list_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in GROUPS:
-            return typer.main.get_command(entry(GROUPS[cmd_name][0])())
-        if cmd_name in COMMANDS:
-            return _command(cmd_name, entry(COMMANDS[cmd_name][0]))
+        if command := list_commands().get(cmd_name):
+            function = load_command(cmd_name)
+            if command.is_group:
+                return typer.main.get_command(function())
+            return _command(cmd_name, function)
         if cmd_name.removesuffix("_perf") == "hypercube":
             raise UsageError(
                 "hypercube is an all_gather of doubling steps",
@@ -198,9 +132,10 @@ class _Commands(TyperGroup):
             name = collective(cmd_name).name
         except UsageError:
             return None
+        from collbench.cli.measure import measure
         from collbench.cli.sections import MeasureCommand
 
-        return _command(name, entry(MEASURE), _help(name), MeasureCommand)
+        return _command(name, measure, _help(name), MeasureCommand)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         named = _Names(name=self.name, params=self.params)
@@ -219,14 +154,7 @@ class _Commands(TyperGroup):
         with formatter.section("Measure"):
             formatter.write_dl([(row.name, row.meaning) for row in COLLECTIVES.values()])
         with formatter.section("Other commands"):
-            formatter.write_dl(list(TEXTS.items()))
-
-
-def entry(place: str) -> Callable[..., Any]:
-    """The function at ``module:name``."""
-    module, _, name = place.partition(":")
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function
+            formatter.write_dl([(row.key, row.summary) for row in list_commands().values()])
 
 
 def _command(
@@ -373,7 +301,8 @@ def _ended() -> int:
 
 def _is_left_to_rank_0(words: Sequence[str]) -> bool:
     """Whether a launcher started this process beside others, and the command needs only one."""
-    if not words or words[0] not in SOLITARY:
+    command = list_commands().get(words[0]) if words else None
+    if command is None or command.starts_ranks:
         return False
     from collbench.run.launch import environments
 

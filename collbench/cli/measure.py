@@ -57,7 +57,7 @@ def fake_gpus(backends: Collection[str]) -> list[str]:
 def carry_out(order: Order, reporter: Callable[[], Reporter], dry_run: bool) -> Exit:
     """Run what is asked for and hold it against its limits, or only print what would run; on one
     rank, where there are more."""
-    from collbench.judge import limits
+    from collbench.records import limits
     from collbench.run import plan, session
     from collbench.run.launch import join
     from collbench.run.reporter import Gathered, Several

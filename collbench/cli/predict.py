@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from collbench.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from collbench.core.network import Link
 
 
 def predict(
@@ -29,6 +24,7 @@ def predict(
 ) -> None:
     """Predict times on a model network, with crossovers and bounds."""
     from collbench.cli import outputs
+    from collbench.cli.links import find_link
     from collbench.core import algorithms, simulate
     from collbench.core import network as networks
     from collbench.core.collectives import collective
@@ -40,13 +36,13 @@ def predict(
         raise UsageError("--counts comes as a table only", "leave --format out")
     sizes = _sizes(minbytes, maxbytes, stepfactor, stepbytes, listed)
     sizes = sizes if row.factor != "-" else (0,)
-    speed, note = link_of(link, source)
+    speed, note = find_link(link, source)
     model = networks.parse(network, n, speed, networks.parse_link(inside, "--inside"))
     words = [found.name for found in algorithms.of(row.name)] if algo == "all" else algo.split(",")
     variants = [algorithms.find(row.name, word) for word in words]
     view = simulate.forecast(row, n, model, variants, sizes)
     nodes = f", {inside} inside nodes" if isinstance(model, networks.TwoLevel) else ""
-    about = f"{row.name}, {n} ranks, {network} network{nodes}, {prediction.in_words(speed)}"
+    about = f"{row.name}, {n} ranks, {network} network{nodes}, {networks.describe_link(speed)}"
     make = prediction.counts if counts else prediction.document
     outputs.deliver(make(view, sizes, f"predicted: {about}{note}"), output_format)
 
@@ -70,17 +66,3 @@ def _sizes(
         smallest, largest = SWEEP[0], SWEEP[1] if largest is None else largest
     chosen = tuple(grammar.parse_size(word, "--sizes") for word in words) if words else None
     return grammar.choose_sizes(smallest, largest, factor, step, chosen)
-
-
-def link_of(link: str, source: str) -> tuple[Link, str]:
-    """The link asked for, or the one that a recorded run shows and what it rests on."""
-    if not source:
-        from collbench.core import network
-
-        return network.parse_link(link or "ib200"), ""
-    if link:
-        raise UsageError("a run and --link both say what the link is", "give one of them")
-    from collbench.judge import fit
-
-    speed, note = fit.link_from(source)
-    return speed, f"; {note}"

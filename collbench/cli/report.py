@@ -14,7 +14,7 @@ from collbench.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collbench.records.types import RunFile
-    from collbench.show.views.verdicts import Readable
+    from collbench.show.views.series import Conclusion
 
 
 DEFAULT = Path("collbench-report.html")
@@ -59,7 +59,7 @@ def report(
         reports.find_browser()
     files = [store.digest(path) for path in _paths(runs or ["@last"])]
     gc.freeze()  # what was read stays: to look through it again and again takes seconds
-    document = run.document(files, _comparison(files, compare))
+    document = run.document(files, _conclusion(files, compare))
     if title:
         document = msgspec.structs.replace(document, title=title)
     text = reports.page(document, cast(Any, plotlyjs)) if as_page else markdown.text(document)
@@ -77,38 +77,21 @@ def report(
 def _paths(names: Sequence[str]) -> list[Path]:
     """The runs of these names, each once; beside a side of an experiment given alone, the other, if
     it is there."""
-    from collbench.cli import compare as judge
     from collbench.records import store
 
     paths = list(dict.fromkeys(map(store.find, names)))
     with suppress(UsageError):
-        other = judge.other_side(paths[0]) if len(paths) == 1 else None
+        other = store.find_companion(paths[0]) if len(paths) == 1 else None
         paths += [other] if other else []
     return paths
 
 
-def _comparison(files: Sequence[RunFile], wanted: bool) -> Readable | None:
-    """The comparison of two runs that were interleaved, or that the command asks to compare. Of
-    interleaved runs the one measured as base is base."""
-    from collbench.judge import alarms, comparison
-    from collbench.show.views.verdicts import readable
+def _conclusion(files: Sequence[RunFile], compared: bool) -> Conclusion | None:
+    """What a feature concludes of these runs, or of runs that are to be ``compared``."""
+    from collbench.core.feature import load_entries
 
-    pairings = [file.run.pairing for file in files]
-    together = (
-        len(files) == 2 and len({pairing and pairing.experiment for pairing in pairings}) == 1
-    )
-    if wanted and len(files) != 2:
-        raise UsageError(
-            f"--compare needs two runs, not {len(files)}", "collbench report --compare BASE HEAD"
-        )
-    if not wanted and not (together and pairings[0]):
-        return None
-    base, head = sorted(
-        files,
-        key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
-    )
-    judged = comparison.compare(base, head, comparison.Rules())
-    return readable(judged, alarms.stored(judged))
+    makers = load_entries("conclusions").values()
+    return next((found for make in makers if (found := make(files, compared))), None)
 
 
 def _write(path: Path, text: str, mark: str) -> None:

@@ -25,8 +25,9 @@ def show(
     With --on, run it once on real ranks instead, and show every rank's buffers.
     """
     from collbench.core import algorithms, files
+    from collbench.features.study import cost
     from collbench.show import terminal
-    from collbench.show.views import drawing, prediction
+    from collbench.show.views import drawing
 
     if on:
         for option, given_too in (("--step", step is not None), ("--html", html is not None)):
@@ -55,7 +56,7 @@ def show(
     about = [
         row.idea,
         *filter(None, [drawing.phases(schedule, frames)]),
-        *prediction.cost(variant, schedule),
+        *cost.describe_cost(variant, schedule),
     ]
     about.append(f"source: {row.paper}")
     if html:

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from collbench.cli.parameters import option, sharing
 from collbench.core.errors import UsageError
+from collbench.core.feature import find_entries, load_entries
 
 if TYPE_CHECKING:
     from collbench.records.steps import Overlap
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collbench.workload.wanted import Wanted
 
 FORMATS = ("table", "json", "csv", "md")
-SHOWN = (*FORMATS, "chakra")
 
 # The options, as help tells of them.
 Name = Annotated[
@@ -168,9 +168,10 @@ def _check(printed: str, folder: Path | None) -> None:
     """Raises UsageError for what a step is not shown as."""
     from collbench.cli import outputs
 
-    outputs.check(printed, (), SHOWN)
-    if printed == "chakra" and not folder:
-        raise UsageError("--format chakra writes files", "a step, --show and --output FOLDER")
+    writers = find_entries("writers")
+    outputs.check(printed, (), (*FORMATS, *writers))
+    if printed in writers and not folder:
+        raise UsageError(f"--format {printed} writes files", "a step, --show and --output FOLDER")
 
 
 def _refuse_without_link(inside: str, node: int | None, tflops: float) -> None:
@@ -211,10 +212,8 @@ def _counted(
     _check(printed, folder)
     gc.disable()  # what a large step is made of stays: looking through it takes half of the time
     (made, taken), at = _source(wanted, ngpus), _machine(*machine)
-    if printed == "chakra" and folder:
-        from collbench.workload.traces import chakra_files, steps
-
-        return outputs.show(chakra_files.write(folder, "step", steps.of(made).ranks) + "\n")
+    if folder and (writer := load_entries("writers").get(printed)):
+        return outputs.show(writer.write_step(made, folder) + "\n")
     walk = Walk(made)
     expected = forecast(made, at, walk.actors) if at else None
     if printed == "csv":
@@ -257,13 +256,13 @@ def _machine(
     link: str, inside: str, source: str, node: int | None, tflops: float
 ) -> Machine | None:
     """What --link or --from, --inside, --node and --tflops say. Raises UsageError."""
-    from collbench.cli.predict import link_of
+    from collbench.cli.links import find_link
     from collbench.core import network
     from collbench.workload.count import Machine
 
     if not (link or source):
         return None
-    speed, _ = link_of(link, source)
+    speed, _ = find_link(link, source)
     within = network.parse_link(inside or "nvlink", "--inside")
     return Machine(speed, within, node or 1, 1e12 * tflops)
 

@@ -15,6 +15,7 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -447,3 +448,12 @@ FORMATS: dict[str, Callable[[Schedule, int], str]] = {
     "dot": dot,
     "json": as_json,
 }
+
+
+class Writer(NamedTuple):
+    """A format that is a folder with a file a rank: ``write_schedule`` takes a schedule, the bytes
+    that it is for, the folder and the files' name, ``write_step`` a training step and the folder;
+    both say what they wrote. They raise UsageError and CannotRun."""
+
+    write_schedule: Callable[[Schedule, int, Path, str], str]
+    write_step: Callable[[Any, Path], str]

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from collbench.core.collectives import Bound
 from collbench.core.errors import UsageError
+from collbench.core.text import duration
 
 Ints = NDArray[np.int64]
 
@@ -303,3 +304,10 @@ def parse_link(text: str, option: str = "--link") -> Link:
             f"{option}: '{text}' gives no {' and no '.join(missing)} above 0", LINK_GRAMMAR
         )
     return Link(**{"gamma": 0.0, **values})
+
+
+def describe_link(link: Link) -> str:
+    """A link's three numbers, with units."""
+    rates = [("GB/s on the wire", link.beta), ("GB/s for sums", link.gamma)]
+    parts = [f"{1e-9 / seconds:.4g} {what}" for what, seconds in rates if seconds]
+    return ", ".join([f"{duration(link.alpha * 1e9)} a message", *parts])

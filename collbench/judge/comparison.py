@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import Exit, UsageError
+from collbench.core.feature import load_entries
 from collbench.core.text import counted
-from collbench.judge import operations, sides
-from collbench.judge.sides import CaseRows, Pair
+from collbench.judge import sides
+from collbench.judge.sides import Pair
 from collbench.judge.verdict import (
     CHANGED,
     FEWEST_UNPAIRED,
@@ -32,6 +33,7 @@ from collbench.judge.verdict import (
 from collbench.machine import environment
 from collbench.machine.environment import Difference
 from collbench.records import paired
+from collbench.records.case_rows import CaseRows, Place, gather, smallest_change
 from collbench.records.origins import FAKE, ORIGINS
 from collbench.records.rows import Row, case_time
 from collbench.records.types import Run, RunFile, joined
@@ -123,7 +125,7 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
         [files] if isinstance(files, RunFile) else list(files) for files in (base, head)
     )
     in_pairs = sides.interleaved(bases, heads)
-    left, right = (sides.gather(files, in_pairs, joined) for files in (bases, heads))
+    left, right = (gather(files, in_pairs, joined) for files in (bases, heads))
     if not left.keys() & right.keys():
         raise UsageError(
             f"base and head have no row in common: {sides.unlike(left, right)}",
@@ -147,7 +149,8 @@ def compare(base: Files, head: Files, rules: Rules, under_way: bool = False) -> 
     differences = sides.differences([*bases, *heads], backends)
     terms = _terms(rules, bases, heads, in_pairs, unknown, differences, kept, under_way)
     rows = [_judge(terms, pair) for pair in kept]
-    rows = operations.told(terms.base, terms.head, kept, rows, in_pairs)
+    for explain in load_entries("explanations").values():
+        rows = explain(terms.base, terms.head, kept, rows, in_pairs)
     stages = [
         len({place for pair in kept for place in pair.changes(stage)}) if in_pairs else 0
         for stage in (1, 2)
@@ -277,7 +280,7 @@ def _judge(terms: _Terms, pair: Pair) -> Judged:
     default = terms.rules.tau
     if default is None:
         default = max(
-            sides.smallest_change(side, file.run.environment)
+            smallest_change(side, file.run.environment)
             for side, file in ((pair.base, terms.base), (pair.head, terms.head))
             if side
         )
@@ -385,7 +388,7 @@ def _aggregates(terms: _Terms, pairs: Sequence[Pair], rows: Sequence[Judged]) ->
     named.append(("", "", [member for _, _, members in named for member in members]))
     aggregates = []
     for collective, size_class, members in named:
-        rounds: dict[sides.Place, list[float]] = defaultdict(list)
+        rounds: dict[Place, list[float]] = defaultdict(list)
         for pair, row in members:
             for place, change in (
                 pair.changes(1) if terms.in_pairs else {(0, 0): math.log1p(row.delta or 0)}

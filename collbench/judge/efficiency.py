@@ -1,5 +1,5 @@
-"""Cases against each other and against what is possible: the best at each size, where
-implementations change places, and three numbers that say how good a time is. Times in nanoseconds,
+"""Cases against each other and against what is possible: where implementations change places, and
+three numbers that say how good a time is. Times in nanoseconds,
 constants in ns a message and ns a byte.
 
 The three numbers, of which none says it all: link efficiency is busbw, of the bytes that links
@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from operator import mul
 
@@ -24,11 +24,9 @@ from collbench.core.errors import CollbenchError
 from collbench.core.network import Link, Network
 from collbench.core.simulate import Predictor
 from collbench.judge import fit
-from collbench.judge.sides import MANNER
 from collbench.machine import environment
-from collbench.records import rows as rows_
-from collbench.records.derive import Derived, told_over
-from collbench.records.stats import half_width
+from collbench.records.case_rows import MANNER
+from collbench.records.points import Point, alike
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case
 
@@ -42,103 +40,6 @@ PROBE, TWINS = (
     "sendrecv",
     ("reduce_scatter", "all_gather"),
 )  # tell alpha and beta, and by their difference gamma
-
-
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """What one case of run number ``run`` took, over all its launches: a median and its 95 %
-    interval.
-
-    ``lo`` and ``hi`` are infinite where too few samples bound it. ``launches`` are those behind the
-    interval: 1 where it is of the samples within a launch. ``first`` is the first record's row,
-    which the tails are of. ``over`` says what another tool's time is in place of a median over
-    samples of the slowest rank.
-    """
-
-    run: int
-    case: Case
-    size: int
-    moved: float
-    median: float
-    lo: float
-    hi: float
-    samples: int
-    n_eff: float
-    algbw: float
-    busbw: float | None
-    flags: tuple[str, ...]
-    launches: int
-    first: Derived
-    record: int
-    predicted: bool = False
-    over: str = ""
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The interval; a prediction is exact."""
-        return (self.median, self.median) if self.predicted else (self.lo, self.hi)
-
-    @property
-    def half_width(self) -> float:
-        """The larger half of the interval, as a share of the median."""
-        return half_width(self.median, self.lo, self.hi)
-
-    @property
-    def late_share(self) -> float:
-        """How late the late rank came, of the time."""
-        return self.first.late_share
-
-
-def over_launches(rows: Sequence[rows_.Row]) -> Point:
-    """A case of one run by its launches, of which at least one is fit. The flags are those of any,
-    the unfit too."""
-    time = rows_.case_time(rows)
-    home = rows_.fit(rows)[0]
-    first = home.first.derived
-    assert first is not None  # what is fit has a time
-    moved = first.algbw * first.times.median
-    algbw = moved / time.median
-    return Point(
-        run=home.file,
-        case=home.case,
-        size=home.case.size,
-        moved=moved,
-        median=time.median,
-        lo=time.lo,
-        hi=time.hi,
-        samples=time.samples,
-        n_eff=time.n_eff,
-        algbw=algbw,
-        busbw=None if first.busbw is None else algbw * home.case.row.busbw(home.case.n),
-        record=home.first.number,
-        launches=time.launches,
-        flags=tuple(dict.fromkeys(flag for row in rows for flag in row.flags)),
-        first=first,
-        predicted=home.predicted,
-        over=told_over(home.record),
-    )
-
-
-class Best(msgspec.Struct, frozen=True, kw_only=True):
-    """The fastest implementation of a case, those whose intervals overlap with its own, those of
-    which that is unknown as one of both has no interval, those that are surely slower, the fastest
-    first, and the library's choice, if it was measured.
-
-    ``gain`` is how much longer the library takes (0.1: 10 % longer); ``reference``: whether
-    algorithms take part.
-    """
-
-    winner: Point
-    ties: list[Point]
-    unknown: list[Point]
-    slower: list[Point]
-    reference: bool
-    library: Point | None
-    gain: float | None
-
-    @property
-    def clear(self) -> bool:
-        """Whether the winner is surely faster than the library."""
-        return self.library in self.slower
 
 
 class Crossing(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,49 +90,6 @@ class Merit(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = ""
     model: float | None = None
     alarming: bool = False
-
-
-COMMON = (
-    *("collective", "n", "dtype", "op", "root", "in_place", "mode", "arrival", "env", "splits"),
-    *("align", "background", "groups", "group", "of", "subject"),
-)
-
-
-def alike(point: Point, *, sized: bool = True) -> tuple[object, ...]:
-    """Equal for what differs in nothing but implementation (and size, unless ``sized``): these, and
-    only these, are set against each other; never what a model says against what was measured."""
-    return (
-        point.run,
-        point.predicted,
-        point.case.nbytes if sized else None,
-        *(getattr(point.case, name) for name in COMMON),
-    )
-
-
-def best(points: Iterable[Point]) -> list[Best]:
-    """The best implementation of each case that has two or more."""
-    groups: dict[tuple[object, ...], list[Point]] = defaultdict(list)
-    for point in points:
-        groups[alike(point)].append(point)
-    return [_best(group) for group in groups.values() if len(group) > 1]
-
-
-def _best(group: list[Point]) -> Best:
-    winner, *others = sorted(group, key=lambda point: point.median)
-    known = [all(map(math.isfinite, (*point.bounds, *winner.bounds))) for point in others]
-    libraries = [point for point in (winner, *others) if point.case.algorithm == "native"]
-    library = libraries[0] if libraries else None
-    found: dict[str, list[Point]] = {"ties": [], "unknown": [], "slower": []}
-    for point, sure in zip(others, known, strict=True):
-        overlap = "ties" if point.bounds[0] <= winner.bounds[1] else "slower"
-        found[overlap if sure else "unknown"].append(point)
-    return Best(
-        winner=winner,
-        library=library,
-        gain=library.median / winner.median - 1 if library else None,
-        reference=len(libraries) < len(group),
-        **found,
-    )
 
 
 def crossings(series: Sequence[Sequence[Point]]) -> list[Crossing]:

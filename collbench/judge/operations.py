@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from collbench.judge.sides import CaseRows, Pair, common
+from collbench.judge.sides import Pair, common
 from collbench.judge.verdict import CHANGED, FEWEST_UNPAIRED, UNTIMED, Compared, Judged
 from collbench.records import paired, stats
+from collbench.records.case_rows import CaseRows
 from collbench.records.paired import Floats
 from collbench.records.rows import Row
 from collbench.records.steps import step_of, under_way
@@ -28,7 +29,7 @@ from collbench.workload.step import Step
 MOST = 20  # operations of a step that are compared, the longest ones
 
 
-def told(
+def explain_rows(
     base: RunFile, head: RunFile, pairs: Sequence[Pair], rows: Sequence[Judged], in_pairs: bool
 ) -> list[Judged]:
     """The rows, those of whole steps with the operations that changed. All operations count that

@@ -20,8 +20,9 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import counted, size
-from collbench.judge.sides import CaseRows, changes
+from collbench.judge.sides import changes
 from collbench.records import paired
+from collbench.records.case_rows import CaseRows
 from collbench.records.paired import Shift
 from collbench.records.rows import Row
 from collbench.suite.case import Case

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -626,3 +626,20 @@ def _each(parts: list[_Part], work: Callable[[_Part], list[Digest]]) -> Iterator
 def _packed(work: Callable[[_Part], list[Digest]], part: _Part) -> bytes:
     """The digest as MessagePack, which takes a tenth of the time of pickling."""
     return msgspec.msgpack.encode(work(part))
+
+
+def find_companion(path: Path) -> Path | None:
+    """The other run of the experiment that the run in ``path`` is a side of; None where it is of
+    none. Raises UsageError where it is not beside it."""
+    pairing = read_run(path).pairing
+    if pairing is None:
+        return None
+    name: Literal["base", "head"] = "head" if pairing.side == "base" else "base"
+    beside = path.with_name(f"{Path(pairing.experiment).name}-{name}.jsonl")
+    there = read_run(beside).pairing if beside.is_file() else None
+    if there is None or (there.experiment, there.side) != (pairing.experiment, name):
+        raise UsageError(
+            f"{path} is the {pairing.side} of an experiment whose {name} is not at {beside}",
+            "name both runs: BASE HEAD",
+        )
+    return beside

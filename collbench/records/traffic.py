@@ -18,8 +18,6 @@ from collbench.core.collectives import COLLECTIVES
 from collbench.core.errors import UsageError
 from collbench.records.types import Record, Sent, World
 from collbench.suite.case import Case
-from collbench.workload.count import count
-from collbench.workload.step import Step
 
 SILENT = (0.9, 1.15)  # counted over needed, between which there is nothing to say
 UNSEEN = 0.05  # below, the data went where no counter is: through shared memory
@@ -133,36 +131,7 @@ def _table(case: Case) -> str:
     return f"the schedule of {case.algorithm} has"
 
 
-class Carried(NamedTuple):
-    """Bytes that left all hosts in a step's communication, what its operations need at least, and
-    what they take as far as is known of the library."""
-
-    counted: float
-    needed: float
-    known: float
-
-
-def of_step(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
-    """What links carried for a step: of the counts, that during which least else did; None where
-    there is none, or as much came from others."""
-    found = count(step)
-    total = known = found.total
-    for part in found.parts:
-        other = _instead(library, case.backend, part.kind)
-        if other and part.members > 1:
-            known += part.total * (_more(other, part.kind, part.members) - 1)
-    quiet = [
-        (idle, sum(each.bytes.values()) - idle)
-        for each in sent
-        if (idle := sum(each.idle.values())) <= NOISE * total
-    ]
-    if not (quiet and total):
-        return None
-    _, counted = min(quiet)
-    return Carried(counted, total, known)
-
-
-def _instead(library: str, backend: str, collective: str) -> str:
+def replaced_collective(library: str, backend: str, collective: str) -> str:
     """What a library is known to run in place of a collective of its own; else an empty string."""
     version, key = TORCH.match(library), (backend, collective)
     if not version or key not in KNOWN:
@@ -171,7 +140,7 @@ def _instead(library: str, backend: str, collective: str) -> str:
     return other if (int(version[1]), int(version[2])) <= latest else ""
 
 
-def _more(other: str, collective: str, n: int) -> float:
+def sent_ratio(other: str, collective: str, n: int) -> float:
     """How much more one collective sends than the other among n ranks."""
     return COLLECTIVES[other].traffic(n) / COLLECTIVES[collective].traffic(n)
 
@@ -199,9 +168,9 @@ def _close(one: float, other: float, share: float = ALIKE) -> bool:
 
 def _known(case: Case, world: World | None, found: Traffic) -> Traffic:
     """What links carried where it was not counted, by KNOWN."""
-    other = _instead(world.library if world else "", case.backend, case.collective)
+    other = replaced_collective(world.library if world else "", case.backend, case.collective)
     if not other or case.algorithm != "native" or case.n < 2:
         return found
-    carried = _more(other, case.collective, case.n)
+    carried = sent_ratio(other, case.collective, case.n)
     words = f"sends {carried:.2f}x what {_table(case)}, not counted here: "
     return Traffic(None, carried, f"{words}the library runs it as {other}")

@@ -306,6 +306,11 @@ class Background(msgspec.Struct, frozen=True):
     during_ns: Samples
 
 
+RELATIVE, VALIDATED = "largest relative error", "validation passed"
+"""How notes of records begin whose data another tool has checked: with its largest error, or as a
+whole."""
+
+
 class Record(_Line, frozen=True, tag="record"):
     """The outcome of one case. ``times_ns[i]`` is the duration of sample i on its slowest rank, for
     ``inner`` calls; ``per_rank[r][i]`` the same for each rank and ``starts_ns[r][i]`` its start

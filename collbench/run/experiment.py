@@ -31,13 +31,13 @@ from collbench.run import matching, memory, plan, session
 from collbench.run.jobs import Plan
 from collbench.run.launch import duet
 from collbench.run.launch.board import Phase
+from collbench.run.launch.interpreter import Home, SideName, Variant
 from collbench.run.launch.local import FreshRanks, Launcher
 from collbench.run.launch.places import Places, SideRanks
 from collbench.run.launch.world import Hear, Listener
 from collbench.run.matching import SIDES, Row
 from collbench.run.reporter import Step
 from collbench.run.rounds import AHEAD, BUDGET, FRESH, Judge, Judged, Ledger, budget_for
-from collbench.run.variants import Home, Name, Variant
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
@@ -56,12 +56,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     base with itself."""
 
     suite: Suite
-    variants: dict[Name, Variant]
+    variants: dict[SideName, Variant]
     command: Sequence[str]
     rounds: tuple[int, int]
     judge: Judge
     budget: float | None = None
-    homes: dict[Name, Home] = {}
+    homes: dict[SideName, Home] = {}
     places: Places | None = None
     aa: bool = False
     output: Path | None = None
@@ -80,7 +80,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
             asked, max_seconds=most, min_seconds=min(asked.min_seconds, most / 5)
         )
 
-    def launcher(self, name: Name) -> FreshRanks:
+    def launcher(self, name: SideName) -> FreshRanks:
         """What starts the ranks of a side."""
         home = self.homes[name]
         if self.places:
@@ -104,7 +104,7 @@ def describe_drop(budget: float, rounds: int, enough: str) -> str:
 class _Side:
     """One side while its launches run: its file, and everything in it."""
 
-    def __init__(self, order: Order, name: Name, experiment: str) -> None:
+    def __init__(self, order: Order, name: SideName, experiment: str) -> None:
         variant, home = order.variants[name], order.homes[name]
         differs = tuple(sorted({field for v in order.variants.values() for field in v.differs}))
         self.name = name
@@ -167,7 +167,7 @@ class Experiment:
         self._lots = np.random.default_rng(self._seed)
         self._ledger = Ledger()
         self._done = {1: 0, 2: 0}  # rounds of each stage
-        self._sides: dict[Name, _Side] = {}
+        self._sides: dict[SideName, _Side] = {}
 
     @property
     def name(self) -> str:
@@ -303,7 +303,7 @@ class Experiment:
     def _pilot(self) -> list[Row]:
         """One launch of each side, which settles how many samples a row gets; rows that both sides
         can run."""
-        found: dict[Name, dict[Case, Record]] = {name: {} for name in SIDES}
+        found: dict[SideName, dict[Case, Record]] = {name: {} for name in SIDES}
         worlds = matching.by_world(self._all, self._order.piloted)
         for place, (world, members) in enumerate(worlds.items()):
             began = time.monotonic()
@@ -370,7 +370,7 @@ class Experiment:
         shuffled = msgspec.structs.replace(
             policy, seed=policy.seed + 1000 * step.stage + step.round, order="shuffled"
         )
-        plans: dict[Name, Plan] = {}
+        plans: dict[SideName, Plan] = {}
         for name in SIDES:
             (current,) = plan.worlds([row.jobs[name] for row in rows], shuffled)
             plans[name] = self._aligned(current)
@@ -396,7 +396,7 @@ class Experiment:
         }
         self._ledger.note(world, seconds, time.monotonic() - began)
 
-    def _in_order(self, world: object, step: Step) -> Sequence[Name]:
+    def _in_order(self, world: object, step: Step) -> Sequence[SideName]:
         """Sides as they begin: of two rounds, base does in one that is drawn by lot."""
         of = [self._seed, step.stage, step.round // 2, zlib.crc32(repr(world).encode())]
         first = np.random.default_rng(of).integers(2) + step.round
@@ -417,7 +417,7 @@ class Experiment:
         else:
             duet.play(players, self._lots)
 
-    def _together(self, plans: Mapping[Name, Plan]) -> Together:
+    def _together(self, plans: Mapping[SideName, Plan]) -> Together:
         """How the two sides of a pair take turns: within one world, as two that are alive at once,
         or launch by launch ("")."""
         predicted = any(backend_info(current.backend).predicts for current in plans.values())

@@ -14,16 +14,17 @@ from collbench.core.errors import UsageError
 from collbench.records.types import ONE_SIDED, Record, stripped
 from collbench.run import plan, refusal, session
 from collbench.run.jobs import Job
+from collbench.run.launch.interpreter import SideName, Variant
 from collbench.run.launch.places import Places
 from collbench.run.plan import needs
 from collbench.run.runner import runner_of
-from collbench.run.variants import Name, Variant, applied
+from collbench.run.variants import applied
 from collbench.suite import sweep
 from collbench.suite.case import Case, Skip
 from collbench.suite.policy import Policy
 from collbench.suite.sweep import Suite
 
-SIDES: tuple[Name, Name] = ("base", "head")
+SIDES: tuple[SideName, SideName] = ("base", "head")
 
 
 WARM_SECONDS = 0.1
@@ -40,7 +41,7 @@ class Row(NamedTuple):
     judged, one for each group of ranks that measures it at once."""
 
     key: str
-    jobs: dict[Name, Job]
+    jobs: dict[SideName, Job]
     judged: Sequence[str]
 
 
@@ -53,7 +54,9 @@ def by_world(rows: Sequence[Row], policy: Policy) -> dict[object, list[Row]]:
     return worlds
 
 
-def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> dict[Name, Job]:
+def fixed(
+    jobs: dict[SideName, Job], pilots: Sequence[Record], policy: Policy
+) -> dict[SideName, Job]:
     """Jobs with the calls a sample and warm-up that the pilots found enough, and as many samples as
     the time of a case allows, the same on both sides: a launch that costs a tenth of a second
     before its first sample is no place to save samples."""
@@ -78,8 +81,8 @@ def fixed(jobs: dict[Name, Job], pilots: Sequence[Record], policy: Policy) -> di
 
 
 def rows(
-    suite: Suite, variants: Mapping[Name, Variant], there: Places | None = None
-) -> tuple[list[Row], dict[Name, list[Skip]]]:
+    suite: Suite, variants: Mapping[SideName, Variant], there: Places | None = None
+) -> tuple[list[Row], dict[SideName, list[Skip]]]:
     """Rows that both sides may run, ``there`` or on this machine, and what is left out of each.
     Raises UsageError where rows of a side would be one on the other."""
     suite = suite.settled()
@@ -96,8 +99,8 @@ def rows(
             f"the suite sweeps {', '.join(sorted(clash))}, which a side sets", "one or the other"
         )
     differs = {field for variant in variants.values() for field in variant.differs}
-    jobs: dict[Name, dict[str, Job]] = {}
-    skips: dict[Name, list[Skip]] = {name: list(left_out) for name in SIDES}
+    jobs: dict[SideName, dict[str, Job]] = {}
+    skips: dict[SideName, list[Skip]] = {name: list(left_out) for name in SIDES}
     policy, find_subject = suite.policy, suite.subject_finder
     for name in SIDES:
         mine = applied(cases, variants[name])
@@ -136,7 +139,7 @@ def _refuse(case: Case, subject: Any) -> str:
     return runner_of(case).refuse(case, subject, lambda call: "")
 
 
-def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -> None:
+def refuse_nothing(found: Sequence[Row], skips: Mapping[SideName, Sequence[Skip]]) -> None:
     """Raises CannotRun where there is no row that both sides may run, which names the side where
     one alone has the reason."""
     if not found:
@@ -145,7 +148,7 @@ def refuse_nothing(found: Sequence[Row], skips: Mapping[Name, Sequence[Skip]]) -
         raise plan.nothing_runs(sorted([*(base & head), *own]) or [ONE_SIDED])
 
 
-def _alike(key: str, jobs: dict[Name, Job], differs: Collection[str]) -> Row:
+def _alike(key: str, jobs: dict[SideName, Job], differs: Collection[str]) -> Row:
     """A row whose sides have equally many buffers taking turns."""
     least = min(jobs.values(), key=lambda job: job.rotation)
     even = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -13,9 +12,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,42 +21,22 @@ from collbench.core import algorithm_files, algorithms, files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import near, tell
 from collbench.machine import environment
-from collbench.records import store
 from collbench.run import refusal
+from collbench.run.launch.interpreter import (
+    Home,
+    SideName,
+    Variant,
+    alone,
+    builds_folder,
+    find_interpreter,
+    software,
+)
 from collbench.suite.case import Case
 from collbench.suite.sweep import Suite
-
-Name = Literal["base", "head"]
-
 
 EXAMPLE = (
     "words such as 'NCCL_ALGO=Ring', python:.venv-new/bin/python, backend:shm, algo:ring, git:main"
 )
-
-
-NEEDED = (
-    "torch",
-    "numpy",
-    "msgspec",
-    "psutil",
-)  # what a fork server imports, but for collbench itself
-
-
-ASK_SECONDS = 120.0
-
-
-ASK = """
-import importlib.util as u, json, os, sys
-missing = [name for name in sys.argv[1].split() if u.find_spec(name) is None]
-if sys.version_info < (3, 11):
-    told = {"version": sys.version.split()[0]}
-elif missing:
-    told = {"missing": missing}
-else:
-    from collbench.machine import environment
-    told = environment.software(os.environ)
-print(json.dumps(told))
-"""
 
 
 FETCH = "fetch it first (in CI: fetch-depth: 0); git:REV takes what git rev-parse does"
@@ -70,24 +48,6 @@ NEAR = 2_000  # names of branches and tags that a misspelt revision is held agai
 IN_REPOSITORY = re.compile(
     r"GIT_(DIR|WORK_TREE|INDEX_FILE|COMMON_DIR|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|PREFIX|NAMESPACE)"
 )
-
-
-class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """One side, as given (``text``): an interpreter, settings of the environment, a backend or
-    algorithm in place of the suite's, a revision of the repository here. What is empty stays as it
-    is."""
-
-    text: str
-    python: str = ""
-    env: tuple[tuple[str, str], ...] = ()
-    backend: str = ""
-    algorithm: str = ""
-    revision: str = ""
-
-    @property
-    def differs(self) -> tuple[str, ...]:
-        """Fields of Case that this side sets."""
-        return tuple(name for name in ("backend", "algorithm") if getattr(self, name))
 
 
 def parse(text: str, option: str) -> Variant:
@@ -175,7 +135,7 @@ def refuse_unfit(variant: Variant, option: str) -> None:
     if variant.revision:
         _commit(variant.revision, option)
     if variant.python and "{tree}" not in variant.python:
-        _interpreter(variant.python, option)
+        find_interpreter(variant.python, option)
 
 
 def applied(cases: Iterable[Case], variant: Variant) -> list[Case]:
@@ -197,18 +157,7 @@ class Build(NamedTuple):
     again: bool = False
 
 
-class Home(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a side's ranks live: the interpreter, its whole environment, and what there is to say
-    of both; of the environment the side's ``own``, and the ``tree`` it was built in, if any."""
-
-    python: str
-    settings: dict[str, str]
-    described: dict[str, Any]
-    own: dict[str, str] = {}
-    tree: str = ""
-
-
-def homes(variants: Mapping[Name, Variant], build: Build, folder: Path) -> dict[Name, Home]:
+def homes(variants: Mapping[SideName, Variant], build: Build, folder: Path) -> dict[SideName, Home]:
     """Both sides' homes. Raises UsageError where they come to the same, though not the same was
     asked for."""
     found = {name: settle(side, build, f"--{name}", folder) for name, side in variants.items()}
@@ -234,103 +183,13 @@ def settle(variant: Variant, build: Build, option: str, folder: Path) -> Home:
     def placed(text: str) -> str:
         return text.replace("{tree}", str(tree))
 
-    python = _interpreter(placed(variant.python), option) if variant.python else sys.executable
+    python = find_interpreter(placed(variant.python), option) if variant.python else sys.executable
     own = {name: placed(value) for name, value in variant.env}
     settings = alone({**os.environ, **own}, folder)
     described = environment.gather(tree or Path.cwd()) | software(python, settings, option)
     return Home(
         python=python, settings=settings, described=described, own=own, tree=str(tree or "")
     )
-
-
-def alone(settings: dict[str, str], folder: Path) -> dict[str, str]:
-    """An environment in which Python finds the same harness on both sides, by a link in a private
-    folder, without our other packages."""
-    alone = folder / "collbench-alone"
-    alone.mkdir(exist_ok=True)
-    with suppress(FileExistsError):
-        (alone / "collbench").symlink_to(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (str(alone), settings.get("PYTHONPATH"))))
-    # else the current folder, which may hold one side's library, goes before both
-    return {**settings, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
-
-
-def _builds() -> Path:
-    return store.home() / "builds"
-
-
-def says(variant: Variant, option: str, python: str, own: Mapping[str, str], tree: str) -> bool:
-    """Whether a home's interpreter, "" for this one, variables and tree are what is asked for of a
-    side here, where a tree lies among the builds of whoever asks."""
-    if tree and not (variant.revision and Path(tree).parent == _builds()):
-        return False
-
-    def placed(text: str) -> str:
-        return text.replace("{tree}", tree)
-
-    asked = _interpreter(placed(variant.python), option) if python and variant.python else ""
-    return python == asked and own == {name: placed(value) for name, value in variant.env}
-
-
-def refuse_absent(tree: str, option: str) -> None:
-    """Raises CannotRun on a host that does not see the tree a revision was built in."""
-    if tree and not Path(tree).is_dir():
-        raise CannotRun(
-            f"{option}: there is no {tree}, where the revision was built",
-            "COLLBENCH_HOME on a file system of all hosts is where builds are kept",
-        )
-
-
-def _interpreter(text: str, option: str) -> str:
-    """The executable in ``text``: a path, a virtual environment's folder, or a name on PATH."""
-    inside = files.expand(text) / "bin" / "python"
-    # a Path loses "./"
-    found = str(inside) if inside.is_file() else shutil.which(os.path.expanduser(text))  # noqa: PTH111
-    if found is None:
-        raise UsageError(
-            f"{option}: there is no interpreter '{text}'",
-            "the path of a python, or of its environment",
-        )
-    return str(
-        Path(found).absolute()
-    )  # never resolved: a virtual environment's python is a link to the system's
-
-
-def software(python: str, settings: dict[str, str], option: str) -> dict[str, Any]:
-    """The interpreter, libraries and settings of a side, on this machine. Raises CannotRun and
-    UsageError where no rank can be started so."""
-    try:
-        done = subprocess.run(
-            [python, "-c", ASK, " ".join(NEEDED)],
-            env=settings,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=ASK_SECONDS,
-        )
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise CannotRun(f"{option}: {python} does not start: {e}", "try it by hand") from e
-    except (ValueError, IndexError):
-        reason = (done.stderr.strip().splitlines() or [f"it exited with status {done.returncode}"])[
-            -1
-        ]
-        raise CannotRun(
-            f"{option}: {python} cannot run collbench: {reason}",
-            "it must be a Python 3.11 or later",
-        ) from None
-    if "cannot be preloaded" in done.stderr:
-        raise UsageError(f"{option}: {done.stderr.strip().splitlines()[0]}", "is the path right?")
-    if "version" in told:
-        raise CannotRun(
-            f"{option}: {python} is Python {told['version']}", "collbench needs 3.11 or later"
-        )
-    if missing := told.get("missing"):
-        names = " ".join(missing)
-        raise CannotRun(
-            f"{option}: {python} has no {', '.join(missing)}", f"{python} -m pip install {names}"
-        )
-    return told
 
 
 def _commit(revision: str, option: str) -> tuple[str, str]:
@@ -356,7 +215,7 @@ def _tree(revision: str, build: Build, option: str) -> Path:
     """
     top, sha = _commit(revision, option)
     mark = hashlib.sha256(f"{top}\0{build.command}".encode()).hexdigest()[:8]
-    tree = _builds() / f"{Path(top).name}-{sha[:12]}-{mark}"
+    tree = builds_folder() / f"{Path(top).name}-{sha[:12]}-{mark}"
     files.make(tree.parent)
     done = tree.parent / f"{tree.name}.built"
     with (tree.parent / f"{tree.name}.lock").open("w") as lock:

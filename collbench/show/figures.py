@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from collbench.core.text import bandwidth, counted, duration, plain, size
-from collbench.judge.efficiency import Point
 from collbench.records.flags import doubts
+from collbench.records.points import Point
 from collbench.records.types import Record
 from collbench.show.document import Figure, Meta
 from collbench.show.views.series import Series

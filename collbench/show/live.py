@@ -38,12 +38,11 @@ from rich.table import Table
 from rich.text import Text
 
 from collbench.core.text import clock, plain, size, tell
-from collbench.judge import busy
 from collbench.records.derive import Derived
 from collbench.records.types import End, Record, Run, World
 from collbench.run.reporter import Gathered, Outcome, Step
 from collbench.run.runner import runner_of
-from collbench.show import terminal
+from collbench.show import busy, terminal
 from collbench.show.document import toned
 from collbench.show.views import cases as views
 from collbench.show.words import axes, by_mode, caveats

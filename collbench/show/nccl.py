@@ -31,7 +31,7 @@ import msgspec
 
 from collbench.core.text import plain, settings
 from collbench.core.version import __version__
-from collbench.judge import busy, limits
+from collbench.records import limits
 from collbench.records.derive import NO_SAMPLE, Derived
 from collbench.records.flags import (
     COPY,
@@ -45,6 +45,7 @@ from collbench.records.flags import (
 from collbench.records.types import End, Record, Run, RunFile, World
 from collbench.run import resume
 from collbench.run.reporter import Outcome, Reporter
+from collbench.show import busy
 from collbench.show.flags import legend, named
 from collbench.show.nccl_settings import configuration, headers_number, library_number, local_time
 from collbench.show.words import PLACES, caveats, interval, movements, notes, reasons

@@ -17,7 +17,7 @@ from collbench.core import files
 from collbench.core.errors import CannotRun, UsageError
 from collbench.core.text import plain, tell
 from collbench.core.version import __version__
-from collbench.judge import limits
+from collbench.records import limits
 from collbench.records.origins import FAKE, ORIGINS, is_fake
 from collbench.records.types import End, Run, RunFile, World
 from collbench.run.reporter import Gathered, Outcome

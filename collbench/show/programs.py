@@ -16,8 +16,8 @@ import msgspec
 
 from collbench.core.text import inert, plain, settings, tell
 from collbench.core.version import __version__
-from collbench.judge import limits
 from collbench.machine import environment
+from collbench.records import limits
 from collbench.records.origins import FAKE, is_fake
 from collbench.records.types import End
 from collbench.run.reporter import Gathered

@@ -171,7 +171,9 @@ def test_hypercube_is_told_by_what_it_is_here(bare) -> None:
     assert (done.returncode, "--algo recursive_doubling" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("command", [(), ("all_reduce",), *((name,) for name in main_.COMMANDS)])
+@pytest.mark.parametrize(
+    "command", [(), ("all_reduce",), *((name,) for name in main_.list_commands())]
+)
 def test_h_is_help_everywhere(bare, command: tuple[str, ...]) -> None:
     short, long = bare(*command, "-h"), bare(*command, "--help")
     assert (short.returncode, short.stdout) == (0, long.stdout)

@@ -11,7 +11,8 @@ import counting
 import jobs
 import pytest
 
-from collbench.records import store, traffic
+from collbench.features.training.traffic import count_traffic
+from collbench.records import store
 
 pytestmark = pytest.mark.usefixtures("possible")
 
@@ -36,7 +37,7 @@ def test_a_replay_sends_what_the_job_sent(name: str, ranks: int, tmp_path: Path)
     file = store.read(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.subjects
-    found = traffic.of_step(step, record.case, record.sent, file.worlds[0].library)
+    found = count_traffic(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
     assert found.counted == pytest.approx(sent, rel=0.01)
 

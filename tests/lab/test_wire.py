@@ -14,7 +14,8 @@ from network import Lab
 
 from collbench.core import algorithms, simulate
 from collbench.core.collectives import COLLECTIVES
-from collbench.records import derive, store, traffic
+from collbench.features.training.traffic import count_traffic
+from collbench.records import derive, store
 from collbench.suite.case import Case
 
 pytestmark = pytest.mark.usefixtures("possible")
@@ -144,7 +145,7 @@ def test_links_carry_what_the_operations_of_a_step_send(name: str, tmp_path: Pat
     file = store.read(path)
     (record,) = [each for each in file.records if each.sent]
     (step,) = file.run.suite.subjects
-    found = traffic.of_step(step, record.case, record.sent, file.worlds[0].library)
+    found = count_traffic(step, record.case, record.sent, file.worlds[0].library)
     assert found is not None
     assert found.counted == pytest.approx(found.known, rel=0.01)
 

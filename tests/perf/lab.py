@@ -38,7 +38,6 @@ from collbench.machine import environment
 from collbench.records import derive, store
 from collbench.records.derive import Derived
 from collbench.records.types import RunFile
-from collbench.show.views import prediction
 
 HOSTS, RACKS, UPLINK = 4, 2, 10**8
 WHOLE = 4 << 20  # bytes that keep a link busy for longer than what messages cost
@@ -232,7 +231,7 @@ def flat(rate: int, backend: str, folder: Path) -> tuple[list[str], list[str], s
     with Lab(HOSTS, rate) as lab:
         run, busy = measured(lab, path, backend, *whole)
         link, refused = fitted(lab, pairs, backend)
-    on, where = networks.Network(link), f"{backend}, {bits(rate)}: {prediction.in_words(link)}"
+    on, where = networks.Network(link), f"{backend}, {bits(rate)}: {networks.describe_link(link)}"
     predicted = [*model(run, on, where, MODELLED, WHOLE), *model(run, on, where, OPTIMAL, large)]
     anew = f"{refused} of {backend} at {bits(rate)}" if refused else ""
     return truth(run, backend, rate, busy), predicted, anew

@@ -29,10 +29,11 @@ from collbench.judge import sides
 from collbench.judge.comparison import Rules, compare
 from collbench.judge.verdict import Judged
 from collbench.records import paired, store
+from collbench.records.case_rows import gather
 from collbench.records.rows import by, table
 from collbench.records.types import Record, World, joined
 from collbench.run import experiment
-from collbench.run.variants import Home, Variant
+from collbench.run.launch.interpreter import Home, Variant
 from collbench.suite import toml
 from collbench.suite.case import Case
 
@@ -64,7 +65,7 @@ def known(paths: Sequence[Path]) -> dict[str, Known]:
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     for path in paths:
         pair = [store.read(path), store.read(Path(str(path).replace("-base", "-head")))]
-        base, head = (sides.gather([file], True, joined) for file in pair)
+        base, head = (gather([file], True, joined) for file in pair)
         for key in base.keys() & head.keys():
             found = list(sides.changes(base[key], head[key], 1).values())
             if len(found) >= paired.FEWEST:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.suite.toml import TABLE, TEXT
+from collbench.core.feature import find_entries, load_entries
+from collbench.suite.toml import TABLE
 from collbench.workload import walk
 from collbench.workload.count import count
 from collbench.workload.lines import convert
@@ -32,10 +33,11 @@ class _Steps:
         said = {KEPT.get(key, key): value for key, value in TABLE.read(table, where).items()}
         hidden = ("group", "step")
         keys = [each for each in Wanted.__struct_fields__ if each not in hidden] + ["slice"]
+        every = [*keys, *find_entries("step_sources")]
         try:
             if "step" in said:
-                raise UsageError("step: there is no such key", f"keys are {', '.join(keys)}, trace")
-            step = _replayed(said, where, path) if "trace" in said else None
+                raise UsageError("step: there is no such key", f"keys are {', '.join(every)}")
+            step = self._from_source(said, where, path)
             said |= {"name": step.name} if step else {}
             wanted = convert(said, Wanted, where, keys, otherwise=f"keys are {', '.join(keys)}")
             if Path(wanted.name).suffix in (".toml", ".csv") and not step:
@@ -46,6 +48,14 @@ class _Steps:
             raise UsageError(f"{where}: {e.message}", e.hint) from e
         return wanted
 
+    def _from_source(self, said: dict[str, Any], where: str, path: Path) -> Step | None:
+        """The step by a key that a feature has for it, as ``trace``; None without such a key."""
+        for key, read_step in load_entries("step_sources").items():
+            if key in said:
+                step: Step = read_step(said, where, path)
+                return step
+        return None
+
     def resolve(self, request: Wanted, ranks: int, told: bool, backends: Sequence[str]) -> Step:
         step = request.played(ranks, told, backends)
         walk.refuse(step)
@@ -54,19 +64,6 @@ class _Steps:
     def measure(self, subject: Step) -> tuple[str, int]:
         refuse(subject)
         return STEP, round(count(subject).sent)
-
-
-def _replayed(said: dict[str, Any], where: str, path: Path) -> Step:
-    """The step of a trace, by the keys that are about it, which are taken from ``said``."""
-    from collbench.workload.traces.program import Asked, replayed  # which most suites do without
-
-    if odd := [key for key in ("name", "layout", "options", "layers") if key in said]:
-        raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
-    given = said.pop("trace")
-    files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
-    keys = Asked.__struct_fields__
-    mine = {key: said.pop(key) for key in keys if key in said}
-    return replayed([path.parent / each for each in files], convert(mine, Asked, where, keys))
 
 
 STEPS = _Steps()

@@ -8,24 +8,22 @@ from typing import NamedTuple
 
 import msgspec
 
-from collbench.core.text import counted, duration, plain
-from collbench.judge import busy
-from collbench.judge.efficiency import PROBE, Merit, Yardstick
+from collbench.core.feature import load_ordered
+from collbench.core.text import counted, plain
 from collbench.judge.health import expectations, guidelines, hosts, ports
 from collbench.judge.health.findings import (
     Checked,
-    Evidence,
     Finding,
     Severity,
     State,
-    Subject,
     Verdict,
 )
 from collbench.judge.health.guidelines import Claim, finding, missed, testable
 from collbench.judge.health.hosts import Looked
-from collbench.judge.health.night import LAUNCHES, Night, named, several
+from collbench.judge.health.night import LAUNCHES, Night
 from collbench.records.origins import is_fake
 from collbench.records.types import RunFile
+from collbench.show import busy
 
 RANKING: tuple[Severity, ...] = ("critical", "warning", "hint")
 
@@ -86,53 +84,6 @@ def _link(night: Night) -> Looked:
     )
 
 
-def _bound(night: Night) -> Looked:
-    """Large data that takes less time than over the links as sendrecv finds them: one of the two
-    was measured wrongly, or sendrecv is slow. A message may well cost more in sendrecv, and a
-    switch that adds up moves less.
-    """
-    points = night.points
-    if not any(point.case.collective == PROBE for point in points):
-        return Looked(missing="no sendrecv of three launches or more tells what the links can do")
-    stick = Yardstick(night.files, points)
-    merits = [
-        stick.merit(point)
-        for point in points
-        if point.case.collective != PROBE and point.first.wirebw is None
-    ]
-    known = [merit for merit in merits if merit.share is not None and merit.limit == "bytes"]
-    if not known:
-        why = several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
-        return Looked(missing=why or "no row is bound by its links")
-    fast = sorted(
-        (merit for merit in known if merit.alarming), key=lambda merit: -(merit.share or 0.0)
-    )
-    note = f"{counted(len(known), 'row')} against the least time possible"
-    return Looked(note, [_too_fast(night, fast)] if fast else [])
-
-
-def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
-    shown = [
-        Evidence(
-            what=f"{named(merit.point.case)}: median",
-            value=duration(merit.point.median),
-            expected=f"at least {duration(merit.bound)}",
-            run=night.files[merit.point.run].run.id,
-            case=merit.point.case.key,
-        )
-        for merit in merits
-    ]
-    more = f", as are {counted(len(merits) - 1, 'other row')}" if len(merits) > 1 else ""
-    return Finding(
-        check="bound",
-        severity="hint",
-        subject=Subject("collective", named(merits[0].point.case)),
-        evidence=shown,
-        what=f"is {merits[0].share:.2f} × faster than the links, judged by sendrecv{more}",
-        advice=("re-measure sendrecv; if it holds, distrust these rows"),
-    )
-
-
 CHECKS: tuple[Check, ...] = (
     Check("data", hosts.data, "data"),
     Check("completeness", hosts.completeness, "complete runs"),
@@ -154,7 +105,6 @@ CHECKS: tuple[Check, ...] = (
         "library", guidelines.library, "let the library use that algorithm, by NCCL_ALGO or a tuner"
     ),
     Check("link", _link, "times"),
-    Check("bound", _bound),
     Check("expectation", expectations.check),
     Check("stragglers", hosts.stragglers),
     Check("pairs", hosts.pairs),
@@ -184,7 +134,10 @@ def judge(files: Sequence[RunFile], more: Iterable[Check] = ()) -> Verdict:
             fake=any(map(is_fake, files)),
             hosts=night.hosts,
         )
-    seen = [(check, check.look(night)) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
+    table = load_ordered(
+        "checks", [(check.name, check) for check in (*CHECKS[:2], *more, *CHECKS[2:])]
+    )
+    seen = [(check, check.look(night)) for check in table.values()]
     findings = sorted(
         (f for _, looked in seen for f in looked.findings), key=lambda f: RANKING.index(f.severity)
     )

@@ -24,9 +24,10 @@ from collbench.core.errors import UsageError, first_line
 from collbench.core.text import bandwidth, size
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
 from collbench.judge.health.hosts import Looked
-from collbench.judge.health.night import Night, Timing, named
+from collbench.judge.health.night import Night, Timing
 from collbench.records.types import Choice
 from collbench.suite import toml
+from collbench.suite.case_words import describe_case
 from collbench.suite.grammar import parse_size
 
 FILE = Path(__file__).with_name("expectations.toml")
@@ -298,7 +299,7 @@ def _finding(timing: Timing, curve: Curve, reached: float, expected: float, toda
     return Finding(
         check="expectation",
         severity=curve.severity,
-        subject=Subject("collective", named(timing.case)),
+        subject=Subject("collective", describe_case(timing.case)),
         what=f"reaches {reached / expected:.0%} of what is expected of such machines ({told})",
         advice=(
             "conditions differ between sites; where history begins, it takes over from these"

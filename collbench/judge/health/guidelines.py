@@ -24,9 +24,10 @@ import numpy as np
 
 from collbench.core.text import counted, duration
 from collbench.judge.health.findings import Evidence, Finding, Subject
-from collbench.judge.health.night import LAUNCHES, Night, Timing, named
+from collbench.judge.health.night import LAUNCHES, Night, Timing
 from collbench.records import stats
 from collbench.suite.case import Case
+from collbench.suite.case_words import describe_case
 
 # of each check: five of them are wrong together on one healthy night in a hundred at most
 ALPHA = 0.002
@@ -116,7 +117,11 @@ def monotony(night: Night) -> list[Claim]:
     for series in _series(night):
         for small in series:
             larger = next((t for t in series if t.case.nbytes >= 2 * small.case.nbytes), None)
-            found += [Claim(small, (larger,), MONOTONY, f"{named(larger.case)}")] if larger else []
+            found += (
+                [Claim(small, (larger,), MONOTONY, f"{describe_case(larger.case)}")]
+                if larger
+                else []
+            )
     return found
 
 
@@ -129,7 +134,12 @@ def split(night: Night) -> list[Claim]:
             if parts:
                 k = whole.case.nbytes // parts[-1].case.nbytes
                 found.append(
-                    Claim(whole, (parts[-1],), SPLIT * k, f"{k:,} times {named(parts[-1].case)}")
+                    Claim(
+                        whole,
+                        (parts[-1],),
+                        SPLIT * k,
+                        f"{k:,} times {describe_case(parts[-1].case)}",
+                    )
                 )
     return found
 
@@ -158,7 +168,9 @@ def library(night: Night) -> list[Claim]:
         free = tuple(pair for pair in timing.case.env if pair[0] not in STRONG)
         groups[msgspec.structs.replace(timing.case, algorithm="native", env=free)].append(timing)
     return [
-        Claim(own, (other,), LIBRARY, named(other.case) + APART * (other.case.env != case.env))
+        Claim(
+            own, (other,), LIBRARY, describe_case(other.case) + APART * (other.case.env != case.env)
+        )
         for case, members in groups.items()
         for own in members
         if own.case == case
@@ -186,7 +198,9 @@ def link(night: Night) -> list[Claim]:
                     timing,
                     (probe,),
                     LINK * bound,
-                    f"{bound:.2f} times {named(probe.case)}" if bound != 1 else named(probe.case),
+                    f"{bound:.2f} times {describe_case(probe.case)}"
+                    if bound != 1
+                    else describe_case(probe.case),
                 )
             )
     return found
@@ -312,7 +326,7 @@ def finding(check: str, one: Missed, advice: str) -> Finding:
         else f"healthy libraries miss some by up to {GROSS:g}x"
     )
     shown = Evidence(
-        what=f"{named(left.case)}: median",
+        what=f"{describe_case(left.case)}: median",
         value=duration(left.median),
         expected=f"at most {duration(expected)}",
         run=left.run,
@@ -320,14 +334,17 @@ def finding(check: str, one: Missed, advice: str) -> Finding:
     )
     others = [
         Evidence(
-            what=f"{named(t.case)}: median", value=duration(t.median), run=t.run, case=t.case.key
+            what=f"{describe_case(t.case)}: median",
+            value=duration(t.median),
+            run=t.run,
+            case=t.case.key,
         )
         for t in right
     ]
     return Finding(
         check=check,
         severity="warning" if one.ratio > GROSS else "hint",
-        subject=Subject("collective", named(left.case)),
+        subject=Subject("collective", describe_case(left.case)),
         what=(
             f"takes {one.ratio:.2f} times what it may beside {one.claim.than}, over "
             f"{counted(len(one.claim.excess), 'launch')}: {allowed}"

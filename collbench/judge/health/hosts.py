@@ -16,11 +16,12 @@ from collbench.core.errors import Exit
 from collbench.core.text import counted, plain
 from collbench.judge import pairs as uniformity
 from collbench.judge.health.findings import Evidence, Finding, Severity, Subject
-from collbench.judge.health.night import Night, NightRecord, broken, evidence, named, several, where
+from collbench.judge.health.night import Night, NightRecord, broken, evidence, several, where
 from collbench.records.choice import worded
 from collbench.records.derive import NO_SAMPLE, names_ranks
 from collbench.records.stats import NAMING
 from collbench.records.types import GpuState
+from collbench.suite.case_words import describe_case
 
 SHOWN = 10  # pieces of evidence of one finding
 
@@ -157,7 +158,7 @@ def _unlike(label: str, every: Sequence[NightRecord]) -> Finding:
         what=(
             "adds the same floats up to other bits"
             f" {'call by call' if calls else 'launch by launch'}, in"
-            f" {several(map(named, cases))}{why}"
+            f" {several(map(describe_case, cases))}{why}"
         ),
         advice=(
             "its order of adding changes: fix algorithm and ranks' places for results that can be"
@@ -205,7 +206,7 @@ def completeness(night: Night) -> Looked:
 
 
 def _cases(members: Iterable[NightRecord]) -> str:
-    return several(dict.fromkeys(named(told.record.case) for told in members))
+    return several(dict.fromkeys(describe_case(told.record.case) for told in members))
 
 
 def _short(end: Any, name: str) -> str:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collbench.core.text import counted, plain, size
-from collbench.judge.efficiency import Point, over_launches
+from collbench.core.text import counted
 from collbench.judge.health.findings import Evidence, Subject
 from collbench.machine import environment
 from collbench.records import derive, origins, rows
 from collbench.records.flags import BIMODAL, EXCLUDED, INJECTED, UNGATED
+from collbench.records.points import Point, over_launches
 from collbench.records.rows import Launch, Row
 from collbench.records.types import Record, RunFile, World
 from collbench.suite.case import Case
@@ -180,18 +180,6 @@ def _timing(case: Case, launches: Sequence[Row]) -> Timing:
     cycles = {row.launch: row.cycles[0].record.case.cycle for row in grounds}
     lost = Counter(filter(None, reasons))
     return Timing(case, launches[0].run.id, moved, medians, lost, carried, cycles)
-
-
-def named(case: Case) -> str:
-    """A case in words: all_reduce 1 MiB on 8 ranks, ring@gloo."""
-    what = f"{case.collective} {size(case.size)}" if case.size else case.collective
-    rest = [
-        case.label,
-        *([] if case.dtype == "float" or not case.size else [case.dtype]),
-        *(["in place"] if case.in_place else []),
-        *(f"{k}={v}" for k, v in case.env),
-    ]
-    return plain(f"{what} on {counted(case.n, 'rank')}, {', '.join(rest)}")
 
 
 def where(world: World | None, rank: int) -> Subject:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from collbench.core.text import counted, duration
-from collbench.judge import sides
 from collbench.judge.health.findings import Evidence, Finding, Subject
 from collbench.judge.health.hosts import Looked
-from collbench.judge.health.night import Night, Timing, named
+from collbench.judge.health.night import Night, Timing
 from collbench.judge.history import gates
 from collbench.judge.history import nights as nights_
 from collbench.judge.history.gates import LEARNING, PAST, RERUNS
 from collbench.judge.history.levels import WINDOW
 from collbench.judge.history.outlook import Outlook, outlook
 from collbench.records import stats
+from collbench.records.case_rows import gather, smallest_change
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
+from collbench.suite.case_words import describe_case
 
 if TYPE_CHECKING:
     from collbench.judge.history.storage import Book
@@ -117,8 +118,8 @@ def _taus(files: Sequence[RunFile]) -> dict[str, float]:
     """The largest that any of the runs which have a row asks for, by its key."""
     found: dict[str, float] = {}
     for file in files:
-        for key, row in sides.gather([file], False, lambda _, case: case.key).items():
-            own = file.run.suite.tau(row.case, sides.smallest_change(row, file.run.environment))
+        for key, row in gather([file], False, lambda _, case: case.key).items():
+            own = file.run.suite.tau(row.case, smallest_change(row, file.run.environment))
             found[key] = max(own, found.get(key, 0.0))
     return found
 
@@ -155,7 +156,7 @@ def _confirmed(candidates: Sequence[Candidate], fresh: Fresh | None) -> list[Fin
 def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Finding:
     usual = math.exp(stats.median(one.past[-PAST:]))
     shown = Evidence(
-        what=f"{named(one.timing.case)}: median",
+        what=f"{describe_case(one.timing.case)}: median",
         value=duration(one.median),
         expected=duration(usual),
         run=one.timing.run,
@@ -166,7 +167,7 @@ def _slower(one: Candidate, gate: gates.Gate, severity: str, how: str) -> Findin
         severity="warning" if severity == "warning" else "hint",
         evidence=[shown],
         since="tonight",
-        subject=Subject("collective", named(one.timing.case)),
+        subject=Subject("collective", describe_case(one.timing.case)),
         what=(
             f"takes {gate.delta:.1%} longer than in the last {gate.nights} nights (z {gate.z:.1f}),"
             f" {how}"
@@ -182,7 +183,7 @@ def _shifted(whole: Outlook) -> list[Finding]:
         if shift.standing and shift.delta > 0:
             rows = [
                 Evidence(
-                    what=f"{named(row.case)}: nights",
+                    what=f"{describe_case(row.case)}: nights",
                     value=len(row.nights),
                     run=row.nights[-1].runs[-1],
                     case=row.key,
@@ -191,7 +192,7 @@ def _shifted(whole: Outlook) -> list[Finding]:
             ]
             kind = "part" if shift.stands[0].case.table.together else "size"
             more = f" and {counted(len(rows) - 1, f'more {kind}')}" if len(rows) > 1 else ""
-            cases = named(shift.stands[0].case) + more
+            cases = describe_case(shift.stands[0].case) + more
             found.append(
                 Finding(
                     check="history",
@@ -216,7 +217,7 @@ def _crept(whole: Outlook, timings: Mapping[str, Timing]) -> list[Finding]:
                 Finding(
                     check="history",
                     severity="warning",
-                    subject=Subject("collective", named(timing.case)),
+                    subject=Subject("collective", describe_case(timing.case)),
                     advice=ADVICE,
                     what=(
                         f"crept to {drift.delta:.1%} above its anchor, by the last {drift.nights}"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from collbench.core.errors import UsageError
-from collbench.judge import sides
 from collbench.judge.history.gates import ANCHOR, PAST
 from collbench.machine import environment
 from collbench.machine.sysfs import hashed
 from collbench.records import rows, stats
+from collbench.records.case_rows import gather
 from collbench.records.origins import refuse_fake
 from collbench.records.types import RunFile
 from collbench.suite.case import Case
@@ -203,7 +203,7 @@ def launches_of(file: RunFile) -> dict[Case, list[NightLaunch]]:
     refuse_fake(file, "keep")
     night, known = day(run.started), facts(file)
     launches: dict[Case, list[NightLaunch]] = {}
-    for side in sides.gather([file], False, lambda _, case: case.key).values():
+    for side in gather([file], False, lambda _, case: case.key).values():
         case = side.case
         align = (
             {"align": {str(case.align)}} if case.align > 1 and case.row.total else {}

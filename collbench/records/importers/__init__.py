@@ -41,12 +41,6 @@ from collbench.suite.sweep import Axes, Suite
 MOST = 1 << 62  # of anything counted: what is more does not fit a record
 
 
-RELATIVE = "largest relative error"  # how the note of a row begins that was checked so
-
-
-VALIDATED = "validation passed"
-
-
 MOST_RECORDS = 20_000  # of a log
 
 

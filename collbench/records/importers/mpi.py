@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from collbench.core.collectives import COLLECTIVES, Collective
 from collbench.machine import environment
-from collbench.records.importers import VALIDATED, Line, Reading, Table, commands, number
+from collbench.records.importers import Line, Reading, Table, commands, number
 from collbench.records.importers.text import cut_library_output, library_hosts, lines
-from collbench.records.types import ToolTime
+from collbench.records.types import VALIDATED, ToolTime
 from collbench.suite.policy import Policy
 
 

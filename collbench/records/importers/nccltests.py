@@ -17,7 +17,7 @@ import msgspec
 
 from collbench.core.text import counted as plural
 from collbench.machine import environment
-from collbench.records.importers import RELATIVE, TYPES, Line, Reading, Table, number, step
+from collbench.records.importers import TYPES, Line, Reading, Table, number, step
 from collbench.records.importers.commands import (
     PROGRAM,
     count_gpus,
@@ -27,7 +27,7 @@ from collbench.records.importers.commands import (
     words_of,
 )
 from collbench.records.importers.text import cut_library_output, library_hosts, lines
-from collbench.records.types import RankInfo, ToolTime
+from collbench.records.types import RELATIVE, RankInfo, ToolTime
 from collbench.suite.case import MODES, Mode
 from collbench.suite.policy import MOST_SAMPLES, Policy
 

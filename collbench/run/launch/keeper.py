@@ -26,15 +26,15 @@ import msgspec
 from collbench.core import streams
 from collbench.core.errors import CannotRun, CollbenchError
 from collbench.machine import environment
-from collbench.run import memory, variants
+from collbench.run import memory
 from collbench.run.launch import environments
 from collbench.run.launch.board import Board, doing
 from collbench.run.launch.children import bound, module
 from collbench.run.launch.forkserver import leave
 from collbench.run.launch.fresh import Side, Told, live
+from collbench.run.launch.interpreter import SideName, Variant, alone, refuse_absent, says, software
 from collbench.run.launch.local import ForkServer
 from collbench.run.launch.world import LINE_LIMIT, Channel, Failure, Said
-from collbench.run.variants import Name, Variant
 from collbench.suite.policy import Policy
 
 LOOK_SECONDS = 1.0  # between looks at a rank that says nothing
@@ -60,7 +60,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Failure | None = None
 
 
-Sides = Callable[[], Mapping[Name, Variant]]
+Sides = Callable[[], Mapping[SideName, Variant]]
 
 
 class Keeper:
@@ -83,8 +83,8 @@ class Keeper:
                 self._refuse(side.env, side)
                 settings = self._settings(side.env, side)
                 python = side.python or sys.executable
-                variants.refuse_absent(side.tree, side.option)
-                found |= variants.software(python, settings, side.option)
+                refuse_absent(side.tree, side.option)
+                found |= software(python, settings, side.option)
             return Answer(described=found)
         except CollbenchError as e:
             return Answer(error=Failure.of(e))
@@ -178,11 +178,11 @@ class Keeper:
     def _refuse(self, env: Mapping[str, str], side: Side | None) -> None:
         if self._sides is None:
             return
-        name = cast("Name", side.option.removeprefix("--")) if side else "base"
+        name = cast("SideName", side.option.removeprefix("--")) if side else "base"
         variant = self._sides().get(name)
         if not (side and variant):
             raise CannotRun("ranks of no side of the experiment", SAME)
-        if not variants.says(variant, side.option, side.python, side.env, side.tree):
+        if not says(variant, side.option, side.python, side.env, side.tree):
             raise CannotRun(f"{side.option} '{variant.text}' is something else at rank 0", SAME)
         if foreign := environment.foreign(env.keys() - side.env.keys()):
             raise CannotRun(
@@ -193,7 +193,7 @@ class Keeper:
     def _settings(self, env: Mapping[str, str], side: Side | None) -> dict[str, str]:
         """The whole environment of a rank: this process's, without what says who that is."""
         settings = {**environments.bare(os.environ), **env}
-        return variants.alone(settings, self._folder) if side else settings
+        return alone(settings, self._folder) if side else settings
 
 
 class Forked:

@@ -37,10 +37,10 @@ from collbench.run.jobs import Plan
 from collbench.run.launch.board import Phase
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
+from collbench.run.launch.interpreter import Home, SideName
 from collbench.run.launch.keeper import Answer, Question
 from collbench.run.launch.local import FreshRanks
 from collbench.run.launch.world import Death, Listener, RankWatch, Said, tell_late
-from collbench.run.variants import Home, Name
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -136,7 +136,7 @@ class Places(FreshRanks):
         found = [answer.room for answer in self._answers(seats, asked) if answer.room]
         return min(found, key=lambda of: of.available // of.sharers)
 
-    def settled(self, home: Home, name: Name) -> Home:
+    def settled(self, home: Home, name: SideName) -> Home:
         """A side's home, once a place on each host has been found to have it; described as it is
         at rank 0's. Raises CannotRun and UsageError, which name the host."""
         seats = [seat for seat in self.seats if seat.place == 0]
@@ -171,7 +171,7 @@ class Places(FreshRanks):
 class SideRanks(FreshRanks):
     """The ranks of an experiment's side, at places that both sides share."""
 
-    def __init__(self, places: Places, home: Home, name: Name) -> None:
+    def __init__(self, places: Places, home: Home, name: SideName) -> None:
         self._places, self._side = places, _side(home, name)
 
     def started(self, plan: Plan, listener: Listener) -> Any:
@@ -182,7 +182,7 @@ class SideRanks(FreshRanks):
         self._side = msgspec.structs.replace(self._side, renewed=self._side.renewed + 1)
 
 
-def _side(home: Home, name: Name) -> Side:
+def _side(home: Home, name: SideName) -> Side:
     return Side(
         "" if home.python == sys.executable else home.python, home.own, home.tree, f"--{name}"
     )

@@ -24,11 +24,10 @@ from collbench.run.backends import Backend
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import allocate
 from collbench.run.rank.check import Checker
+from collbench.run.rank.computation import SWITCH_S, TRIED, Computation, Work
 from collbench.run.rank.measure import Action, Steps, clock, nothing
-from collbench.run.rank.playing import SWITCH_S, TRIED, Computation
 from collbench.suite import backgrounds
 from collbench.suite.case import Case
-from collbench.workload.step import Op
 
 UNIT_NS = 1_000_000  # of computation, which is timed as one
 TOGETHER = 8  # calls of a collective between two questions whether to stop
@@ -71,7 +70,7 @@ def _computation(bench: Bench, case: Case) -> Task:
     kind, backend = backgrounds.parsed(case.background).kind, bench.backend
     if kind == "spin":
         return Task(_spinning(bench.control.decide), bool, 1, str)
-    unit = Op(kind="compute", compute_ns=UNIT_NS)
+    unit = Work(UNIT_NS)
     once = Computation(
         kind,  # type: ignore[arg-type]
         backend.device,

@@ -25,6 +25,7 @@ from collbench.run.rank import counted
 from collbench.run.rank.bench import Bench, Sites
 from collbench.run.rank.calls import Buffers, allocate
 from collbench.run.rank.check import Checker
+from collbench.run.rank.computation import Computation
 from collbench.run.rank.measure import (
     MAX_LOST,
     STOPS,
@@ -48,7 +49,7 @@ from collbench.run.rank.outcome import (
     select_timing,
 )
 from collbench.run.rank.payload import show
-from collbench.run.rank.playing import Computation, Player
+from collbench.run.rank.playing import Player
 from collbench.run.steps import (
     ALONE,
     ALONE_SHARE,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collbench.core.text import duration, plain, size
-from collbench.judge.efficiency import Point
+from collbench.records.points import Point
 from collbench.records.types import RankInfo
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from collbench.core.text import counted, duration, plain, size
-from collbench.judge.efficiency import Best, Point, best
 from collbench.records.flags import doubts
+from collbench.records.points import Best, Point, best
 from collbench.show.document import Cell, Line, Section, Table, toned
 from collbench.show.views.measured import draw_best
 from collbench.show.views.series import MOST, View, meta, name_mode, plus_minus

@@ -15,7 +15,6 @@ from collbench.core.backend_info import backend_info
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, clock, counted, duration, plain, size
 from collbench.core.version import __version__
-from collbench.judge.busy import sentence
 from collbench.records import store
 from collbench.records.derive import NO_TIME_LEFT, Derived
 from collbench.records.flags import (
@@ -34,6 +33,7 @@ from collbench.records.origins import FAKE
 from collbench.records.store import Outline
 from collbench.records.types import End, Run, World
 from collbench.run.reporter import Gathered, Outcome, PlanRow
+from collbench.show.busy import sentence
 from collbench.show.document import Block, Cell, Document, Line, Table, Tone, Weight, Words, toned
 from collbench.show.flags import (
     MARK,

@@ -41,7 +41,6 @@ from collbench.show.views.verdicts import (
     differences,
     facts,
     first_names,
-    headline,
     history,
     left_out,
     names_by_reason,
@@ -52,7 +51,6 @@ from collbench.show.views.verdicts import (
     skipped_names,
     undecided,
     unrepeated,
-    weight,
 )
 from collbench.show.words import along, axes, short, worded
 from collbench.suite.case import Case, Skip
@@ -93,8 +91,8 @@ def document(
     view = readable(comparison, alarms)
     return Document(
         title=f"{base} → {head}",
-        verdict=headline(view),
-        weight=weight(comparison),
+        verdict=view.headline,
+        weight=view.weight,
         runs=[f"{side}, run {run.id} of {run.started}" for side, run in runs.items()],
         sections=[section(view), method(view)],
         data=_flat(view),
@@ -183,7 +181,7 @@ def _brief(view: Readable, everything: bool, again: str) -> list[Block]:
     shown = view.rows if everything else _loud(view)
     hidden = Counter(row.verdict for row in view.rows if row not in shown)
     parts: list[Block] = [
-        toned(headline(view), weight(comparison), strong=True),
+        toned(view.headline, view.weight, strong=True),
         toned("collbench compare  ", strong=True) + _sides(comparison),
         toned(" · ".join(facts(comparison)), "quiet"),
         *(toned(line, "quiet") for line in history(view)),
@@ -263,7 +261,7 @@ def _comment(view: Readable, title: str) -> list[Block]:
     same = len(view.having("SAME"))
     others = f"{len(rest):,} other rows: {same:,} same, {len(rest) - same:,} without a verdict"
     return [
-        Heading(f"{short(title, 100)}: {MARKS[weight(comparison)]} {headline(view)}"),
+        Heading(f"{short(title, 100)}: {MARKS[view.weight]} {view.headline}"),
         decided(view),
         *dropped,
         " · ".join([_sides(comparison), *facts(comparison)]),
@@ -379,7 +377,7 @@ def _values(view: Readable) -> dict[str, Any]:
     counts = Counter(row.verdict for row in comparison.rows)
     return {
         "schema": SCHEMA,
-        "verdict": headline(view),
+        "verdict": view.headline,
         "decided": decided(view),
         "rows_decided": comparison.decided,
         "rows_total": comparison.total,

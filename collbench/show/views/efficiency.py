@@ -10,16 +10,8 @@ import msgspec
 
 from collbench.core import algorithms
 from collbench.core.text import counted, duration, plain, settings, size
-from collbench.judge.efficiency import (
-    PROBE,
-    Constants,
-    Crossing,
-    Merit,
-    Point,
-    Yardstick,
-    best,
-    crossings,
-)
+from collbench.judge.efficiency import PROBE, Constants, Crossing, Merit, Yardstick, crossings
+from collbench.records.points import Point, best
 from collbench.show import figures
 from collbench.show.document import Figure, Line, Section, Table
 from collbench.show.views.series import (

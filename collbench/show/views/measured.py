@@ -10,9 +10,9 @@ from functools import partial
 
 from collbench.core.groups import placed
 from collbench.core.text import bandwidth, counted, duration, plain, size
-from collbench.judge.efficiency import Point, best
 from collbench.records.columns import BOUNDING
 from collbench.records.flags import EXCLUDED, doubts
+from collbench.records.points import Point, best
 from collbench.records.rows import MEASURED
 from collbench.records.types import Record
 from collbench.show import figures

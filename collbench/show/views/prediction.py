@@ -3,15 +3,12 @@ fractions; constants with intervals, what they leave unexplained, and what could
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from collbench.core.algorithms import Variant, log2
-from collbench.core.network import Link
-from collbench.core.schedule import Schedule
 from collbench.core.simulate import Forecast, best, count
-from collbench.core.text import bandwidth, counted, duration, size
+from collbench.core.text import bandwidth, duration, size
 from collbench.judge.fit import Estimate, Fit, LinkFit, Segment
 from collbench.show.document import Block, Cell, Document, Line, Table, toned
 from collbench.show.words import PLACES, along, axes
@@ -124,65 +121,6 @@ def counts(view: Forecast, sizes: Sequence[int], title: str) -> Document:
     )
     table = Table(heads=heads, lines=lines, note=legend)
     return Document(title=title, brief=[toned(title, strong=True), table])
-
-
-FORMS: dict[str, Callable[[int], Fraction]] = {  # of counts, as functions of the ranks
-    "0": lambda n: Fraction(0),
-    "1": lambda n: Fraction(1),
-    "2": lambda n: Fraction(2),
-    "log2(n)": lambda n: Fraction(log2(n)),
-    "2 log2(n)": lambda n: Fraction(2 * log2(n)),
-    "1/2 log2(n)": lambda n: Fraction(log2(n), 2),
-    "n/2": lambda n: Fraction(n, 2),
-    "(n-1)": lambda n: Fraction(n - 1),
-    "n": Fraction,
-    "2(n-1)": lambda n: Fraction(2 * (n - 1)),
-    "(n-1)/n": lambda n: Fraction(n - 1, n),
-    "2(n-1)/n": lambda n: Fraction(2 * (n - 1), n),
-}
-
-
-LARGE = (8, 13, 16)  # numbers of ranks for which a formula must hold, too
-
-
-def cost(variant: Variant, schedule: Schedule) -> list[str]:
-    """What a schedule costs by the model, exactly for its ranks and, where a known form fits, for n
-    of them; and what no algorithm can do without."""
-    here, least = count(schedule), schedule.row.bound(schedule.n)
-    told = _sum(map(str, here[:3]))
-    if known := general(variant, schedule.n, schedule.root):
-        told = f"{_sum(known)} for n ranks, here {told}"
-    bound = _sum(str(Fraction(value).limit_denominator(1 << 20)) for value in least)
-    symbols = f"α: time of a message ({counted(int(here.A), 'round')} of them)"
-    symbols += "; B: size in bytes; β: time of a byte sent" * bool(here.B)
-    symbols += "; γ: time of a byte added" * bool(here.G)
-    words = f"cost of {counted(schedule.n, 'rank')}: {told}; at least {bound} by any algorithm"
-    return [words, symbols]
-
-
-def general(variant: Variant, n: int, root: int) -> list[str]:
-    """Forms of A, B and G that fit n ranks and others; empty where one of them has none."""
-    numbers = [one for one in dict.fromkeys((n, *LARGE)) if variant.why_not(one) is None]
-    counts = [(one, count(variant.schedule(one, root))) for one in numbers]
-    found = [
-        next((name for name, form in FORMS.items() if all(form(m) == c[at] for m, c in counts)), "")
-        for at in range(3)
-    ]
-    return found if len(numbers) > 1 and all(found) else []
-
-
-def _sum(factors: Iterable[str]) -> str:
-    """2 α + 3/2 B β + 3/4 B γ, less what is nothing."""
-    terms = zip(factors, ("α", "B β", "B γ"), strict=True)
-    told = (f"{factor} {term}".removeprefix("1 ") for factor, term in terms if factor != "0")
-    return " + ".join(told) or "0"
-
-
-def in_words(link: Link) -> str:
-    """A link's three numbers, with units."""
-    rates = [("GB/s on the wire", link.beta), ("GB/s for sums", link.gamma)]
-    parts = [f"{1e-9 / seconds:.4g} {what}" for what, seconds in rates if seconds]
-    return ", ".join([f"{duration(link.alpha * 1e9)} a message", *parts])
 
 
 LEGEND = (

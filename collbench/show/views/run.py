@@ -1,4 +1,5 @@
-"""The report of runs as a Document: one function a section, in the order of SECTIONS."""
+"""The report of runs as a Document: one function a section, in the order of SECTIONS, among which
+features have theirs."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from typing import Any
 import msgspec
 
 from collbench.core.errors import Exit
+from collbench.core.feature import load_ordered
 from collbench.core.text import counted, plain, settings, size
-from collbench.judge import busy
-from collbench.judge.efficiency import Point
 from collbench.records import columns
 from collbench.records.derive import told_over
 from collbench.records.flags import EXCLUDED, INVALID, OVERSUBSCRIBED, UNCONVERGED
 from collbench.records.origins import FAKE, ORIGINS
+from collbench.records.points import Point
 from collbench.records.types import Record, RunFile
+from collbench.show import busy
 from collbench.show.document import Document, Line, Section, Table, Weight
 from collbench.show.figures import finite, thinned
-from collbench.show.views import arrival, best, efficiency, machines, measured, overlap, steps
+from collbench.show.views import arrival, best, machines, measured
 from collbench.show.views import series as rows
 from collbench.show.views import summary as summing
-from collbench.show.views.series import View, meta, table
-from collbench.show.views.verdicts import Readable, headline, weight
+from collbench.show.views.series import Conclusion, View, meta, table
 from collbench.show.words import COLUMNS, PLACES, along, axes, caveats, flat, notes_of, story
 
 TROUBLES = 5  # of the cases that went wrong, this many are told in full
@@ -138,24 +139,6 @@ def left_out(view: View) -> Section | None:
     return Section(name="left-out", title="Left out", words=words, tables=[shown])
 
 
-def comparison(view: View) -> Section | None:
-    """The comparison of two runs; None where no two are compared."""
-    if view.comparison is None:
-        return None
-    from collbench.show.views import comparison as compared
-
-    return compared.section(view.comparison)
-
-
-def method(view: View) -> Section | None:
-    """How what is compared was measured; None where no two runs are compared."""
-    if view.comparison is None:
-        return None
-    from collbench.show.views import comparison as compared
-
-    return compared.method(view.comparison)
-
-
 def data(view: View) -> Section:
     """Columns of the data and their meanings."""
     total, shown = sum(len(file.records) for file in view.files), len(_kept(view))
@@ -174,36 +157,31 @@ def data(view: View) -> Section:
     return Section(name="data", title="Data", words=words, tables=[meant], folded=True)
 
 
-SECTIONS: tuple[Callable[[View], Section | None], ...] = (
-    comparison,
-    method,
-    best.section,
-    summary,
-    trouble,
-    measured.bandwidths,
-    skips,
-    steps.section,
-    overlap.section,
-    efficiency.crossovers,
-    efficiency.efficiency,
-    arrival.arrival,
-    arrival.skew,
-    measured.pairs,
-    measured.distributions,
-    measured.outliers,
-    machines.section,
-    data,
+SECTIONS: tuple[tuple[str, Callable[[View], Section | None]], ...] = (
+    ("best", best.section),
+    ("summary", summary),
+    ("trouble", trouble),
+    ("bandwidths", measured.bandwidths),
+    ("skips", skips),
+    ("arrival", arrival.arrival),
+    ("skew", arrival.skew),
+    ("pairs", measured.pairs),
+    ("distributions", measured.distributions),
+    ("outliers", measured.outliers),
+    ("machines", machines.section),
+    ("data", data),
 )
 
 
-def document(files: Sequence[RunFile], comparison: Readable | None = None) -> Document:
-    """A report on ``files``, which may be none; with ``comparison``, on that first of all."""
-    view = rows.view(files, comparison)
+def document(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> Document:
+    """A report on ``files``, which may be none; with ``conclusion``, on that first of all."""
+    view = rows.view(files, conclusion)
     verdict, tone = _verdict(view)
     if told := busy.of_files(files):
         verdict = f"{verdict} {told[0].upper()}{told[1:]}."
-        tone = "notice" if tone == "good" and not comparison else tone
-    found = [section for make in SECTIONS if (section := make(view)) is not None]
+        tone = "notice" if tone == "good" and not conclusion else tone
+    makers = load_ordered("sections", SECTIONS).values()
+    found = [section for make in makers if (section := make(view)) is not None]
     return Document(
         title=_title(view),
         verdict=verdict,
@@ -224,8 +202,8 @@ def _verdict(view: View) -> tuple[str, Weight]:
             if counts[name]
         ]
         return f"{' and '.join(parts)}.", "bad"
-    if view.comparison is not None:
-        return f"{headline(view.comparison)}.", weight(view.comparison.comparison)
+    if view.conclusion is not None:
+        return f"{view.conclusion.headline}.", view.conclusion.weight
     if fake := sum(other.why == FAKE for other in view.others):
         return (
             f"{counted(fake, 'case')} {ORIGINS[FAKE].reason}, whose times mean nothing.",
@@ -345,8 +323,8 @@ def _cases(members: Sequence[Record]) -> str:
 
 
 def _title(view: View) -> str:
-    if view.comparison is not None:
-        return "collbench comparison"
+    if view.conclusion is not None:
+        return view.conclusion.title
     names = list(dict.fromkeys(plain(file.run.suite.name) for file in view.files))
     return (
         f"collbench: {', '.join(names[:4])}{' …' if len(names) > 4 else ''}"

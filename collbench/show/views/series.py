@@ -6,19 +6,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from collbench.core.collectives import reading_place
 from collbench.core.text import plain
-from collbench.judge.efficiency import Point, over_launches
 from collbench.records.derive import Derived
+from collbench.records.points import Point, over_launches
 from collbench.records.rows import NO_TIME, by, fit
 from collbench.records.rows import table as records_table
 from collbench.records.types import Record, RunFile, World
-from collbench.show.document import Line, Meta, Table
-from collbench.show.views.verdicts import Readable
+from collbench.show.document import Line, Meta, Table, Weight
 from collbench.show.words import axes, interval, worded
 from collbench.suite.case import MODES, Case
 
@@ -53,6 +52,20 @@ class Other(NamedTuple):
     why: str
 
 
+class Conclusion(Protocol):
+    """What a feature concludes of runs, which their report says first of all: the page's title, one
+    sentence without its full stop, and whether that is good or bad."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def headline(self) -> str: ...
+
+    @property
+    def weight(self) -> Weight: ...
+
+
 class View(NamedTuple):
     """All that sections are made from. ``labels`` name the runs; ``worlds`` has each run's by
     index, ``derived`` what each of its records says."""
@@ -64,7 +77,7 @@ class View(NamedTuple):
     points: list[Point]
     series: list[Series]
     others: list[Other]
-    comparison: Readable | None
+    conclusion: Conclusion | None
 
     def record(self, point: Point) -> Record:
         """The first of the records behind a point."""
@@ -78,7 +91,7 @@ class View(NamedTuple):
         return f"{self.labels[run]}: {text}" if len(self.labels) > 1 else text
 
 
-def view(files: Sequence[RunFile], comparison: Readable | None = None) -> View:
+def view(files: Sequence[RunFile], conclusion: Conclusion | None = None) -> View:
     """The view of these runs: everything is derived and sorted once."""
     worlds = [{world.index: world for world in file.worlds} for file in files]
     rows = records_table(files)
@@ -99,7 +112,7 @@ def view(files: Sequence[RunFile], comparison: Readable | None = None) -> View:
     labels = _labels(files)
     series = _series(points, labels)
     points = [point for one in series for point in one.points]
-    return View(files, labels, worlds, derived, points, series, others, comparison)
+    return View(files, labels, worlds, derived, points, series, others, conclusion)
 
 
 def meta(case: Case) -> Meta:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collbench.core.text import bandwidth, counted, duration, size
+from collbench.features.training.traffic import count_traffic
 from collbench.records.derive import derive
 from collbench.records.origins import FAKE, counting, is_fake
 from collbench.records.paired import Shift
@@ -25,7 +26,7 @@ from collbench.records.steps import (
     phases,
     step_of,
 )
-from collbench.records.traffic import UNSEEN, of_step
+from collbench.records.traffic import UNSEEN
 from collbench.records.types import Operation, RunFile
 from collbench.show.document import (
     Block,
@@ -201,7 +202,7 @@ def _contended(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
 def _wire(file: RunFile, one: Overlap, step: Step | None) -> list[Block]:
     """What links carried, against what the operations need."""
     library = next((w.library for w in file.worlds if w.index == one.whole.world), "")
-    found = of_step(step, one.whole.case, one.whole.sent, library) if step else None
+    found = count_traffic(step, one.whole.case, one.whole.sent, library) if step else None
     if found is None:
         return []
     share = found.counted / found.needed

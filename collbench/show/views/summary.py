@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from collbench.core.text import bandwidth, counted, duration, plain, size
-from collbench.judge import busy
-from collbench.judge.efficiency import Point
 from collbench.records.flags import (
     OVERSUBSCRIBED,
     UNCONVERGED,
@@ -18,8 +16,10 @@ from collbench.records.flags import (
     is_known,
     is_without_interval,
 )
-from collbench.records.importers import RELATIVE, VALIDATED
+from collbench.records.points import Point
 from collbench.records.rows import FEWEST_LAUNCHES
+from collbench.records.types import RELATIVE, VALIDATED
+from collbench.show import busy
 from collbench.show.document import Line, Table, Weight
 from collbench.show.flags import GENERAL, explained, figures, why_unknown
 from collbench.show.views.series import Series, View, groups, plus_minus, table

@@ -188,18 +188,6 @@ def undivided(comparison: Comparison, case: Case) -> Case:
     )
 
 
-def weight(comparison: Comparison) -> Weight:
-    """The comparison's weight: good only where no row needs a look."""
-    if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
-        return "bad"
-    doubtful = (
-        comparison.exit
-        or comparison.dropped
-        or any(WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows)
-    )
-    return "notice" if doubtful else "good"
-
-
 def facts(comparison: Comparison) -> list[str]:
     """Facts that the verdicts rest on, in a few words each."""
     first, second = comparison.stages
@@ -250,6 +238,33 @@ class Readable(NamedTuple):
     means: list[Shown]
     alarms: Alarms | None
 
+    @property
+    def title(self) -> str:
+        return "collbench comparison"
+
+    @property
+    def headline(self) -> str:
+        """The verdict, and the first of the rows it is about by name, change and interval; before
+        it, how few rows were decided where those are fewer than half."""
+        comparison = self.comparison
+        if comparison.exit not in (Exit.OK, Exit.BAD):
+            return short(comparison.reason, 500)
+        few = describe_few(comparison.decided, comparison.total)
+        return "; ".join(filter(None, [few, _verdict(self)]))
+
+    @property
+    def weight(self) -> Weight:
+        """Good only where no row needs a look."""
+        comparison = self.comparison
+        if comparison.exit in (Exit.BAD, Exit.WRONG_DATA):
+            return "bad"
+        doubtful = (
+            comparison.exit
+            or comparison.dropped
+            or any(WEIGHTS[row.verdict] in ("bad", "notice") for row in comparison.rows)
+        )
+        return "notice" if doubtful else "good"
+
     def having(self, *verdicts: Verdict) -> list[Shown]:
         return [row for row in self.rows if row.verdict in verdicts]
 
@@ -265,16 +280,6 @@ def readable(comparison: Comparison, alarms: Alarms | None = None) -> Readable:
         label = f"{about} ({counted(one.rows, 'row')})"
         means.append(Shown(label, "", "", change(one), "", "", words))
     return Readable(comparison, rows, means, alarms)
-
-
-def headline(view: Readable) -> str:
-    """The verdict, and the first of the rows it is about by name, change and interval; before it,
-    how few rows were decided where those are fewer than half."""
-    comparison = view.comparison
-    if comparison.exit not in (Exit.OK, Exit.BAD):
-        return short(comparison.reason, 500)
-    few = describe_few(comparison.decided, comparison.total)
-    return "; ".join(filter(None, [few, _verdict(view)]))
 
 
 def _verdict(view: Readable) -> str:

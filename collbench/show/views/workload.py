@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from collbench.core.network import describe_link
 from collbench.core.text import counted, duration, size
 from collbench.records.stats import median
 from collbench.records.steps import Overlap, busy
 from collbench.show.document import Block, Cell, Document, Line, Table, toned
-from collbench.show.views.prediction import in_words
 from collbench.show.views.steps import CLOSE, recorded_values, recorded_words, signed, values
 from collbench.workload.count import Count, Forecast, Machine, group_words
 from collbench.workload.models import MODELS
@@ -131,10 +131,9 @@ def _held(found: Count) -> str:
 
 def forecast_words(machine: Machine, expected: Forecast) -> list[str]:
     """What a step would take, and what of that is communication that computation does not hide."""
-    inside = f" ({in_words(machine.inside)} inside)" if machine.node > 1 else ""
-    hosts = (
-        f"hosts of {counted(machine.node, 'rank')}{inside}, between them {in_words(machine.link)}"
-    )
+    inside = f" ({describe_link(machine.inside)} inside)" if machine.node > 1 else ""
+    hosts = f"hosts of {counted(machine.node, 'rank')}{inside}"
+    hosts += f", between them {describe_link(machine.link)}"
     if not expected.computation:
         took = f"communication takes at least {duration(expected.communication * 1e9)}"
         return [f"predicted: {took} on {hosts}; --tflops adds computation"]

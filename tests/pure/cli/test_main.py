@@ -12,13 +12,13 @@ import typer
 from collbench.cli import flags, main
 from collbench.cli.sections import SECTIONS
 
-PLACES = main.COMMANDS | main.GROUPS
+LISTED = main.list_commands()
 
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command by its full name, those of groups too."""
     root = typer.main.get_command(main.app)
-    left = [(name, root.get_command(None, name)) for name in [*PLACES, "all_reduce"]]  # type: ignore[attr-defined]
+    left = [(name, root.get_command(None, name)) for name in [*LISTED, "all_reduce"]]  # type: ignore[attr-defined]
     while left:
         name, command = left.pop()
         if hasattr(command, "commands"):
@@ -30,11 +30,10 @@ def commands() -> Iterator[tuple[str, Any]]:
 EVERY = dict(commands())
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", LISTED)
 def test_the_list_says_of_a_command_what_its_docstring_begins_with(name: str) -> None:
-    place, text = PLACES[name]
-    paragraph, *_ = (inspect.getdoc(main.entry(place)) or "").split("\n\n")
-    assert text == " ".join(paragraph.split())
+    paragraph, *_ = (inspect.getdoc(main.load_command(name)) or "").split("\n\n")
+    assert LISTED[name].summary == " ".join(paragraph.split())
 
 
 def test_nothing_but_commands_has_options_of_its_own() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import factories
 import pytest
 
-from collbench.judge import busy
 from collbench.machine.load import Load
 from collbench.records.types import End, Record
+from collbench.show import busy
 
 QUIET, LOUD = Load(0.04, 2), Load(1.26, 2)
 CASE = factories.case()

@@ -33,6 +33,7 @@ from collbench.judge import comparison as comparing
 from collbench.judge import sides
 from collbench.judge.comparison import Comparison, Rules
 from collbench.judge.verdict import Judged
+from collbench.records.case_rows import gather, smallest_change
 from collbench.records.types import (
     Calibration,
     RankInfo,
@@ -1014,7 +1015,7 @@ def test_what_matters_depends_on_device_size_and_company(
     fields: dict[str, object], nbytes: int, facts: dict[str, object], tau: float
 ) -> None:
     what = case(nbytes)
-    found = sides.gather(
+    found = gather(
         [
             RunFile(
                 run=run("x"),
@@ -1027,7 +1028,7 @@ def test_what_matters_depends_on_device_size_and_company(
         False,
         comparing.joined,
     )
-    assert sides.smallest_change(found[what.key], {**ENVIRONMENT, **facts}) == tau
+    assert smallest_change(found[what.key], {**ENVIRONMENT, **facts}) == tau
 
 
 def test_a_suite_may_only_raise_what_matters() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from collbench.core.errors import Exit, UsageError
-from collbench.judge import limits
+from collbench.records import limits
 from collbench.records.types import Record, RunFile
 from collbench.suite.case import Case, Limit
 from collbench.suite.grammar import parse_limit

@@ -6,8 +6,9 @@ import pytest
 from factories import case, run_file, world
 from msgspec.structs import replace
 
-from collbench.judge import efficiency, fit
+from collbench.judge import fit
 from collbench.judge.overlap import Overlapped, judge
+from collbench.records.points import alike
 from collbench.records.types import Background, Record
 from collbench.show.views import overlap as views
 from collbench.show.views import series
@@ -101,7 +102,7 @@ def test_more_rows_widen_intervals_so_that_all_hold_together() -> None:
 
 def test_rows_with_a_background_are_set_against_none_without() -> None:
     points = series.view([run_file(rows(1.5, 1.25, rounds=1), [world()])]).points
-    assert len({efficiency.alike(point) for point in points}) == 2
+    assert len({alike(point) for point in points}) == 2
 
 
 def test_links_are_fitted_to_what_ran_alone() -> None:

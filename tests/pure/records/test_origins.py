@@ -9,11 +9,10 @@ import pytest
 from factories import case, night, record, run_file, world, write
 
 from collbench.core.errors import Exit, NoVerdict
-from collbench.judge import limits
 from collbench.judge.fit import series
 from collbench.judge.health import checks
 from collbench.machine.gpu import is_fake
-from collbench.records import derive, importers, origins, rows, store
+from collbench.records import derive, importers, limits, origins, rows, store
 from collbench.records import flags as flags_
 from collbench.records.flags import FLAGS_BY_NAME as FLAGS
 from collbench.records.importers import Asked

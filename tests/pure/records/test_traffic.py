@@ -9,6 +9,7 @@ import pytest
 from factories import case, record, world
 
 from collbench.core.collectives import COLLECTIVES
+from collbench.features.training.traffic import count_traffic
 from collbench.records import traffic
 from collbench.records.derive import derive
 from collbench.records.types import Sent
@@ -42,7 +43,7 @@ def test_of_counts_of_a_step_the_quietest_counts_not_the_least(order: int) -> No
         Sent(calls=1, ns=10**6, idle_ns=10**6, bytes={"tcp": got}, idle={"tcp": idle})
         for got, idle in counts
     ]
-    found = traffic.of_step(step, case(MIB, n=2), seen, "")
+    found = count_traffic(step, case(MIB, n=2), seen, "")
     assert found is not None and (found.counted, found.needed) == (2 * MIB, 2 * MIB)
 
 

@@ -14,7 +14,8 @@ import pytest
 from collbench.core.errors import CannotRun, UsageError
 from collbench.machine import environment
 from collbench.run import variants
-from collbench.run.variants import Build, Variant, applied, homes, parse, refuse_unfit, settle
+from collbench.run.launch.interpreter import Variant
+from collbench.run.variants import Build, applied, homes, parse, refuse_unfit, settle
 from collbench.suite.case import Case
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from collbench.core.errors import UsageError
 from collbench.run import matching, session
-from collbench.run.variants import Variant
+from collbench.run.launch.interpreter import Variant
 from collbench.suite import toml
 
 STEPS = """

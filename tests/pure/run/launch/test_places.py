@@ -17,12 +17,12 @@ from collbench.run.jobs import Job, Plan
 from collbench.run.launch import world
 from collbench.run.launch.environments import Membership
 from collbench.run.launch.fresh import Side, Told
+from collbench.run.launch.interpreter import Home, says
 from collbench.run.launch.keeper import Answer, Keeper, Question
 from collbench.run.launch.places import Node, Places, Seat, Watch, instructions
 from collbench.run.launch.ray import PASSED_ON
 from collbench.run.launch.world import Failure, Listener
 from collbench.run.memory import Room
-from collbench.run.variants import Home
 from collbench.suite.case import Case
 from collbench.suite.policy import Policy
 
@@ -323,9 +323,9 @@ def test_a_place_has_the_builds_of_its_own_folder_only(
     (tree := tmp_path / "builds" / "nccl-1").mkdir(parents=True)
     side = Side("", {"A": f"{tree}/lib"}, str(tree), "--head")
     variant = variants.parse("git:main A={tree}/lib", "--head")
-    assert variants.says(variant, "--head", side.python, side.env, side.tree)
+    assert says(variant, "--head", side.python, side.env, side.tree)
     other = str(tmp_path / "builds" / ".." / "x")
-    assert not variants.says(variant, "--head", "", {"A": f"{other}/lib"}, other)
+    assert not says(variant, "--head", "", {"A": f"{other}/lib"}, other)
 
 
 def test_a_place_answers_for_what_its_command_line_names(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from collbench.run.backends import Call
+from collbench.run.rank import computation as computation_
+from collbench.run.rank.computation import Computation
 from collbench.run.rank.measure import nothing
-from collbench.run.rank.playing import Computation, Player
+from collbench.run.rank.playing import Player
 from collbench.workload.step import Op, Program
 
 
@@ -123,7 +125,7 @@ def test_a_step_without_one_operation_neither_starts_it_nor_waits_for_it() -> No
 def test_what_only_takes_time_takes_it_where_operations_are(device: str, how: str) -> None:
     """The host's time would hold up no stream of a device."""
     computation = Computation("auto", torch.device(device), nothing, lambda told: told, nothing)
-    action = computation.action(Op(kind="compute", compute_ns=10_000))
+    action = computation.action(computation_.Work(10_000))
     assert action is not None
     assert [part.func.__name__ for part in action.args[0]] == [how]  # type: ignore[attr-defined]
 

@@ -334,7 +334,7 @@ def test_only_the_first_rows_of_a_verdict_and_of_a_reason_are_named() -> None:
     slow = [judged("REGRESSED", 0.1, case=sized(4 * i)) for i in range(1, 6)]
     open_ = [judged("INCONCLUSIVE", case=sized(1000 + 4 * i)) for i in range(15)]
     view = verdicts.readable(comparison([*slow, *open_], exit=Exit.BAD))
-    assert verdicts.headline(view).endswith("] and 2 more")
+    assert view.headline.endswith("] and 2 more")
     assert verdicts.reasons(view)[0].endswith(" and 3 more")
 
 

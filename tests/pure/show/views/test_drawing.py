@@ -11,6 +11,7 @@ from collbench.cli import main
 from collbench.core import algorithms, simulate
 from collbench.core.errors import UsageError
 from collbench.core.schedule import Moves, Schedule
+from collbench.features.study import cost
 from collbench.show import terminal
 from collbench.show.document import Document
 from collbench.show.views import prediction
@@ -356,14 +357,14 @@ def test_phases_are_told(name: str, algorithm: str, says: str) -> None:
 )
 def test_an_algorithms_cost_is_told(name: str, algorithm: str, n: int, says: str) -> None:
     variant = algorithms.find(name, algorithm)
-    assert prediction.cost(variant, variant.schedule(n))[0] == says
+    assert cost.describe_cost(variant, variant.schedule(n))[0] == says
 
 
 def test_a_formula_for_n_ranks_holds_for_numbers_it_was_not_made_from() -> None:
     told = 0
     for row in algorithms.catalogue().values():
         variant = algorithms.Variant(row)
-        known = prediction.general(variant, 4, 0)
+        known = cost.find_formulas(variant, 4, 0)
         told += bool(known)
         for n in (5, 6, 32) if known else ():
             if variant.why_not(n) is None:

@@ -18,11 +18,11 @@ import msgspec
 
 from collbench.core.errors import Exit
 from collbench.core.text import bandwidth, counted, plain, size
-from collbench.judge.health.night import named
 from collbench.records.origins import having
 from collbench.records.rows import Row, by, case_time, deciding, table
 from collbench.records.types import RunFile
 from collbench.suite.case import Case, Limit
+from collbench.suite.case_words import describe_case
 
 Launches = Mapping[Case, Sequence[Row]]
 
@@ -73,7 +73,9 @@ def _limited(limit: Limit, cases: Launches) -> list[Held]:
         found += [_row(limit, case, members[case]) for case in mine]
         if not mine:
             first = next(iter(members))
-            found.append(_absent(limit, named(msgspec.structs.replace(first, nbytes=wanted))))
+            found.append(
+                _absent(limit, describe_case(msgspec.structs.replace(first, nbytes=wanted)))
+            )
     return found or [_absent(limit, "largest size" if limit.size is None else size(limit.size))]
 
 
@@ -104,7 +106,7 @@ def _absent(limit: Limit, row: str) -> Held:
 
 
 def _row(limit: Limit, case: Case, launches: Sequence[Row]) -> Held:
-    about: dict[str, Any] = {"row": named(case), "key": case.key, "wanted": limit.busbw}
+    about: dict[str, Any] = {"row": describe_case(case), "key": case.key, "wanted": limit.busbw}
     fit = deciding(launches)
     left_out = [cycle for row in launches for cycle in row.left_out]
     broken = [cycle for cycle in left_out if cycle.unfit in ("wrong", "failed")]

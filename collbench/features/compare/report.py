@@ -1,0 +1,44 @@
+"""What reports say of two runs that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collbench.core.errors import UsageError
+from collbench.judge import alarms, comparison
+from collbench.records.types import RunFile
+from collbench.show.document import Section
+from collbench.show.views import comparison as view_
+from collbench.show.views.series import View
+from collbench.show.views.verdicts import Readable, readable
+
+
+def conclude(files: Sequence[RunFile], asked: bool) -> Readable | None:
+    """The comparison of two runs that were interleaved, or that are ``asked`` to be compared. Of
+    interleaved runs the one measured as base is base."""
+    pairings = [file.run.pairing for file in files]
+    together = (
+        len(files) == 2 and len({pairing and pairing.experiment for pairing in pairings}) == 1
+    )
+    if asked and len(files) != 2:
+        raise UsageError(
+            f"--compare needs two runs, not {len(files)}", "collbench report --compare BASE HEAD"
+        )
+    if not asked and not (together and pairings[0]):
+        return None
+    base, head = sorted(
+        files,
+        key=lambda file: bool(file.run.pairing and together and file.run.pairing.side == "head"),
+    )
+    judged = comparison.compare(base, head, comparison.Rules())
+    return readable(judged, alarms.stored(judged))
+
+
+def make_section(view: View) -> Section | None:
+    """The comparison of two runs; None where no two are compared."""
+    return view_.section(view.conclusion) if isinstance(view.conclusion, Readable) else None
+
+
+def make_method(view: View) -> Section | None:
+    """How what is compared was measured; None where no two runs are compared."""
+    return view_.method(view.conclusion) if isinstance(view.conclusion, Readable) else None

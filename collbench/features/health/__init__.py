@@ -1,0 +1,33 @@
+"""Whether a cluster is healthy: checks of a night, past nights, who makes a group slow."""
+
+from collbench.core.feature import Command, Feature
+
+FEATURE = Feature(
+    name="health",
+    commands=(
+        Command(
+            "health",
+            "command:health",
+            "Say if a cluster is healthy; if not: who, since when, what to do.",
+            starts_ranks=True,
+        ),
+        Command(
+            "history",
+            "history.command:group",
+            "Keep nights of runs, show what changed since when, review levels.",
+            is_group=True,
+        ),
+        Command(
+            "locate",
+            "locate.command:locate",
+            "Find who makes a group slow, by halving slow groups.",
+            starts_ranks=True,
+        ),
+        Command(
+            "pairs",
+            "pairs.command:pairs",
+            "Measure every pair of ranks: which ranks, hosts, links are slow.",
+            starts_ranks=True,
+        ),
+    ),
+)

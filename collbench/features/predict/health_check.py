@@ -1,0 +1,63 @@
+"""A check of a night's health: nothing may be faster than links allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from collbench.core.text import counted, duration
+from collbench.judge.efficiency import PROBE, Merit, Yardstick
+from collbench.judge.health.checks import Check
+from collbench.judge.health.findings import Evidence, Finding, Subject
+from collbench.judge.health.hosts import Looked
+from collbench.judge.health.night import Night, several
+from collbench.suite.case_words import describe_case
+
+
+def _bound(night: Night) -> Looked:
+    """Large data that takes less time than over the links as sendrecv finds them: one of the two
+    was measured wrongly, or sendrecv is slow. A message may well cost more in sendrecv, and a
+    switch that adds up moves less.
+    """
+    points = night.points
+    if not any(point.case.collective == PROBE for point in points):
+        return Looked(missing="no sendrecv of three launches or more tells what the links can do")
+    stick = Yardstick(night.files, points)
+    merits = [
+        stick.merit(point)
+        for point in points
+        if point.case.collective != PROBE and point.first.wirebw is None
+    ]
+    known = [merit for merit in merits if merit.share is not None and merit.limit == "bytes"]
+    if not known:
+        why = several(dict.fromkeys(one.refused for one in stick.constants if one.refused))
+        return Looked(missing=why or "no row is bound by its links")
+    fast = sorted(
+        (merit for merit in known if merit.alarming), key=lambda merit: -(merit.share or 0.0)
+    )
+    note = f"{counted(len(known), 'row')} against the least time possible"
+    return Looked(note, [_too_fast(night, fast)] if fast else [])
+
+
+def _too_fast(night: Night, merits: Sequence[Merit]) -> Finding:
+    shown = [
+        Evidence(
+            what=f"{describe_case(merit.point.case)}: median",
+            value=duration(merit.point.median),
+            expected=f"at least {duration(merit.bound)}",
+            run=night.files[merit.point.run].run.id,
+            case=merit.point.case.key,
+        )
+        for merit in merits
+    ]
+    more = f", as are {counted(len(merits) - 1, 'other row')}" if len(merits) > 1 else ""
+    return Finding(
+        check="bound",
+        severity="hint",
+        subject=Subject("collective", describe_case(merits[0].point.case)),
+        evidence=shown,
+        what=f"is {merits[0].share:.2f} × faster than the links, judged by sendrecv{more}",
+        advice=("re-measure sendrecv; if it holds, distrust these rows"),
+    )
+
+
+BOUND = Check("bound", _bound)

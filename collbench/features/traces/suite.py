@@ -1,0 +1,23 @@
+"""Steps of suites that are a trace's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from collbench.core.errors import UsageError
+from collbench.suite.toml import TEXT
+from collbench.workload.lines import convert
+from collbench.workload.step import Step
+from collbench.workload.traces.program import Asked, replayed
+
+
+def read_step(said: dict[str, Any], where: str, path: Path) -> Step:
+    """The step of a trace, by the keys that are about it, which are taken from ``said``."""
+    if odd := [key for key in ("name", "layout", "options", "layers") if key in said]:
+        raise UsageError(f"{odd[0]}: a trace says itself what its ranks do", "leave it out")
+    given = said.pop("trace")
+    files = [TEXT.read(each, "trace") for each in (given if isinstance(given, list) else [given])]
+    keys = Asked.__struct_fields__
+    mine = {key: said.pop(key) for key in keys if key in said}
+    return replayed([path.parent / each for each in files], convert(mine, Asked, where, keys))

@@ -1,0 +1,23 @@
+"""Schedules and steps written as Chakra's traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from collbench.core.export import Writer
+from collbench.core.schedule import Schedule
+from collbench.workload.step import Step
+from collbench.workload.traces import chakra_files, steps
+
+
+def write_schedule(schedule: Schedule, nbytes: int, folder: Path, name: str) -> str:
+    """Writes a schedule's messages, a file a rank: what there is to say of it."""
+    return chakra_files.write(folder, name, steps.of_schedule(schedule, nbytes).ranks)
+
+
+def write_step(step: Step, folder: Path) -> str:
+    """Writes a step's operations, a file a rank: what there is to say of it."""
+    return chakra_files.write(folder, "step", steps.of(step).ranks)
+
+
+CHAKRA = Writer(write_schedule, write_step)

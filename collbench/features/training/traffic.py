@@ -1,0 +1,41 @@
+"""Bytes that a step sent, as counters have it, against what its operations need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from collbench.records.traffic import NOISE, replaced_collective, sent_ratio
+from collbench.records.types import Sent
+from collbench.suite.case import Case
+from collbench.workload.count import count
+from collbench.workload.step import Step
+
+
+class Carried(NamedTuple):
+    """Bytes that left all hosts in a step's communication, what its operations need at least, and
+    what they take as far as is known of the library."""
+
+    counted: float
+    needed: float
+    known: float
+
+
+def count_traffic(step: Step, case: Case, sent: Sequence[Sent], library: str) -> Carried | None:
+    """What links carried for a step: of the counts, that during which least else did; None where
+    there is none, or as much came from others."""
+    found = count(step)
+    total = known = found.total
+    for part in found.parts:
+        other = replaced_collective(library, case.backend, part.kind)
+        if other and part.members > 1:
+            known += part.total * (sent_ratio(other, part.kind, part.members) - 1)
+    quiet = [
+        (idle, sum(each.bytes.values()) - idle)
+        for each in sent
+        if (idle := sum(each.idle.values())) <= NOISE * total
+    ]
+    if not (quiet and total):
+        return None
+    _, counted = min(quiet)
+    return Carried(counted, total, known)

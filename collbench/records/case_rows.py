@@ -1,0 +1,182 @@
+"""A case with all its rows of one side: the launches that judge it, how its calls were timed, and
+the smallest change that matters to it.
+
+A launch, not a sample, is what claims rest on: samples of one launch share its address layout,
+placement and clocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from collbench.records import origins, rows
+from collbench.records.derive import NO_TIME_LEFT
+from collbench.records.flags import EXCLUDED, FEW
+from collbench.records.rows import Row
+from collbench.records.types import Record, Run, RunFile
+from collbench.suite.case import Case
+
+TAU_LARGE, TAU_DEDICATED, TAU_SHARED = 0.03, 0.05, 0.10
+
+LARGE = 16 << 20  # bytes from which a GPU's times scatter little
+
+GPU_BACKENDS = ("nccl", "rccl")  # of runs that name no device, as imported ones
+
+VIRTUAL = re.compile(
+    r"virtual|kvm|qemu|vmware|hvm|xen|bochs|standard pc|compute engine|openstack|droplet",
+    re.IGNORECASE,
+)
+
+MANNER = (
+    "agg_iters",
+    "blocking",
+    "unalign",
+    "pin",
+)  # fields of a policy that change what a call is timed with
+
+
+TORCH = re.compile(r"\(torch (\d+)\.(\d+)")  # in what a world of NCCL or RCCL calls its library
+
+# Since 2.8 torch runs a collective on the current stream; before, on a stream of its own, which had
+# to wait for that and that for it (PyTorch's pull request 150398): some us of every call.
+CURRENT_STREAM = 2, 8
+
+Place = tuple[
+    int, int
+]  # (stage, round) in an interleaved experiment, elsewhere (number of the run, world)
+
+
+TOO_BROKEN = {
+    FEW: "fewer than 6 samples",
+    **EXCLUDED,
+}
+
+
+class CaseRows(NamedTuple):
+    """A case on one side: all its rows, and by place those that judge it (rows.deciding).
+
+    ``manner`` is by what sides must agree to be compared: a name, and the values that occurred.
+    """
+
+    case: Case
+    rows: Sequence[Row]
+    launches: dict[Place, Row]
+    manner: dict[str, set[str]]
+
+    @property
+    def timed(self) -> list[Row]:
+        return [row for row in self.rows if row.ran]
+
+    @property
+    def ran(self) -> bool:
+        return bool(self.timed)
+
+    @property
+    def oversubscribed(self) -> bool:
+        return any(row.world and row.world.oversubscribed for row in self.timed)
+
+    @property
+    def on_gpu(self) -> bool:
+        ranks = [rank for row in self.timed if row.world for rank in row.world.ranks]
+        return any(rank.gpu for rank in ranks) or self.case.backend in GPU_BACKENDS
+
+    @property
+    def broken(self) -> str:
+        """Why most launches are of no use to any verdict, or an empty string."""
+        for flag, reason in EXCLUDED.items():
+            if 2 * sum(flag in row.unfit for row in self.timed) > len(self.timed):
+                return reason
+        few = sum(FEW in row.ungated for row in self.launches.values())
+        imported = any(row.run.imported for row in self.rows)  # whose samples are means of many
+        return TOO_BROKEN[FEW] if 2 * few > len(self.launches) and not imported else ""
+
+    @property
+    def fake(self) -> bool:
+        """Whether it was measured on a fake GPU."""
+        return any(origins.FAKE in row.unfit for row in self.timed)
+
+    @property
+    def dropped(self) -> str:
+        """Why --budget left no time for it, or for a second stage; empty where it did not."""
+        note = self.said("skipped")
+        return note if note.startswith(NO_TIME_LEFT) else ""
+
+    def said(self, status: str) -> str:
+        """Why records of this status came to nothing; empty if there are none."""
+        records = [cycle.record for row in self.rows for cycle in row.left_out]
+        return next((r.note or status for r in records if r.status == status), "")
+
+
+def gather(
+    files: Sequence[RunFile], paired: bool, key: Callable[[Run, Case], str]
+) -> dict[str, CaseRows]:
+    """The cases of one side by ``key``, which says what they are joined on."""
+    table = rows.by(rows.table(files), lambda row: key(row.run, row.case))
+    return {name: _case_rows(found, paired) for name, found in table.items()}
+
+
+def _case_rows(found: Sequence[Row], paired: bool) -> CaseRows:
+    placed = [row for row in found if row.world] if paired else found
+    manner: dict[str, set[str]] = {}
+    for row in rows.fit(found):
+        for cycle in row.fit:
+            for name, value in _manner(row, cycle.record).items():
+                manner.setdefault(name, set()).add(value)
+    launches: dict[Place, Row] = {}
+    for stage in rows.by(placed, lambda row: row.launch.stage).values():
+        launches |= {_place(row, paired): row for row in rows.deciding(stage)}
+    return CaseRows(found[0].case, found, launches, manner)
+
+
+def _place(row: Row, paired: bool) -> Place:
+    return (row.launch.stage, row.launch.round) if paired else (row.file, row.launch.world)
+
+
+def _manner(row: Row, record: Record) -> dict[str, str]:
+    """How a record was made; what an imported run does not tell is left out, and then is no
+    difference."""
+    run = row.run
+    manner = {
+        "times": "predicted" if record.status == "predicted" else "measured",
+        "start": record.sync,
+        "stream": _stream(row),
+    }
+    if record.note.startswith("ran ") and not (run.pairing and run.pairing.differs):
+        manner["algorithm"] = record.note.removeprefix("ran ").partition("; ")[0]
+    manner["cache"] = {"": "", "hot": "hot"}.get(record.cache, "cold")
+    if not run.imported:
+        manner |= {name: str(getattr(run.policy, name)) for name in MANNER}
+        manner["launches of -m"] = "one a call" if "-m: " in record.note else "one"
+    return {name: value for name, value in manner.items() if value}
+
+
+def _stream(row: Row) -> str:
+    """The stream that torch runs NCCL's collectives on; empty for others, and where no torch is
+    named."""
+    version = TORCH.search(row.world.library) if row.world else None
+    if not version or row.case.backend != "nccl":
+        return ""
+    return "current" if (int(version[1]), int(version[2])) >= CURRENT_STREAM else "torch's own"
+
+
+def smallest_change(row: CaseRows, facts: Mapping[str, Any]) -> float:
+    """The relative change from which on a row matters: 3 % for large data on GPUs, 5 % for less and
+    on CPUs that nobody else uses, 10 % elsewhere."""
+    if row.on_gpu:
+        return TAU_LARGE if row.case.size >= LARGE else TAU_DEDICATED
+    return TAU_SHARED if row.oversubscribed or shared(facts) else TAU_DEDICATED
+
+
+def shared(facts: Mapping[str, Any]) -> bool:
+    """Whether others may use the same CPUs: in a virtual machine, under a quota, or with fewer
+    cores than there are.
+
+    A machine that gives no product name counts as virtual: small virtual machines do not, and most
+    others do.
+    """
+    cpu, container = facts.get("cpu") or {}, facts.get("container") or {}
+    product = str(facts.get("product") or "virtual")
+    fewer = (cpu.get("cores") or 0) < (cpu.get("physical") or 0)
+    return bool(container.get("cpu_quota")) or fewer or VIRTUAL.search(product) is not None
